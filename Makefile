@@ -1,0 +1,42 @@
+# Every target makes what it needs in .venv by itself, and does nothing twice.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+JOBS ?= 2
+
+.PHONY: help demo test lint format types bench docs clean
+.DEFAULT_GOAL := help
+
+help:  ## what there is to make
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## train on digits drawn by code, judge, save, and say where to look next
+	$(BIN)/python examples/demo.py
+
+test: $(READY)  ## all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope
+
+lint: $(READY)  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)  ## put the code into the house's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY)  ## basedpyright on stoker/
+	$(BIN)/basedpyright
+
+bench: $(READY)  ## stoker's parts and plain torch side by side, as ratios
+	$(BIN)/python -m benchmarks.own_loop
+
+clean:  ## forget the environment and every cache
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site dist

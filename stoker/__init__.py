@@ -1,0 +1,1 @@
+"""stoker trains PyTorch models."""

@@ -1,0 +1,92 @@
+"""Every error that a user can cause, as one family.
+
+StokerError
+├── InvalidArgument (ValueError)        a value that can't be used
+├── WrongType (TypeError)               a thing of the wrong kind
+├── NoSuchParameter (KeyError, ValueError)   a name, pattern or module that chooses nothing
+├── UnmatchedParameter (ValueError)     a trainable parameter that no pattern of a mapping chooses
+├── NotDifferentiable (RuntimeError)    a loss that gradients can't be taken of
+├── GradientsConsumed (RuntimeError)    gradients that something else has used up
+├── UnsupportedGradient (RuntimeError)  a kind of gradient that an optimizer can't take
+├── StateMismatch (ValueError)          a saved state and a model that don't fit
+├── BadFile (ValueError)                a file that is torn, changed, or not what it should be
+├── BadData (ValueError)                data that can't be loaded as samples
+├── SampleFailed (RuntimeError)         a sample whose own exception could not be brought over from its worker
+├── WorkerDied (RuntimeError)           a loading process that went away
+├── ConfigError (ValueError)            a field of a config that is unknown, missing or of the wrong type
+└── MissingExtra (ImportError)          an optional dependency that is not installed
+
+Each is also the built-in error that people catch for such a thing.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class StokerError(Exception):
+    """Any error that stoker raises on purpose."""
+
+    def __str__(self) -> str:  # KeyError would show the text as a repr
+        return str(self.args[0]) if self.args else ""
+
+
+class InvalidArgument(StokerError, ValueError):
+    """A value that can't be used; the text says which would be."""
+
+
+class WrongType(StokerError, TypeError):
+    """A thing of the wrong kind; the text says what was expected."""
+
+
+class NoSuchParameter(StokerError, KeyError, ValueError):
+    """A name, pattern, module or parameter that chooses nothing."""
+
+
+class UnmatchedParameter(StokerError, ValueError):
+    """A trainable parameter that no pattern of a mapping chooses."""
+
+
+class NotDifferentiable(StokerError, RuntimeError):
+    """A loss that gradients can't be taken of; the text says why."""
+
+
+class GradientsConsumed(StokerError, RuntimeError):
+    """Gradients that something else has used up; the text says what."""
+
+
+class UnsupportedGradient(StokerError, RuntimeError):
+    """A kind of gradient (sparse, say) that an optimizer can't take."""
+
+
+class StateMismatch(StokerError, ValueError):
+    """A saved state and a model that don't fit; the text lists what differs."""
+
+
+class BadFile(StokerError, ValueError):
+    """A file that is torn, changed, or not what it should be."""
+
+
+class BadData(StokerError, ValueError):
+    """Data that can't be loaded as samples."""
+
+
+class SampleFailed(StokerError, RuntimeError):
+    """A sample whose own exception could not be brought over from its worker."""
+
+
+class WorkerDied(StokerError, RuntimeError):
+    """A loading process that went away."""
+
+
+class ConfigError(StokerError, ValueError):
+    """A field of a config that is unknown, missing or of the wrong type."""
+
+
+class MissingExtra(StokerError, ImportError):
+    """An optional dependency that is not installed; the text says how to get it."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint to append to an error's text: `did_you_mean("clasifier", names)`, empty where nothing is near."""
+    near = difflib.get_close_matches(word, list(dict.fromkeys(known)), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""

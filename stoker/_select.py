@@ -3,7 +3,7 @@
 A selector is a module, a parameter, a dotted name (with everything below it), a glob, or several of these in a list.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
 
 # Wrappers that hold the user's module in one child; that child's name is no part of a parameter's name.
-_WRAPPERS = {
+WRAPPERS = {
     "OptimizedModule": "_orig_mod",
     "DistributedDataParallel": "module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
@@ -32,35 +32,53 @@ def named_parameters(model: Models) -> dict[str, nn.Parameter]:
     """
     found: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
-    for name, parameter in _walk(model, ""):
+    for name, parameter in places(model):
         if id(parameter) not in seen:
             seen.add(id(parameter))
             found[name] = parameter
     return found
 
 
-def _children(model: Models) -> Iterator[tuple[str, nn.Module]]:
+def places(model: Models) -> list[tuple[str, nn.Parameter]]:
+    """Every place that a parameter stands in, tied ones as often as they stand."""
+    found: list[tuple[str, nn.Parameter]] = []
     if isinstance(model, nn.Module):
-        inner = _WRAPPERS.get(type(model).__name__)
-        for name, child in model._modules.items():
-            if child is not None:
-                yield "" if name == inner else name, child
-    elif isinstance(model, Mapping):
-        yield from model.items()
-    elif isinstance(model, Sequence) and not isinstance(model, str):
-        yield from ((str(number), each) for number, each in enumerate(model))
+        _visit(model, "", found)
     else:
-        raise WrongType(f"expected a torch.nn.Module, or a mapping or list of them; got {type(model).__name__}")
+        for name, each in named_models(model):
+            _visit(each, f"{name}.", found)
+    return found
 
 
-def _walk(model: Models, prefix: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every place a parameter stands in, tied ones as often as they stand."""
-    if isinstance(model, nn.Module):
-        for name, parameter in model._parameters.items():
-            if parameter is not None:
-                yield prefix + name, parameter
-    for name, child in _children(model):
-        yield from _walk(child, f"{prefix}{name}." if name else prefix)
+def _visit(module: nn.Module, prefix: str, found: list[tuple[str, nn.Parameter]]) -> None:
+    # Runs at every backward: dicts are read as they lie, without named_parameters' generators (half the time).
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            found.append((prefix + name, parameter))
+    if module._modules:
+        inner = WRAPPERS.get(type(module).__name__)
+        for name, child in module._modules.items():
+            if child is not None:
+                _visit(child, prefix if name == inner else f"{prefix}{name}.", found)
+
+
+def named_models(models: object) -> list[tuple[str, nn.Module]]:
+    """One or several models by name: the mapping's keys, the list's numbers, nothing for a single one."""
+    named: dict[str, object] = {"": models}
+    if isinstance(models, Mapping):
+        named = {str(name): each for name, each in models.items()}
+    elif isinstance(models, Sequence) and not isinstance(models, str):
+        named = {str(number): each for number, each in enumerate(models)}
+    modules = [(name, each) for name, each in named.items() if isinstance(each, nn.Module)]
+    if len(modules) < len(named):
+        strange = next(each for each in named.values() if not isinstance(each, nn.Module))
+        raise WrongType(f"expected a torch.nn.Module, or a mapping or list of them; got {type(strange).__name__}")
+    return modules
+
+
+def modules_of(model: Models) -> list[nn.Module]:
+    """The modules that a user gave: one, or several in a mapping or list."""
+    return [model] if isinstance(model, nn.Module) else [each for _, each in named_models(model)]
 
 
 def select(model: Models, selector: Selector) -> dict[str, nn.Parameter]:
@@ -81,7 +99,7 @@ def chosen_names(selector: Selector, parameters: Mapping[str, Tensor], model: Mo
     With `model`, a tied parameter is also found by its other names.
     """
     if isinstance(selector, nn.Module):
-        wanted = {id(parameter) for _, parameter in _walk(selector, "")}
+        wanted = {id(parameter) for _, parameter in places(selector)}
         chosen = {name for name, parameter in parameters.items() if id(parameter) in wanted}
     elif isinstance(selector, Tensor):
         chosen = {name for name, parameter in parameters.items() if parameter is selector}
@@ -89,8 +107,8 @@ def chosen_names(selector: Selector, parameters: Mapping[str, Tensor], model: Mo
         chosen = {name for name in parameters if matches(selector, name)}
         if model is not None:  # the other names of tied parameters
             owner = {id(parameter): name for name, parameter in parameters.items()}
-            places = (owner.get(id(parameter)) for name, parameter in _walk(model, "") if matches(selector, name))
-            chosen.update(name for name in places if name is not None)
+            owners = [owner.get(id(parameter)) for name, parameter in places(model) if matches(selector, name)]
+            chosen.update(name for name in owners if name is not None)
     elif isinstance(selector, Sequence):
         return set().union(*(chosen_names(each, parameters, model) for each in selector))
     else:

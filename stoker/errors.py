@@ -86,7 +86,7 @@ class MissingExtra(StokerError, ImportError):
     """An optional dependency that is not installed; the text says how to get it."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
     """A hint to append to an error's text: `did_you_mean("clasifier", names)`, empty where nothing is near."""
-    near = difflib.get_close_matches(word, list(dict.fromkeys(known)), n=3, cutoff=0.6)
+    near = difflib.get_close_matches(word, list(dict.fromkeys(known)), n=most, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""

@@ -1,1 +1,30 @@
+"""data: anything that holds samples goes in, batches come out, in an order that is a pure function of (seed, epoch).
 
+Takes tensors, arrays, tables, lists, torch and Hugging Face data sets (a `Source`, or what can be made one). Gives
+batches, with the structure of the samples. The one type to know is `Loader`.
+"""
+
+from stoker.data._concat import concat
+from stoker.data._digits import digits
+from stoker.data._files import cifar10, idx, read_idx
+from stoker.data._loader import Loader, Walk
+from stoker.data._source import Source
+from stoker.data._split import split
+from stoker.data._views import mapped, shuffled, take
+from stoker.data._windows import windows
+
+__all__ = [
+    "Loader",
+    "Source",
+    "Walk",
+    "cifar10",
+    "concat",
+    "digits",
+    "idx",
+    "mapped",
+    "read_idx",
+    "shuffled",
+    "split",
+    "take",
+    "windows",
+]

@@ -1,1 +1,11 @@
+"""A loss and a model in, gradients out, as a value: take, clip, scale, add, accumulate.
 
+The one type to know is `Gradients`. The room touches autograd and, for the length of a call, `.grad`; it never
+writes a parameter.
+"""
+
+from stoker.gradients._accumulate import Accumulator
+from stoker.gradients._backward import backward
+from stoker.gradients._gradients import Gradients
+
+__all__ = ["Accumulator", "Gradients", "backward"]

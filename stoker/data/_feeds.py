@@ -1,0 +1,160 @@
+"""The four ways to batches, one for each kind of source: rows of columns, samples by number, a stream, a DataLoader."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from stoker.data._batches import Task, tasks_in_order, tasks_of_stream
+from stoker.data._order import permutation
+from stoker.data._source import Stream, tell_epoch
+from stoker.data._view import View
+from stoker.errors import InvalidArgument, WrongType
+
+Build = Callable[[Iterable[Task]], Iterator[Any]]
+
+
+class Feed(Protocol):
+    """What a loader walks."""
+
+    def samples(self) -> int:
+        """Samples in the source."""
+        ...
+
+    def batches(self) -> int:
+        """Batches in an epoch."""
+        ...
+
+    def check(self, batch: int) -> None:
+        """Raises where an epoch can't start at `batch`."""
+        ...
+
+    def open(self, epoch: int, batch: int) -> Iterator[Any]:
+        """The batches of an epoch, from `batch` on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Samples that have numbers, cut into batches, in an order keyed by (seed, epoch) where there is a seed."""
+
+    count: int
+    size: int
+    drop_last: bool
+    shuffle: int | None
+
+    def batches(self) -> int:
+        return self.count // self.size if self.drop_last else -(-self.count // self.size)
+
+    def check(self, batch: int) -> None:
+        if batch > self.batches():  # the end itself is a place to continue from
+            raise InvalidArgument(f"there is no batch {batch}: an epoch has {self.batches()}, counted from 0")
+
+    def cuts(self, batch: int) -> Iterator[tuple[int, int]]:
+        """Where each batch starts and stops in the order, from `batch` on."""
+        starts = range(batch * self.size, self.batches() * self.size, self.size)
+        return ((start, min(start + self.size, self.count)) for start in starts)
+
+    def order(self, epoch: int) -> Tensor | None:
+        """The numbers in this epoch's order; `None` where that is the source's own."""
+        return None if self.shuffle is None else permutation(self.count, self.shuffle, epoch=epoch)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Columns in memory: a batch is a slice, or one gather."""
+
+    view: View[Any]
+    plan: Numbered
+
+    def samples(self) -> int:
+        return self.plan.count
+
+    def batches(self) -> int:
+        return self.plan.batches()
+
+    def check(self, batch: int) -> None:
+        self.plan.check(batch)
+
+    def open(self, epoch: int, batch: int) -> Iterator[Any]:
+        view, order = self.view.resolve(self.plan.order(epoch))
+        if order is None:
+            for start, stop in self.plan.cuts(batch):
+                yield view.slice(start, stop)
+        else:
+            order = order.to(view.device)  # once an epoch, and then no batch waits for the host
+            for start, stop in self.plan.cuts(batch):
+                yield view.gather(order[start:stop])
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples by number, each fetched by itself."""
+
+    plan: Numbered
+    build: Build
+
+    def samples(self) -> int:
+        return self.plan.count
+
+    def batches(self) -> int:
+        return self.plan.batches()
+
+    def check(self, batch: int) -> None:
+        self.plan.check(batch)
+
+    def open(self, epoch: int, batch: int) -> Iterator[Any]:
+        return self.build(tasks_in_order(self.plan.cuts(batch), self.plan.order(epoch), epoch=epoch, batch=batch))
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """An iterable, read by one reader in the main process, so that workers can't change its order."""
+
+    stream: Stream
+    size: int
+    drop_last: bool
+    build: Build
+
+    def samples(self) -> int:
+        raise WrongType(f"{self._name()} does not say how many samples it has")
+
+    def batches(self) -> int:
+        raise WrongType(f"{self._name()} does not say how many samples it has, so its batches can't be counted ahead")
+
+    def check(self, batch: int) -> None:
+        """Only reading tells where a stream ends."""
+
+    def open(self, epoch: int, batch: int) -> Iterator[Any]:
+        tasks = tasks_of_stream(self.stream, size=self.size, drop_last=self.drop_last, epoch=epoch, batch=batch)
+        return self.build(tasks)
+
+    def _name(self) -> str:
+        return f"a stream ({type(self.stream.samples).__name__})"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A torch DataLoader, which batches, shuffles and draws as it does by itself."""
+
+    loader: DataLoader[Any]
+
+    def samples(self) -> int:
+        raise WrongType("a DataLoader does not say how many samples it gives; len() is its number of batches")
+
+    def batches(self) -> int:
+        try:
+            return len(self.loader)
+        except TypeError as error:  # over an IterableDataset
+            raise WrongType(f"this DataLoader has no length: {error}") from None
+
+    def check(self, batch: int) -> None:
+        if batch:
+            raise InvalidArgument("a DataLoader can't start inside an epoch; give its dataset to Loader, which can")
+
+    def open(self, epoch: int, batch: int) -> Iterator[Any]:
+        for thing in (self.loader.dataset, self.loader.sampler, self.loader.batch_sampler):
+            tell_epoch(thing, epoch)
+        return iter(self.loader)

@@ -1,0 +1,204 @@
+"""Data sets that lie in files: MNIST and its siblings (the idx format), and CIFAR-10 (the binary batches)."""
+
+import gzip
+import math
+import os
+import zlib
+from io import BufferedReader
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from stoker.errors import BadFile, InvalidArgument, did_you_mean
+
+_PathLike = str | os.PathLike[str]
+T = TypeVar("T")
+
+_IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # all big-endian
+_IDX_DIMENSIONS = 64  # as many as numpy's arrays can have
+_INFLATE_MOST = 1032  # bytes that one byte of a gzip file can become, by the format
+_CHUNK = 1 << 20  # bytes read at a time, so that memory follows what a file holds and not what its header says
+_CLASSES = 10
+_CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes: the label, then the red, green and blue planes
+
+
+def idx(folder: _PathLike, part: str = "train") -> TensorDataset:
+    """MNIST, Fashion-MNIST or any set with their file names: uint8 images [n, 28, 28] and int64 labels [n].
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:  # a set of one image, as small as they come
+    ...     header = bytes([0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 28, 0, 0, 0, 28])
+    ...     _ = Path(folder, "t10k-images-idx3-ubyte").write_bytes(header + bytes(28 * 28))
+    ...     _ = Path(folder, "t10k-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 1]) + bytes([7]))
+    ...     images, labels = idx(folder, "test").tensors
+    >>> images.shape, labels
+    (torch.Size([1, 28, 28]), tensor([7]))
+
+    The folder holds `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (for "test" `t10k-…`), or the same with a
+    dot (`train-images.idx3-ubyte`), each plain or gzipped.
+    """
+    prefix = _of_part(part, {"train": "train", "test": "t10k"}, "idx")
+    images_path = _find_idx(Path(folder), f"{prefix}-images", "idx3-ubyte")
+    labels_path = _find_idx(Path(folder), f"{prefix}-labels", "idx1-ubyte")
+    images, labels = read_idx(images_path), read_idx(labels_path)
+    for path, tensor, dimensions in ((images_path, images, 3), (labels_path, labels, 1)):
+        if tensor.dtype != torch.uint8 or tensor.dim() != dimensions:
+            kind = f"{tensor.dtype} of shape {list(tensor.shape)}"
+            raise BadFile(f"{path}: expected bytes with {dimensions} dimension(s), as its name says; it holds {kind}")
+    if len(images) != len(labels):
+        raise BadFile(
+            f"{images_path} holds {len(images)} images and {labels_path.name} {len(labels)} labels; "
+            "they are not of one set: fetch both files again"
+        )
+    return TensorDataset(images, _as_labels(labels, labels_path))
+
+
+def cifar10(folder: _PathLike, part: str = "train") -> TensorDataset:
+    """CIFAR-10 out of its binary version: uint8 images [n, 3, 32, 32] in red, green, blue, and int64 labels [n].
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:  # a batch of one black horse
+    ...     _ = Path(folder, "test_batch.bin").write_bytes(bytes([7]) + bytes(3 * 32 * 32))
+    ...     images, labels = cifar10(folder, "test").tensors
+    >>> images.shape, labels
+    (torch.Size([1, 3, 32, 32]), tensor([7]))
+
+    The folder, or `cifar-10-batches-bin` in it, holds `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
+    The Python version of the set is pickle and is not read: unpickling runs whatever code the file names.
+    """
+    numbered = [f"data_batch_{number}.bin" for number in range(1, 6)]
+    names = _of_part(part, {"train": numbered, "test": ["test_batch.bin"]}, "cifar10")
+    paths = _find_cifar10(Path(folder), names)
+    records = torch.cat([_read_cifar10(path) for path in paths])
+    return TensorDataset(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long())
+
+
+def read_idx(path: _PathLike) -> Tensor:
+    """The tensor in any idx file, plain or gzipped, of whichever of the format's six types.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "three-shorts"
+    ...     _ = file.write_bytes(bytes([0, 0, 0x0B, 1]) + bytes([0, 0, 0, 3]) + bytes([0, 1, 1, 0, 255, 255]))
+    ...     read_idx(file)
+    tensor([  1, 256,  -1], dtype=torch.int16)
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise BadFile(f"there is no file {path}")
+    with path.open("rb") as file:
+        if file.peek(2)[:2] != b"\x1f\x8b":
+            return _parse_idx(file, path, most=path.stat().st_size)
+        try:
+            with gzip.open(file) as unzipped:
+                return _parse_idx(unzipped, path, most=path.stat().st_size * _INFLATE_MOST)
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise BadFile(f"{path} is a broken gzip file ({error}); fetch it again") from error
+
+
+def _parse_idx(file: BufferedReader | gzip.GzipFile, path: Path, most: int) -> Tensor:
+    """The tensor of an opened idx file, which can hold `most` bytes at the most."""
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _IDX_TYPES or magic[3] > _IDX_DIMENSIONS:
+        raise BadFile(
+            f"{path} is not an idx file: it starts with the bytes {magic.hex(' ') or '(none)'}; expected 00 00, "
+            f"a type ({', '.join(f'{code:02x}' for code in _IDX_TYPES)}) and the number of dimensions"
+        )
+    header = file.read(4 * magic[3])
+    if len(header) < 4 * magic[3]:
+        raise BadFile(f"{path} is truncated: it ends inside its header; fetch it again")
+    shape = [int.from_bytes(header[at : at + 4], "big") for at in range(0, len(header), 4)]
+    if 0 in shape:
+        raise BadFile(f"{path} is empty: its header says {_shape(shape)}")
+    dtype = np.dtype(_IDX_TYPES[magic[2]])
+    expected = math.prod(shape) * dtype.itemsize
+    content = _read_at_most(file, expected + 1) if expected <= most else b""
+    if len(content) < expected:
+        held = f"the file holds {len(content)}" if content else "the file is too small to hold that"
+        raise BadFile(
+            f"{path} is truncated: its header says {_shape(shape)}, which takes {expected} bytes, and {held}; "
+            "fetch it again"
+        )
+    if len(content) > expected:
+        raise BadFile(f"{path} goes on after the {expected} bytes of its {_shape(shape)}; it is not a whole idx file")
+    array = np.frombuffer(content, dtype).astype(dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(array).reshape(shape)
+
+
+def _read_at_most(file: BufferedReader | gzip.GzipFile, size: int) -> bytearray:
+    content = bytearray()
+    while chunk := file.read(min(_CHUNK, size - len(content))):
+        content += chunk
+    return content
+
+
+def _shape(shape: list[int]) -> str:
+    return "×".join(map(str, shape)) + " values" if shape else "one value"
+
+
+def _read_cifar10(path: Path) -> Tensor:
+    """The records of one batch file, [n, 3073]."""
+    size = path.stat().st_size
+    if size == 0 or size % _CIFAR_RECORD:
+        raise BadFile(
+            f"{path} is truncated, or no binary batch of CIFAR-10: it has {size} bytes, which is no whole number of "
+            f"{_CIFAR_RECORD}-byte records; fetch it again"
+        )
+    records = torch.from_numpy(np.fromfile(path, np.uint8)).reshape(-1, _CIFAR_RECORD)
+    _as_labels(records[:, 0], path)
+    return records
+
+
+def _as_labels(labels: Tensor, path: Path) -> Tensor:
+    """The labels as int64, all of them one of ten classes."""
+    wrong = (labels >= _CLASSES).nonzero()
+    if len(wrong):
+        place = int(wrong[0])
+        raise BadFile(f"{path}: label {place} is {int(labels[place])}; expected 0 to {_CLASSES - 1}")
+    return labels.long()
+
+
+def _of_part(part: str, parts: dict[str, T], reader: str) -> T:
+    if part not in tuple(parts):
+        raise InvalidArgument(
+            f'{reader} has the parts "train" and "test", not {part!r}{did_you_mean(str(part), parts)}'
+        )
+    return parts[part]
+
+
+def _find_idx(folder: Path, stem: str, kind: str) -> Path:
+    names = [f"{stem}{mark}{kind}{suffix}" for mark in "-." for suffix in ("", ".gz")]
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise BadFile(f"{folder} has no {' or '.join(names)}; {_contents(folder)}")
+
+
+def _find_cifar10(folder: Path, names: list[str]) -> list[Path]:
+    places = [folder, folder / "cifar-10-batches-bin"]
+    for place in places:
+        if all((place / name).is_file() for name in names):
+            return [place / name for name in names]
+    place = next((place for place in reversed(places) if place.is_dir()), folder)
+    missing = [name for name in names if not (place / name).is_file()]
+    pickled = [folder / "data_batch_1", folder / "test_batch", folder / "cifar-10-batches-py"]
+    found = next((path for path in pickled if path.exists()), None)
+    if found is not None and missing == names:
+        raise BadFile(
+            f"{found} is the Python version of CIFAR-10, which is pickle: reading it would run code out of the file; "
+            f"fetch the binary version (cifar-10-binary.tar.gz) and unpack it in {folder}"
+        )
+    raise BadFile(f"{place} has no {', '.join(missing)}; {_contents(place)}")
+
+
+def _contents(folder: Path) -> str:
+    """What a folder holds, for an error's text."""
+    if not folder.is_dir():
+        return "it is a file: give the folder that it is in" if folder.exists() else "there is no such folder"
+    names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return f"it holds {', '.join(names[:10])}{more}" if names else "it is empty"

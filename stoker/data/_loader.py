@@ -1,0 +1,193 @@
+"""The loader: batches of a source, in an order that is a pure function of (seed, epoch)."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from stoker.data._batches import Recipe, built_here
+from stoker.data._feeds import Feed, Foreign, Numbered, Rows, Samples, Streamed
+from stoker.data._move import moved
+from stoker.data._order import seed_of
+from stoker.data._source import Stream, as_source
+from stoker.data._view import View
+from stoker.data._workers import Workers
+from stoker.errors import InvalidArgument, WrongType
+
+
+class Loader:
+    """Walks a source in batches; the same seed gives the same batches, whatever the number of workers.
+
+    >>> x, y = torch.arange(10.0)[:, None], torch.arange(10)
+    >>> loader = Loader((x, y), batch_size=4, shuffle=0)
+    >>> [len(targets) for inputs, targets in loader]
+    [4, 4, 2]
+    >>> later = loader.at(epoch=5, batch=2)
+    >>> len(later), [targets.tolist() for _, targets in later] == [targets.tolist() for _, targets in later]
+    (1, True)
+
+    Each `for` over a loader walks its next epoch, counted from 0; `at` starts anywhere and leaves the count alone.
+
+    - `source`: a tensor or array, a tuple or mapping of them, a pandas, polars or Arrow table: columns in memory, whose
+      batches are rows of them (views of the source, where it is not shuffled). A list, a torch Dataset, a Hugging Face
+      dataset: sample by sample. An iterable: in the order that it gives, by one reader. A torch `DataLoader`: as it is,
+      and alone in needing no `batch_size`.
+    - `shuffle`: a seed for the order, which changes with every epoch; it also seeds what a transform draws (else 0).
+    - `workers`: processes that load ahead; columns in memory need none without a transform or batcher, and use none.
+    - `batcher`: makes a batch, of any type, out of a list of samples; without one samples are stacked.
+    - `transform`: a function of a sample (of its parts, where it is a tuple). What it draws from torch, numpy or
+      `random` is a function of (seed, epoch, number of the sample in the source).
+    - `device`: where the batches' tensors go.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        batch_size: int | None = None,
+        shuffle: int | None = None,
+        workers: int = 0,
+        batcher: Callable[[list[Any]], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
+        drop_last: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if isinstance(source, Loader):
+            raise WrongType("this source is a Loader already; walk it as it is, or give its source to a new one")
+        for name, function in (("batcher", batcher), ("transform", transform)):
+            if function is not None and not callable(function):
+                raise WrongType(f"{name} has to be a function; got {type(function).__name__}")
+        self.source = source
+        self.batch_size = batch_size
+        self.shuffle = None if shuffle is None else seed_of("shuffle", shuffle)
+        self.workers = _whole("workers", workers, least=0)
+        self.batcher, self.transform = batcher, transform
+        self.drop_last = drop_last
+        self.device = _device(device)
+        self._feed = _feed(self)
+        self._next_epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        walk = self.at(epoch=self._next_epoch)
+        self._next_epoch += 1
+        return iter(walk)
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return self._feed.batches()
+
+    @property
+    def samples(self) -> int:
+        """Samples in the source, those included that `drop_last` leaves out."""
+        return self._feed.samples()
+
+    def at(self, *, epoch: int, batch: int = 0) -> "Walk":
+        """The batches of one epoch from `batch` on, without making those before.
+
+        >>> loader = Loader(torch.arange(6), batch_size=2)
+        >>> list(loader.at(epoch=0, batch=1))
+        [tensor([2, 3]), tensor([4, 5])]
+
+        A stream has to be read up to there, and a `DataLoader` only starts at 0. A walk can be walked again, and gives
+        the same batches.
+        """
+        self._feed.check(_whole("batch", batch, least=0))
+        return Walk(self._feed, _whole("epoch", epoch, least=0), batch, self.device)
+
+    def __repr__(self) -> str:
+        said = {"batch_size": self.batch_size, "shuffle": self.shuffle, "workers": self.workers or None}
+        settings = [f"{name}={value}" for name, value in said.items() if value is not None]
+        return f"Loader({', '.join([type(self.source).__name__, *settings])})"
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One epoch of a loader, from a batch on: `Loader.at` gives it.
+
+    >>> walk = Loader(torch.arange(6), batch_size=2).at(epoch=3, batch=1)
+    >>> len(walk), len(list(walk))
+    (2, 2)
+    """
+
+    _feed: Feed
+    epoch: int
+    batch: int
+    device: torch.device | None
+
+    def __len__(self) -> int:
+        """Batches that this walk has, from its first on."""
+        return self._feed.batches() - self.batch
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._feed.open(self.epoch, self.batch)
+        return batches if self.device is None else (moved(batch, self.device) for batch in batches)
+
+
+def _feed(loader: Loader) -> Feed:
+    """The way to batches that the source and the functions allow."""
+    source = as_source(loader.source)
+    if isinstance(source, DataLoader):
+        return _foreign(loader, source)
+    if loader.batch_size is None:
+        raise InvalidArgument("batch_size is missing: say how many samples a batch has, as in batch_size=32")
+    size = _whole("batch_size", loader.batch_size, least=1)
+    samples = () if isinstance(source, Stream) else source
+    recipe = Recipe(samples, loader.transform, loader.batcher, loader.shuffle or 0)
+    build = Workers(recipe, loader.workers).build if loader.workers else partial(built_here, recipe)
+    if isinstance(source, Stream):
+        if loader.shuffle is not None:
+            raise InvalidArgument(
+                f"a {type(loader.source).__name__} gives its samples in its own order, which shuffle= can't change; "
+                "shuffle inside it, or give a source that has len() and indexing"
+            )
+        return Streamed(source, size, loader.drop_last, build)
+    plan = Numbered(len(source), size, loader.drop_last, loader.shuffle)
+    if plan.batches() == 0:
+        raise InvalidArgument(f"drop_last=True leaves no batch: {plan.count} samples are less than batch_size={size}")
+    if not isinstance(source, View) or not source.vectorised:
+        return Samples(plan, build)
+    if loader.transform is None and loader.batcher is None:
+        return Rows(source, plan)
+    if loader.workers and source.device.type != "cpu":
+        raise InvalidArgument(
+            f"the source is on {source.device}, which worker processes can't use; keep it on the CPU and pass device= "
+            "to move the batches, or use workers=0"
+        )
+    return Samples(plan, build)
+
+
+def _foreign(loader: Loader, source: DataLoader[Any]) -> Foreign:
+    given = {
+        "batch_size": loader.batch_size is not None,
+        "shuffle": loader.shuffle is not None,
+        "workers": loader.workers > 0,
+        "batcher": loader.batcher is not None,
+        "transform": loader.transform is not None,
+        "drop_last": loader.drop_last,
+    }
+    refused = [name for name, is_given in given.items() if is_given]
+    if refused:
+        raise InvalidArgument(
+            f"a DataLoader is used as it is, so {', '.join(refused)} can't be given with it; set them in the "
+            "DataLoader, or give its dataset to Loader"
+        )
+    return Foreign(source)
+
+
+def _whole(name: str, value: Any, *, least: int) -> int:
+    """A whole number that the user gave, of at least so much."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise WrongType(f"{name} has to be a whole number; got {value!r}")
+    if value < least:
+        raise InvalidArgument(f"{name} has to be at least {least}; got {value}")
+    return int(value)
+
+
+def _device(device: torch.device | str | None) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise InvalidArgument(f"device={device!r} is no device that torch knows: {error}") from None

@@ -1,0 +1,229 @@
+"""Processes that make batches ahead of time, and what happens when one of them fails, dies or is no longer wanted.
+
+torch's DataLoader is not used for this: it installs a signal handler, out of which a dead worker's error is raised
+anywhere in the user's code. Here each worker has a pipe of its own, and its end is seen where a batch is awaited.
+"""
+
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+from stoker.data._batches import Recipe, Task
+from stoker.data._wire import packed
+from stoker.errors import SampleFailed, WorkerDied, WrongType
+
+_AHEAD = 2  # batches that each worker has been asked for and that nobody has taken yet
+_SHARED = 2**18  # bytes; a larger tensor is shared, not copied, and costs a file descriptor for as long as it lives
+
+
+class Workers:
+    """The worker processes of one loader: started when first needed, kept for later epochs, one set for each walk."""
+
+    def __init__(self, recipe: Recipe, count: int) -> None:
+        self.recipe, self.count = recipe, count
+        self._idle: list[_Pool] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:  # processes are not part of a copy
+        return Workers, (self.recipe, self.count)
+
+    def build(self, tasks: Iterable[Task]) -> Iterator[Any]:
+        """The batches of the tasks, in their order; a walk that is left early gives its processes back."""
+        pool = self._acquire()
+        try:
+            yield from pool.run(iter(tasks))
+        finally:
+            self._release(pool)
+
+    def _acquire(self) -> "_Pool":
+        while self._idle:
+            pool = self._idle.pop()
+            if pool.usable():
+                return pool
+            pool.close()
+        return _Pool(self.recipe, self.count)
+
+    def _release(self, pool: "_Pool") -> None:
+        if self._idle or not pool.usable():  # of walks side by side, only one set of processes is kept
+            pool.close()
+        else:
+            self._idle.append(pool)
+
+
+class _Pool:
+    """Some processes, each with a line to it; batch after batch is asked of them in turn."""
+
+    def __init__(self, recipe: Recipe, count: int) -> None:
+        self._owner = os.getpid()
+        self._lines: list[Any] = []  # a Connection each; on Windows a PipeConnection
+        self._processes: list[BaseProcess] = []
+        self.close = weakref.finalize(self, _end, self._owner, self._lines, self._processes)
+        context = torch.multiprocessing.get_context()
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, recipe), daemon=True, name="stoker-loader")
+            try:
+                process.start()
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                self.close()
+                raise WrongType(
+                    f"the source, transform or batcher can't be sent to a worker process ({error}); define them at the "
+                    "top of a module (a lambda or a local function can't travel), or use workers=0"
+                ) from error
+            theirs.close()
+            self._lines.append(ours)
+            self._processes.append(process)
+        self._owed = [0] * count  # answers that each process still has to give
+        self._whole = True  # no message is half sent or half read, as Ctrl-C can leave it
+
+    def usable(self) -> bool:
+        """Whether these are this process's own (not its parent's, across a fork), open, alive and in step."""
+        if os.getpid() != self._owner or not self.close.alive:
+            return False
+        return self._whole and all(process.is_alive() for process in self._processes)
+
+    def run(self, tasks: Iterator[Task]) -> Iterator[Any]:
+        """The tasks' batches in order, some of them always being made ahead."""
+        stale = self._owed.copy()  # of a walk that was left early
+        asked, answered, count = 0, 0, len(self._lines)
+        more, failed = True, None
+        while True:
+            while more and asked - answered < _AHEAD * count:
+                try:
+                    message = packed(next(tasks))
+                except StopIteration:
+                    more = False
+                except Exception as error:  # of a stream's reader, which is ahead of the batches that it has earned
+                    more, failed = False, error
+                else:
+                    self._ask(asked % count, message)
+                    asked += 1
+            if answered == asked:
+                if failed is not None:
+                    raise failed
+                return
+            worker = answered % count
+            for _ in range(stale[worker]):
+                self._answer(worker)
+            stale[worker] = 0
+            answer = self._answer(worker)
+            answered += 1
+            if isinstance(answer, _Failure):
+                raise answer.exception()
+            yield answer
+
+    def _ask(self, worker: int, message: memoryview) -> None:
+        self._whole = False
+        try:
+            self._lines[worker].send_bytes(message)
+        except OSError as error:
+            raise self._died(worker) from error
+        self._whole = True
+        self._owed[worker] += 1
+
+    def _answer(self, worker: int) -> Any:
+        line, process = self._lines[worker], self._processes[worker]
+        self._whole = False
+        try:
+            if line not in wait([line, process.sentinel]) and not line.poll():
+                raise self._died(worker)
+            answer = pickle.loads(line.recv_bytes())
+        except (EOFError, OSError) as error:
+            process.join(timeout=5)  # seconds; a process that goes away closes its line first
+            if process.exitcode is None:
+                raise
+            raise self._died(worker) from error
+        self._whole = True
+        self._owed[worker] -= 1
+        return answer
+
+    def _died(self, worker: int) -> WorkerDied:
+        process = self._processes[worker]
+        process.join(timeout=5)
+        code = process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return WorkerDied(
+            f"loading process {process.pid} {how}; most often the machine ran out of memory (use fewer workers or "
+            "smaller batches), or native code crashed (workers=0 shows where)"
+        )
+
+
+def _end(owner: int, lines: list[Connection], processes: list[BaseProcess]) -> None:
+    """Ends the processes; also runs when their pool is garbage, and when the interpreter exits."""
+    if os.getpid() != owner:  # a forked child has the objects, but the processes are not its own
+        return
+    for line in lines:
+        line.close()
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+        process.close()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An exception on its way from a worker: itself, if it survives the journey, and always its traceback."""
+
+    error: bytes | None
+    text: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "_Failure":
+        text = "".join(traceback.format_exception(error))
+        try:
+            carried = pickle.dumps(error)
+            pickle.loads(carried)  # some can be pickled and not be made again, which must not happen over there
+        except Exception:
+            return cls(None, text)
+        return cls(carried, text)
+
+    def exception(self) -> Exception:
+        if self.error is None:
+            return SampleFailed(
+                f"loading failed in a worker process, with an exception that can't travel:\n{self.text}"
+            )
+        error = pickle.loads(self.error)
+        error.add_note(f"in a worker process:\n{self.text}")
+        return error
+
+
+def _work(line: Connection, recipe: Recipe) -> None:
+    """What a worker does: answers one task after another, until its line or its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle, and then it ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the user does on SIGTERM is the main process's to do
+    torch.set_num_threads(1)
+    tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(line, tasks, os.getppid()), daemon=True).start()
+    while True:
+        message = tasks.get()
+        try:
+            answer = packed(recipe.build(pickle.loads(message)), share_above=_SHARED)
+        except Exception as error:
+            answer = pickle.dumps(_Failure.of(error))
+        sys.stdout.flush()  # a worker ends without a farewell, and what a transform printed must not be lost
+        line.send_bytes(answer)
+
+
+def _listen(line: Connection, tasks: "queue.SimpleQueue[bytes]", parent: int) -> None:
+    """Takes tasks in as they come, so that the main process never waits in sending; ends a worker that is alone."""
+    try:
+        while True:
+            while not line.poll(1.0):  # seconds
+                if os.getppid() != parent:
+                    os._exit(0)
+            tasks.put(line.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)

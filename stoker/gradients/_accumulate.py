@@ -1,0 +1,91 @@
+"""One update's gradients out of many micro-batches."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stoker.errors import GradientsConsumed, InvalidArgument, WrongType
+from stoker.gradients._gradients import Gradients
+
+
+class Accumulator:
+    """Adds gradients up, each with a weight, until `take` gives their weighted mean.
+
+    Weigh by what the loss is a mean over (samples, tokens), and any split of a batch gives the gradient of the batch.
+
+    >>> from torch import nn
+    >>> model, accumulator = nn.Linear(1, 1, bias=False), Accumulator()
+    >>> accumulator.add(Gradients({"weight": torch.tensor([[3.0]])}, model), weight=24)
+    >>> accumulator.add(Gradients({"weight": torch.tensor([[6.0]])}, model), weight=12)
+    >>> accumulator.take()["weight"]
+    tensor([[4.]])
+
+    A parameter that only some additions hold counts as zero in the others. `reduce="sum"` leaves out the division.
+    """
+
+    __slots__ = ("_count", "_reduce", "_sum", "_weight", "_wide")
+
+    def __init__(self, reduce: Literal["mean", "sum"] = "mean") -> None:
+        if reduce not in ("mean", "sum"):
+            raise InvalidArgument(f'reduce is "mean" or "sum", got {reduce!r}')
+        self._reduce = reduce
+        self._clear()
+
+    def _clear(self) -> None:
+        self._count = 0
+        self._weight: float | Tensor = 0
+        self._sum: Gradients | None = None
+        self._wide: dict[str, Tensor] = {}  # running sums, ours alone, 16-bit gradients in 32 bits
+
+    def __len__(self) -> int:
+        """How many gradients have been added since the last `take`."""
+        return self._count
+
+    def add(self, grads: Gradients, weight: float | Tensor = 1) -> None:
+        """Uses up `grads`. The weight may be a 0-d tensor (a count of tokens, say): nothing waits for the device."""
+        if not isinstance(grads, Gradients):
+            raise WrongType(f"add takes Gradients, got {type(grads).__name__}; stoker.backward makes them")
+        if not isinstance(weight, Tensor) and not (weight >= 0 and math.isfinite(weight)):
+            raise InvalidArgument(f"a weight is a number of at least 0, got {weight!r}")
+        parameters = {name: grads.parameter(name) for name in grads}
+        if self._sum is not None:
+            for name, parameter in parameters.items():
+                if self._sum._parameters.get(name, parameter) is not parameter:
+                    raise InvalidArgument(f"{name!r} is another parameter than before: these are of another model")
+        tensors = grads.use("Accumulator.add")
+        self._count += 1
+        self._weight = self._weight + weight
+        if self._sum is None:
+            self._sum = grads  # emptied; it still knows the model's parameters and their order
+        if not isinstance(weight, Tensor) and weight == 0:
+            return  # an infinite gradient times zero would be NaN
+        for name, tensor in tensors.items():
+            self._add(name, tensor.detach(), weight)
+
+    def _add(self, name: str, tensor: Tensor, weight: float | Tensor) -> None:
+        wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        if name not in self._wide:
+            self._wide[name] = wide * weight  # always a new tensor: later additions write into it
+        elif isinstance(weight, Tensor):
+            self._wide[name] += wide * weight
+        else:
+            self._wide[name].add_(wide, alpha=weight)
+
+    def take(self) -> Gradients:
+        """The mean (or sum) of what was added; the accumulator is empty afterwards."""
+        total, source = self._weight, self._sum
+        if source is None:
+            raise GradientsConsumed("the accumulator is empty: add gradients before taking them")
+        if not isinstance(total, Tensor) and total == 0:
+            raise InvalidArgument(
+                f"all {self._count} gradients in the accumulator had weight 0: there is nothing to take a mean of"
+            )
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in source._parameters.items():
+            if name in self._wide:
+                tensor = self._wide[name] / total if self._reduce == "mean" else self._wide[name]
+                tensors[name] = tensor.to(parameter.dtype)
+        self._clear()
+        return Gradients._of(tensors, source._parameters, source._model)

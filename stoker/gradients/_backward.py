@@ -1,0 +1,156 @@
+"""The one place where differentiation happens, and the only one that touches `.grad`.
+
+Two ways. On one process `torch.autograd.grad` returns the gradients. Under DDP and FSDP only `.backward()` runs the
+hooks that average over the processes, so there the gradients are moved out of `.grad` after it. Either way `.grad`
+is afterwards what it was before.
+"""
+
+import sys
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from stoker._select import Models, Selector, chosen_names, modules_of, named_parameters
+from stoker.errors import NotDifferentiable, WrongType
+from stoker.gradients._gradients import Gradients
+from stoker.step import was_viewed
+
+
+def backward(
+    loss: Tensor,
+    model: Models,
+    *,
+    wrt: Selector | None = None,
+    create_graph: bool = False,
+    retain_graph: bool | None = None,
+) -> Gradients:
+    """The gradients of a loss with respect to a model's trainable parameters, as a value.
+
+    >>> model = nn.Linear(2, 1)
+    >>> grads = backward(model(torch.ones(4, 2)).mean(), model)
+    >>> grads["weight"], model.weight.grad
+    (tensor([[1., 1.]]), None)
+
+    A parameter that the loss does not reach is absent. `wrt` limits them to the parameters that it chooses. Several
+    models go in as a mapping or a list: `backward(loss, {"encoder": encoder, "decoder": decoder})` names them
+    `encoder.0.weight`. `retain_graph` keeps the graph for another call, `create_graph` makes the gradients
+    differentiable themselves; both mean what they mean in torch.
+    """
+    _check(loss, model)
+    parameters = named_parameters(model)
+    trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    if wrt is not None:
+        chosen = chosen_names(wrt, parameters, model)
+        trainable = {name: parameter for name, parameter in trainable.items() if name in chosen}
+    if not trainable:
+        chosen_text = "" if wrt is None else f" that {wrt!r} chooses"
+        raise NotDifferentiable(
+            f"all parameters{chosen_text} are frozen: nothing to differentiate with respect to; use stoker.unfreeze"
+        )
+    try:
+        if loss.requires_grad and needs_backward(model, trainable.values()):
+            tensors = _harvested(loss, model, trainable, create_graph, retain_graph)
+        else:
+            tensors = torch.autograd.grad(
+                loss if loss.dim() == 0 else loss.squeeze(),
+                list(trainable.values()),
+                retain_graph=retain_graph,
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+    except RuntimeError as error:
+        if "backward through the graph a second time" in str(error):
+            raise NotDifferentiable(
+                "the graph of this loss has been used already: compute the loss again, "
+                "or keep the graph with backward(..., retain_graph=True) the first time"
+            ) from error
+        raise
+    found = {
+        name: _owned(tensor, parameter)
+        for (name, parameter), tensor in zip(trainable.items(), tensors, strict=True)
+        if tensor is not None
+    }
+    if not found:
+        raise NotDifferentiable(
+            f"the loss depends on none of the {len(trainable)} parameters asked for: it was computed with another "
+            "model, or their outputs were detached on the way (.detach(), .item(), numpy)"
+        )
+    return Gradients._of(found, parameters, model)
+
+
+def _owned(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+    """The gradient in its parameter's layout, as `.backward()` would have left it, so that sums add in one order."""
+    if tensor.layout == torch.strided and tensor.stride() != parameter.stride():
+        return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+    return tensor
+
+
+def needs_backward(model: Models, parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether gradients are averaged over processes by hooks that only `.backward()` runs (DDP, FSDP)."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return False
+    replicated = any(isinstance(each, nn.parallel.DistributedDataParallel) for each in modules_of(model))
+    return replicated or _sharded(model, parameters)
+
+
+def _sharded(model: Models, parameters: Iterable[nn.Parameter]) -> bool:
+    # Not imported for the question: a model can only be sharded by code that has imported it already.
+    tensor, fsdp = sys.modules.get("torch.distributed.tensor"), sys.modules.get("torch.distributed.fsdp")
+    if tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in parameters):
+        return True
+    return fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in modules_of(model))
+
+
+def _harvested(
+    loss: Tensor, model: Models, trainable: dict[str, nn.Parameter], create_graph: bool, retain_graph: bool | None
+) -> list[Tensor | None]:
+    """Gradients by way of `.grad`: what others left there is put aside, and put back."""
+    everything = list(named_parameters(model).values())
+    aside = [parameter.grad for parameter in everything]
+    for parameter in everything:
+        parameter.grad = None
+    try:
+        # Naming the leaves keeps other models on the way clean. FSDP can't: its leaves are not its parameters.
+        leaves = None if _sharded(model, everything) else [each for each in everything if each.requires_grad]
+        loss.backward(create_graph=create_graph, retain_graph=retain_graph, inputs=leaves)
+        # A view into a reduction bucket is overwritten by the next backward: gradients that are kept need their own.
+        views = any(getattr(each, "gradient_as_bucket_view", False) for each in modules_of(model))
+        return [
+            parameter.grad.clone() if views and parameter.grad is not None else parameter.grad
+            for parameter in trainable.values()
+        ]
+    finally:
+        for parameter, grad in zip(everything, aside, strict=True):
+            parameter.grad = grad
+
+
+def _check(loss: Tensor, model: Models) -> None:
+    """Refuses what has no gradient, with the reason and the remedy."""
+    if not isinstance(loss, Tensor):
+        raise WrongType(
+            f"a loss is a tensor, got {type(loss).__name__}; of an output give its loss: backward(out.loss, …)"
+        )
+    if loss.requires_grad and loss.numel() == 1 and loss.is_floating_point():
+        return
+    if loss.numel() != 1:
+        raise NotDifferentiable(
+            f"the loss has shape {list(loss.shape)}; gradients are of one number: reduce it with .mean() or .sum()"
+        )
+    if not loss.is_floating_point():
+        kind = str(loss.dtype).removeprefix("torch.")
+        remedy = "take its real part or .abs()" if loss.is_complex() else "count in floats (.float() before, not after)"
+        raise NotDifferentiable(f"the loss is of type {kind}, which has no gradient: {remedy}")
+    if not torch.is_grad_enabled() or loss.is_inference():
+        raise NotDifferentiable(
+            "the loss was computed under torch.no_grad() or inference_mode(), so there is no graph: "
+            "compute it outside of that block"
+        )
+    if any(was_viewed(each) for each in modules_of(model)):
+        raise NotDifferentiable(
+            "the loss was computed through stoker.valid(model), which has no autograd: call the model itself to train"
+        )
+    raise NotDifferentiable(
+        "the loss is attached to no graph: it was computed under torch.no_grad(), detached on the way "
+        "(.detach(), .item(), numpy, torch.tensor(...)), or all parameters of the model were frozen"
+    )

@@ -1,0 +1,65 @@
+"""Size and limits of many tensors at once, in torch's own arithmetic. Nothing here reads a value on the host."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stoker.errors import InvalidArgument
+
+
+def total_norm(tensors: Sequence[Tensor], kind: float = 2.0) -> Tensor:
+    """The norm over all elements of all tensors, as a 0-d tensor on the device: torch's, bit for bit."""
+    total = torch.nn.utils.get_total_norm([values_of(tensor) for tensor in tensors], float(kind))
+    # Sharded gradients give a sharded norm; the whole one is a collective that every rank enters here.
+    return total.full_tensor() if hasattr(total, "full_tensor") else total  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def norm_factor(total: Tensor, limit: float) -> Tensor:
+    """What to multiply with so that the norm is at most `limit`; 1 where it already is."""
+    # The small number and the clamp, instead of a branch, are torch's: a branch would wait for the device.
+    return torch.clamp(limit / (total + 1e-6), max=1.0)
+
+
+def scaled(tensors: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
+    """Each tensor times a number or a 0-d tensor, as new tensors.
+
+    New ones, because autograd may hand one tensor to two parameters, or hand out one that the user still holds.
+    """
+    if isinstance(factor, Tensor):
+        places = {tensor.device for tensor in tensors}
+        factors = {place: factor.to(place) for place in places}
+        return [(tensor * factors[tensor.device]).to(tensor.dtype) for tensor in tensors]
+    return [tensor * factor for tensor in tensors]
+
+
+def clamped(tensors: Sequence[Tensor], limit: float) -> list[Tensor]:
+    """Each element between -limit and limit, as new tensors."""
+    return [_on_values(tensor, lambda values: torch.clamp(values, -limit, limit)) for tensor in tensors]
+
+
+def finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Whether every element of every tensor is a number, as a 0-d boolean tensor on the device."""
+    verdicts = [torch.isfinite(values_of(tensor)).all() for tensor in tensors]
+    return torch.stack([verdict.to(verdicts[0].device) for verdict in verdicts]).all()
+
+
+def positive(limit: float, name: str) -> float:
+    """A limit as a float; one that isn't above zero is refused in the caller's words."""
+    if not float(limit) > 0:
+        raise InvalidArgument(f"{name} needs a limit above 0, got {limit!r}")
+    return float(limit)
+
+
+def values_of(tensor: Tensor) -> Tensor:
+    """The elements that a tensor stores: of a sparse one, those that are not zero."""
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
+
+
+def _on_values(tensor: Tensor, function) -> Tensor:
+    if not tensor.is_sparse:
+        return function(tensor)
+    whole = tensor.coalesce()
+    return torch.sparse_coo_tensor(
+        whole.indices(), function(whole.values()), whole.shape, check_invariants=False, is_coalesced=True
+    )

@@ -1,0 +1,227 @@
+"""Adam and its relatives: moments of the gradient and of its square."""
+
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamax import adamax
+from torch.optim.adamw import adamw
+from torch.optim.nadam import nadam
+from torch.optim.radam import radam
+
+from stoker.optim._algorithm import Algorithm, Columns, Rate, State, counter, zeros
+
+
+class Adam(Algorithm):
+    """Adam, as `torch.optim.Adam`.
+
+    >>> Adam(weight_decay=5e-5) == Adam(weight_decay=5e-5)
+    True
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+    foreach: bool | None = None
+    maximize: bool = False
+    capturable: bool = False
+    fused: bool | None = None
+    decoupled_weight_decay: bool = False
+
+    def keeps(self) -> tuple[str, ...]:
+        return ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.amsgrad else ()))
+
+    def fresh(self, parameter: Tensor, lr: Rate) -> State:
+        step = counter(parameter, fused=self.fused, on_device=self.capturable)
+        return {"step": step} | {name: zeros(parameter) for name in self.keeps()[1:]}
+
+    def update(
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+    ) -> None:
+        adam(
+            parameters,
+            grads,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            state.get("max_exp_avg_sq", []),
+            state["step"],
+            foreach=self.foreach,
+            capturable=self.capturable,
+            fused=self.fused,
+            has_complex=has_complex,
+            decoupled_weight_decay=self.decoupled_weight_decay,
+            amsgrad=self.amsgrad,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=lr,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            maximize=self.maximize,
+        )
+
+
+class AdamW(Algorithm):
+    """Adam with weight decay that is decoupled from the gradient, as `torch.optim.AdamW`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    amsgrad: bool = False
+    maximize: bool = False
+    foreach: bool | None = None
+    capturable: bool = False
+    fused: bool | None = None
+
+    def keeps(self) -> tuple[str, ...]:
+        return ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.amsgrad else ()))
+
+    def fresh(self, parameter: Tensor, lr: Rate) -> State:
+        step = counter(parameter, fused=self.fused, on_device=self.capturable)
+        return {"step": step} | {name: zeros(parameter) for name in self.keeps()[1:]}
+
+    def update(
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+    ) -> None:
+        adamw(
+            parameters,
+            grads,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            state.get("max_exp_avg_sq", []),
+            state["step"],
+            foreach=self.foreach,
+            capturable=self.capturable,
+            fused=self.fused,
+            has_complex=has_complex,
+            amsgrad=self.amsgrad,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=lr,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            maximize=self.maximize,
+        )
+
+
+class Adamax(Algorithm):
+    """Adam with the largest gradient in place of the second moment, as `torch.optim.Adamax`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    foreach: bool | None = None
+    maximize: bool = False
+    capturable: bool = False
+
+    def keeps(self) -> tuple[str, ...]:
+        return ("step", "exp_avg", "exp_inf")
+
+    def fresh(self, parameter: Tensor, lr: Rate) -> State:
+        step = counter(parameter, on_device=self.capturable)
+        return {"step": step, "exp_avg": zeros(parameter), "exp_inf": zeros(parameter)}
+
+    def update(
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+    ) -> None:
+        adamax(
+            parameters,
+            grads,
+            state["exp_avg"],
+            state["exp_inf"],
+            state["step"],
+            foreach=self.foreach,
+            maximize=self.maximize,
+            capturable=self.capturable,
+            has_complex=has_complex,
+            eps=self.eps,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=lr,  # pyright: ignore[reportArgumentType]  torch takes tensors here
+            weight_decay=self.weight_decay,
+        )
+
+
+class NAdam(Algorithm):
+    """Adam with Nesterov momentum, as `torch.optim.NAdam`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum_decay: float = 4e-3
+    decoupled_weight_decay: bool = False
+    foreach: bool | None = None
+    maximize: bool = False
+    capturable: bool = False
+
+    def keeps(self) -> tuple[str, ...]:
+        return ("step", "mu_product", "exp_avg", "exp_avg_sq")
+
+    def fresh(self, parameter: Tensor, lr: Rate) -> State:
+        return {
+            "step": counter(parameter, on_device=self.capturable),
+            "mu_product": counter(parameter, on_device=self.capturable, value=1.0),
+            "exp_avg": zeros(parameter),
+            "exp_avg_sq": zeros(parameter),
+        }
+
+    def update(
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+    ) -> None:
+        nadam(
+            parameters,
+            grads,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            state["mu_product"],
+            state["step"],
+            decoupled_weight_decay=self.decoupled_weight_decay,
+            foreach=self.foreach,
+            capturable=self.capturable,
+            has_complex=has_complex,
+            maximize=self.maximize,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=lr,  # pyright: ignore[reportArgumentType]
+            weight_decay=self.weight_decay,
+            momentum_decay=self.momentum_decay,
+            eps=self.eps,
+        )
+
+
+class RAdam(Algorithm):
+    """Adam that trusts its second moment only once it is known well, as `torch.optim.RAdam`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled_weight_decay: bool = False
+    foreach: bool | None = None
+    maximize: bool = False
+    capturable: bool = False
+
+    def keeps(self) -> tuple[str, ...]:
+        return ("step", "exp_avg", "exp_avg_sq")
+
+    def fresh(self, parameter: Tensor, lr: Rate) -> State:
+        step = counter(parameter, on_device=self.capturable)
+        return {"step": step, "exp_avg": zeros(parameter), "exp_avg_sq": zeros(parameter)}
+
+    def update(
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+    ) -> None:
+        radam(
+            parameters,
+            grads,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            state["step"],
+            decoupled_weight_decay=self.decoupled_weight_decay,
+            foreach=self.foreach,
+            capturable=self.capturable,
+            has_complex=has_complex,
+            maximize=self.maximize,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=lr,  # pyright: ignore[reportArgumentType]
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+        )

@@ -1,0 +1,252 @@
+"""What a step gives back: the loss, and what the metrics need. Anything that has a `.loss` is an output.
+
+Construction looks at types and shapes only: no value is read, so the device is never waited for.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from stoker.errors import InvalidArgument, WrongType
+
+
+@runtime_checkable
+class Output(Protocol):
+    """Anything with a loss: one of the outputs here, or the user's own.
+
+    >>> from types import SimpleNamespace
+    >>> isinstance(SimpleNamespace(loss=torch.tensor(0.5), tree=None), Output)
+    True
+    """
+
+    @property
+    def loss(self) -> Tensor:
+        """What training differentiates and validation averages."""
+        ...
+
+
+class _Judged:
+    """What the outputs below have in common: they know what their loss is a mean over.
+
+    A metric that adds `loss * count` up over batches, and divides by the sum of `count`, weighs samples, not batches.
+    """
+
+    __slots__ = ()
+    targets: Tensor
+    weight: Tensor | None
+
+    @property
+    def counted(self) -> torch.Size:
+        """The shape of what counts one by one: samples, or the positions in them."""
+        raise NotImplementedError
+
+    @property
+    def weights(self) -> Tensor:
+        """How much each sample (or position) counts: `weight`, or ones. On the device, in float32 at least."""
+        return _spread(self.weight, self.counted, like=self.targets)
+
+    @property
+    def count(self) -> Tensor:
+        """How much the loss stands for: the sum of `weights`, as a scalar on the device."""
+        return self.weights.sum()
+
+    def detach(self) -> Self:
+        """The same output without its graph."""
+        tensors = {name: value.detach() for name, value in _tensors(self).items()}
+        return replace(self, **tensors)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    def __repr__(self) -> str:  # values would wait for the device, and fill the screen
+        shapes = ", ".join(f"{name}={_shape(value)}" for name, value in _tensors(self).items())
+        return f"{type(self).__name__}({shapes})"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ClassificationOutput(_Judged):
+    """One of several classes for each sample, or for each position in it (pixels, say).
+
+    >>> logits, targets = torch.randn(8, 10), torch.randint(10, (8,))
+    >>> output = ClassificationOutput(torch.nn.functional.cross_entropy(logits, targets), logits, targets)
+    >>> output
+    ClassificationOutput(loss=[], logits=[8, 10], targets=[8])
+    >>> output.predictions.shape, output.count
+    (torch.Size([8]), tensor(8.))
+
+    Shapes are those of `cross_entropy`: the classes stand in dimension 1 of `logits`; `targets` are class numbers, or
+    probabilities in the shape of the logits. A `weight` has one number a sample, or one a target.
+    """
+
+    loss: Tensor
+    logits: Tensor
+    targets: Tensor
+    weight: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_tensors(self)
+        logits, targets = self.logits, self.targets
+        if logits.ndim < 2:
+            raise InvalidArgument(
+                f"logits need a dimension for the classes, [samples, classes, ...]; got {_shape(logits)} "
+                "(for one yes-or-no logit a sample there is MultiLabelOutput)"
+            )
+        if targets.shape != self.counted and not (targets.shape == logits.shape and targets.is_floating_point()):
+            raise InvalidArgument(
+                f"logits of shape {_shape(logits)} go with targets of shape {list(self.counted)} (class numbers) or "
+                f"{_shape(logits)} (probabilities, floating point); got {_shape(targets)} of {targets.dtype}"
+            )
+        _check_weight(self.weight, self.counted)
+
+    @property
+    def counted(self) -> torch.Size:
+        return self.logits.shape[:1] + self.logits.shape[2:]
+
+    @property
+    def predictions(self) -> Tensor:
+        """The class with the largest logit."""
+        return self.logits.argmax(1)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class MultiLabelOutput(_Judged):
+    """A yes or no for each label of each sample; with a single label, a binary classification.
+
+    >>> logits, targets = torch.tensor([[0.3, -2.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets)
+    >>> MultiLabelOutput(loss, logits, targets).predictions.tolist()
+    [[True, False], [True, True]]
+
+    Logits and targets have one shape, samples first. A `weight` has one number a sample.
+    """
+
+    loss: Tensor
+    logits: Tensor
+    targets: Tensor
+    weight: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_tensors(self)
+        _check_same("logits", self.logits, self.targets)
+        _check_weight(self.weight, self.counted)
+
+    @property
+    def counted(self) -> torch.Size:
+        return self.logits.shape[:1]
+
+    @property
+    def predictions(self) -> Tensor:
+        """Whether a label is more likely than not (its logit is positive)."""
+        return self.logits > 0
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RegressionOutput(_Judged):
+    """Numbers for each sample.
+
+    >>> predictions, targets, weight = torch.zeros(4, 2), torch.ones(4, 2), torch.tensor([1.0, 1.0, 2.0, 0.5])
+    >>> loss = ((predictions - targets).square().mean(1) * weight).sum() / weight.sum()
+    >>> RegressionOutput(loss, predictions, targets, weight).count
+    tensor(4.5000)
+
+    Predictions and targets have one shape, samples first. A `weight` has one number a sample.
+    """
+
+    loss: Tensor
+    predictions: Tensor
+    targets: Tensor
+    weight: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_tensors(self)
+        _check_same("predictions", self.predictions, self.targets)
+        _check_weight(self.weight, self.counted)
+
+    @property
+    def counted(self) -> torch.Size:
+        return self.predictions.shape[:1]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SequenceOutput(_Judged):
+    """A token for each place of each sequence; `mask` is True where a place counts and False at padding.
+
+    >>> logits, targets = torch.randn(2, 5, 100), torch.tensor([[7, 8, 9, 0, 0], [4, 5, 6, 7, 8]])
+    >>> mask = targets != 0
+    >>> output = SequenceOutput(torch.nn.functional.cross_entropy(logits[mask], targets[mask]), logits, targets, mask)
+    >>> output.predictions.shape, output.count
+    (torch.Size([2, 5]), tensor(8.))
+
+    The vocabulary is the last dimension of `logits`. A `weight` has one number a sequence, or one a token; where the
+    mask is False it counts for nothing.
+    """
+
+    loss: Tensor
+    logits: Tensor
+    targets: Tensor
+    mask: Tensor | None = None
+    weight: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_tensors(self)
+        if self.logits.ndim < 2 or self.targets.shape != self.counted:
+            raise InvalidArgument(
+                f"logits are [..., tokens, vocabulary] and targets [..., tokens]; got logits {_shape(self.logits)} "
+                f"and targets {_shape(self.targets)}"
+            )
+        if self.mask is not None and (self.mask.shape != self.counted or self.mask.dtype != torch.bool):
+            raise InvalidArgument(
+                f"a mask has the shape of the targets, {list(self.counted)}, and is of torch.bool, True where a token "
+                f"counts; got {_shape(self.mask)} of {self.mask.dtype}"
+            )
+        _check_weight(self.weight, self.counted)
+
+    @property
+    def counted(self) -> torch.Size:
+        return self.logits.shape[:-1]
+
+    @property
+    def weights(self) -> Tensor:
+        """How much each token counts: `weight` or one where the mask is True, else zero."""
+        weights = _spread(self.weight, self.counted, like=self.targets)
+        return weights if self.mask is None else weights.where(self.mask, 0)
+
+    @property
+    def predictions(self) -> Tensor:
+        """The token with the largest logit."""
+        return self.logits.argmax(-1)
+
+
+def _tensors(output: _Judged) -> dict[str, Tensor]:
+    given = {field.name: getattr(output, field.name) for field in fields(output)}  # pyright: ignore[reportArgumentType]
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _shape(value: Tensor) -> list[int]:
+    return list(value.shape)
+
+
+def _check_tensors(output: _Judged) -> None:
+    for name, value in _tensors(output).items():
+        if not isinstance(value, Tensor):
+            raise WrongType(f"{name} of a {type(output).__name__} is a torch.Tensor; got {type(value).__name__}")
+
+
+def _check_same(name: str, given: Tensor, targets: Tensor) -> None:
+    if given.shape != targets.shape:
+        raise InvalidArgument(
+            f"{name} and targets have one shape; got {name} {_shape(given)} and targets {_shape(targets)}, "
+            "which would broadcast into something else or not fit at all; reshape one of them"
+        )
+
+
+def _check_weight(weight: Tensor | None, counted: torch.Size) -> None:
+    if weight is not None and weight.shape != counted and weight.shape != counted[:1]:
+        shapes = " or ".join(str(list(shape)) for shape in dict.fromkeys((counted[:1], counted)))
+        raise InvalidArgument(f"a weight here has the shape {shapes}; got {_shape(weight)}")
+
+
+def _spread(weight: Tensor | None, counted: torch.Size, *, like: Tensor) -> Tensor:
+    if weight is None:
+        return torch.ones(counted, dtype=torch.float32, device=like.device)
+    wide = weight if weight.dtype == torch.float64 else weight.float()  # half precision counts to 2048 only
+    return wide.reshape(wide.shape + (1,) * (len(counted) - wide.ndim)).expand(counted)

@@ -1,0 +1,287 @@
+"""The contract of `Config`: made, checked, changed, compared, and given by a command line."""
+
+import ast
+import dataclasses
+import enum
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import stoker.errors
+from stoker.config import Config
+from stoker.errors import ConfigError
+
+
+class Pool(enum.Enum):
+    MAX = 1
+    MEAN = 2
+
+
+class Adam(Config):
+    betas: tuple[float, float] = (0.9, 0.999)
+    foreach: bool | None = None
+
+
+class SGD(Config):
+    momentum: float = 0.0
+
+
+class ModelConfig(Config):
+    num_classes: int
+    hidden_size: int
+    dropout: float = 0.5
+
+    def init(self) -> str:
+        return f"a model of {self.hidden_size}"
+
+
+class TrainingConfig(Config):
+    """A whole training."""
+
+    model: ModelConfig
+    optimizer: Adam | SGD
+    epochs: int = 3
+    pool: Pool = Pool.MAX
+    layers: list[int] = dataclasses.field(default_factory=lambda: [1, 2])
+    seen: ClassVar[list[str]] = []
+
+
+@pytest.fixture
+def config() -> TrainingConfig:
+    return TrainingConfig(ModelConfig(num_classes=10, hidden_size=128, dropout=0.1), Adam())
+
+
+def test_positional_and_named_construction_with_defaults_and_methods(config):
+    assert config == TrainingConfig(model=ModelConfig(10, 128, 0.1), optimizer=Adam(), epochs=3)
+    assert (config.epochs, config.pool, config.layers, config.model.init()) == (3, Pool.MAX, [1, 2], "a model of 128")
+    assert [field.name for field in dataclasses.fields(TrainingConfig)] == [
+        *("model", "optimizer", "epochs", "pool", "layers")
+    ]
+
+
+def test_frozen_hashable_picklable_and_told_apart_by_class():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Adam().foreach = True  # pyright: ignore[reportAttributeAccessIssue]
+    assert len({Adam(), Adam(), Adam(foreach=True)}) == 2
+    assert pickle.loads(pickle.dumps(Adam(foreach=True))) == Adam(foreach=True)
+
+    class Other(Config):
+        momentum: float = 0.0
+
+    assert SGD() != Other() and repr(SGD()) == "SGD(momentum=0.0)"
+
+
+def test_an_int_becomes_a_float_and_a_bool_never_passes_for_a_number():
+    dropout = ModelConfig(1, 2, dropout=0).dropout
+    assert dropout == 0.0 and type(dropout) is float
+    with pytest.raises(ConfigError, match=r"^num_classes: expected int, got True$"):
+        ModelConfig(True, 2)
+    with pytest.raises(ConfigError, match=r"^dropout: expected float, got True$"):
+        ModelConfig(1, 2, True)
+
+
+def test_a_default_is_checked_and_converted_too():
+    class Loose(Config):
+        rate: float = 1
+        name: str = 5  # pyright: ignore[reportAssignmentType]
+
+    assert type(Loose(name="a").rate) is float
+    with pytest.raises(ConfigError, match="name: expected str, got 5"):
+        Loose()
+
+
+def test_construction_names_every_fault_at_once():
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig(num_classes="10", hiden_size=3)  # pyright: ignore
+    assert str(caught.value).splitlines() == [
+        "3 faults in ModelConfig",
+        "  hiden_size: no such field; did you mean 'hidden_size'?",
+        "  hidden_size: missing, expected int",
+        '  num_classes: expected int, got "10"',
+    ]
+    with pytest.raises(ConfigError, match="takes num_classes, hidden_size, dropout by place, got 4 values"):
+        ModelConfig(1, 2, 0.5, 4)  # pyright: ignore
+    with pytest.raises(ConfigError, match="num_classes: given twice"):
+        ModelConfig(1, 2, num_classes=1)  # pyright: ignore
+
+
+def test_the_given_containers_and_the_default_ones_are_not_shared(config):
+    mine = [3]
+    other = config.replace(layers=mine)
+    mine.append(4)
+    assert other.layers == [3]
+    config.layers.append(5)
+    assert TrainingConfig(config.model, config.optimizer).layers == [1, 2]
+
+
+def test_a_list_that_was_changed_to_something_wrong_is_noticed_when_written(config):
+    config.layers.append("x")
+    with pytest.raises(ConfigError, match=r'layers\[2\]: expected int, got "x"'):
+        config.to_dict()
+
+
+def test_the_users_own_post_init_runs_after_the_check_and_its_fault_has_a_path_in_a_file(tmp_path):
+    class Positive(Config):
+        size: float
+
+        def __post_init__(self) -> None:
+            assert type(self.size) is float
+            if self.size <= 0:
+                raise ValueError(f"size must be positive, got {self.size}")
+
+    class Outer(Config):
+        inner: Positive
+
+    assert Positive(3).size == 3.0
+    with pytest.raises(ValueError, match=r"^size must be positive, got -1.0$"):
+        Positive(-1)
+    with pytest.raises(ConfigError, match="expected float"):  # the check came first
+        Positive("3")  # pyright: ignore
+    with pytest.raises(ConfigError, match=r"^inner: size must be positive, got -1.0$"):
+        Outer.from_dict({"inner": {"size": -1}})
+
+
+def test_inheritance_adds_fields_and_overrides_defaults(tmp_path):
+    class Wide(ModelConfig):
+        dropout: float = 0.0
+        width: int = 4
+
+    wide = Wide(10, 20)
+    assert (wide.dropout, wide.width, wide.init()) == (0.0, 4, "a model of 20")
+    assert Wide.load(wide.save(tmp_path / "wide.json")) == wide
+    with pytest.raises(ConfigError, match="model: expected ModelConfig, got a Wide.*annotate it with Wide"):
+        TrainingConfig(wide, Adam())
+
+
+def test_classes_that_can_not_be_configs_say_so_when_they_are_made():
+    with pytest.raises(ConfigError, match="Bad can't be a config: mutable default .*list.* use default_factory"):
+
+        class Bad(Config):
+            layers: list[int] = [1]
+
+    with pytest.raises(ConfigError, match="Bad2 can't be a config: non-default argument 'b' follows default argument"):
+
+        class Bad2(Config):
+            a: int = 1
+            b: int  # pyright: ignore
+
+    with pytest.raises(ConfigError, match="Bad3 defines __init__.*__post_init__"):
+
+        class Bad3(Config):
+            def __init__(self) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"Bad4\.save: a config has a method of this name"):
+
+        class Bad4(Config):
+            save: bool = True  # pyright: ignore
+
+
+def test_replace_reaches_into_nested_configs_and_names_the_path_of_a_fault(config):
+    changed = config.replace(epochs=9, **{"model.dropout": 0, "optimizer.betas": [0.5, 0.6]})
+    assert changed.model == ModelConfig(10, 128, 0.0) and changed.optimizer == Adam(betas=(0.5, 0.6))
+    assert changed.epochs == 9 and config.epochs == 3 and changed.layers == config.layers
+    assert config.replace(optimizer=SGD(), **{"optimizer.momentum": 0.5}).optimizer == SGD(0.5)
+    for change, text in {
+        "model.dropuot": r"^model\.dropuot: no such field; did you mean 'dropout'\?$",
+        "model.dropout": r'^model\.dropout: expected float, got "x"$',
+        "modle.dropout": r"^modle: no such field; did you mean 'model'\?$",
+        "epochs.x": r"^epochs\.x: epochs is 3, which has no fields$",
+    }.items():
+        with pytest.raises(ConfigError, match=text):
+            config.replace(**{change: "x"})
+
+
+def test_plain_dataclasses_nest_are_checked_and_copied():
+    @dataclasses.dataclass
+    class Crop:
+        size: float
+        sides: list[str] = dataclasses.field(default_factory=list)
+
+    class Data(Config):
+        crop: Crop
+
+    mine = Crop(3, ["left"])
+    data = Data(mine)
+    mine.sides.append("right")
+    assert data.crop == Crop(3.0, ["left"]) and type(data.crop.size) is float
+    assert Data.from_dict(data.to_dict()) == data
+    assert data.replace(**{"crop.size": 4}).crop.size == 4.0
+    with pytest.raises(ConfigError, match=r'crop\.size: expected float, got "a"'):
+        Data(Crop("a"))  # pyright: ignore
+
+
+def test_a_function_is_held_but_not_written():
+    class Active(Config):
+        call: Callable[[float], float]
+
+    assert Active(abs).call(-1.0) == 1.0 and Active(abs) == Active(abs)
+    with pytest.raises(ConfigError, match="call: a function can't be saved"):
+        Active(abs).to_dict()
+    with pytest.raises(ConfigError, match="call: expected Callable, got 3"):
+        Active(3)  # pyright: ignore
+    with pytest.raises(ConfigError, match='call: expected Callable, got "os.system"'):
+        Active.from_dict({"call": "os.system"})
+
+
+def test_annotations_in_quotes_are_found_in_the_module_or_in_the_function(tmp_path):
+    class Leaf(Config):
+        size: "int"
+
+    class Tree(Config):
+        leaf: "Leaf"
+        more: "list[Tree]" = dataclasses.field(default_factory=list)
+
+    tree = Tree(Leaf(1), [Tree(Leaf(2))])
+    assert Tree.from_dict(tree.to_dict()) == tree
+    with pytest.raises(ConfigError, match=r'more\[0\]\.leaf\.size: expected int, got "2"'):
+        Tree.from_dict({"leaf": {"size": 1}, "more": [{"leaf": {"size": "2"}}]})
+    (tmp_path / "later.py").write_text(
+        "from __future__ import annotations\n"
+        "from stoker.config import Config\n"
+        "class Outer(Config):\n    inner: Inner | None = None\n"
+        "class Inner(Config):\n    size: int = 1\n"
+        "assert Outer.from_dict(Outer(Inner(2)).to_dict()) == Outer(Inner(2))\n"
+    )
+    subprocess.run([sys.executable, str(tmp_path / "later.py")], check=True)
+
+    class Lost(Config):
+        thing: "Nowhere"  # pyright: ignore # noqa: F821
+
+    with pytest.raises(ConfigError, match="Lost: name 'Nowhere' is not defined"):
+        Lost(1)
+
+
+def test_save_and_load(tmp_path, config):
+    path = config.save(str(tmp_path / "config.json"))
+    assert path == tmp_path / "config.json" and TrainingConfig.load(path) == config
+    text = path.read_text()
+    assert '  "layers": [1, 2]\n' in text and '    "kind": "Adam",\n' in text
+    path.write_text(text.replace("128", '"512"').replace("epochs", "epoch"))
+    with pytest.raises(ConfigError) as caught:
+        TrainingConfig.load(path)
+    assert str(caught.value) == (
+        f"{path}: 2 faults in TrainingConfig\n"
+        "  epoch: no such field; did you mean 'epochs'?\n"
+        '  model.hidden_size: expected int, got "512"'
+    )
+    path.write_text("[1]")
+    with pytest.raises(ConfigError, match=r"config\.json: expected TrainingConfig, got \[1\]"):
+        TrainingConfig.load(path)
+
+
+def test_a_file_never_names_what_is_made():
+    with pytest.raises(ConfigError, match='optimizer.kind: expected "Adam" or "SGD", got "subprocess.Popen"'):
+        TrainingConfig.from_dict({"model": {}, "optimizer": {"kind": "subprocess.Popen", "args": "true"}})
+
+
+def test_importing_configs_brings_only_the_standard_library():
+    for path in (Path(stoker.errors.__file__).parent / "config").glob("*.py"):
+        text = path.read_text()
+        tops = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        roots = {(node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name for node in tops}
+        assert {root.split(".")[0] for root in roots} <= sys.stdlib_module_names | {"stoker"}

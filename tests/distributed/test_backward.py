@@ -1,0 +1,142 @@
+"""Gradients as values under DDP and FSDP2: the same as on one process, and nothing left in `.grad`."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import stoker
+from stoker import Accumulator, backward, optim
+
+from .processes import run
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def samples():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(12, 4, generator=generator), torch.randint(0, 3, (12,), generator=generator)
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def wrapped(kind):
+    model = network()
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    if kind == "ddp, bucket views":
+        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in (model[0], model[2], model[4]):
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def gradients_of(rank, size, kind):
+    """This rank's share of the batch through a wrapped model, with a gradient of somebody else's lying in `.grad`."""
+    model = wrapped(kind)
+    x, y = (each.chunk(size)[rank] for each in samples())
+    parameters = list(model.parameters())
+    left = torch.zeros_like(parameters[0])
+    parameters[0].grad = left
+    grads = backward(F.cross_entropy(model(x), y), model)
+    assert parameters[0].grad is left and all(p.grad is None for p in parameters[1:])
+    norm = grads.norm()
+    clipped = grads.clone().clip_norm(0.05).norm()
+    part = grads.clone().take("2")
+    kept = {name: whole(tensor).clone() for name, tensor in grads.items()}
+    backward(F.cross_entropy(model(x * 100), y), model)  # must not write into what we hold
+    assert all(torch.equal(whole(grads[name]), kept[name]) for name in kept)
+    return kept, norm, clipped, list(part), [whole(tensor) for tensor in part.values()]
+
+
+def check_gradients(kind):
+    model, (x, y) = network(), samples()
+    expected = backward(F.cross_entropy(model(x), y), model)
+    norm = expected.norm()
+    for kept, total, clipped, names, part in run(gradients_of, 2, kind):
+        assert list(kept) == list(expected)  # the user's own names: no "module."
+        for name in kept:
+            torch.testing.assert_close(kept[name], expected[name], rtol=0, atol=1e-7)
+        torch.testing.assert_close(total, norm)
+        torch.testing.assert_close(clipped, torch.tensor(0.05))
+        assert names == ["2.weight", "2.bias"]
+        torch.testing.assert_close(part[0], expected["2.weight"], rtol=0, atol=1e-7)
+
+
+def test_gradients_under_ddp():
+    check_gradients("ddp")
+
+
+def test_gradients_under_ddp_with_bucket_views():
+    check_gradients("ddp, bucket views")
+
+
+def test_gradients_under_fsdp2():
+    check_gradients("fsdp2")
+
+
+def train(rank, size, kind):
+    model = wrapped(kind)
+    optimizer = optim.init({"4": optim.SGD(momentum=0.9), "*": optim.AdamW()}, model)
+    x, y = (each.chunk(size)[rank] for each in samples())
+    for _ in range(5):
+        accumulator = Accumulator()
+        for images, targets in zip(x.split(2), y.split(2), strict=True):
+            accumulator.add(backward(F.cross_entropy(model(images), targets), model), weight=len(images))
+        optimizer.step(accumulator.take().clip_norm(0.5), lr={"*.bias": 0.05, "*": 0.01})
+    judged = stoker.valid(model)(x)
+    assert not judged.requires_grad
+    return {name: whole(p.detach()).clone() for name, p in stoker.select(model, "*").items()}, judged
+
+
+def check_training(kind):
+    model, (x, y) = network(), samples()
+    optimizer = optim.init({"4": optim.SGD(momentum=0.9), "*": optim.AdamW()}, model)
+    for _ in range(5):
+        grads = backward(F.cross_entropy(model(x), y), model)
+        optimizer.step(grads.clip_norm(0.5), lr={"*.bias": 0.05, "*": 0.01})
+    expected = dict(model.named_parameters())
+    judged = stoker.valid(model)(x).chunk(2)
+    for rank, (parameters, outputs) in enumerate(run(train, 2, kind)):
+        assert list(parameters) == list(expected)
+        for name in expected:
+            torch.testing.assert_close(parameters[name], expected[name].detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(outputs, judged[rank], rtol=1e-4, atol=1e-5)
+
+
+def test_a_loop_under_ddp():
+    check_training("ddp")
+
+
+def test_a_loop_under_fsdp2():
+    check_training("fsdp2")
+
+
+def corners_of_ddp(rank, size):
+    critic = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+    generator = nn.Linear(4, 4)
+    grads = backward(critic(generator(torch.ones(2, 4))).mean(), critic)
+    assert list(grads) == ["weight", "bias"]
+    assert all(p.grad is None for p in generator.parameters()), "another model on the way was written to"
+
+    model = wrapped("ddp")
+    x, y = (each.chunk(size)[rank] for each in samples())
+    grads = backward(F.cross_entropy(model(x), y), model, wrt="0")
+    assert list(grads) == ["0.weight", "0.bias"]
+    assert all(p.grad is None for p in model.parameters())
+
+    frozen = network()
+    stoker.freeze(frozen, "0")
+    model = nn.parallel.DistributedDataParallel(frozen)
+    assert "0.weight" not in backward(F.cross_entropy(model(x), y), model)
+    return True
+
+
+def test_other_models_parts_and_frozen_parameters_under_ddp():
+    assert run(corners_of_ddp) == [True, True]

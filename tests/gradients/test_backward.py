@@ -1,0 +1,326 @@
+"""`backward` against torch's own `.backward()`, over the kinds of models and losses that people have."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import stoker
+from stoker import NotDifferentiable, backward
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def torch_gradients(model, loss):
+    """What `.backward()` leaves in `.grad`, as the independent reference."""
+    loss.backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    for p in model.parameters():
+        p.grad = None
+    return found
+
+
+def assert_same(grads, expected):
+    assert list(grads) == list(expected)
+    for name in expected:
+        assert torch.equal(grads[name], expected[name])
+        assert grads[name].stride() == expected[name].stride()
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x).tanh())
+
+
+class Transposed(nn.Module):
+    """Its gradient arrives in another layout than its parameter's."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        return (self.weight.t() @ x.t()).t() + self.scale
+
+
+MODELS = {
+    "mlp": (mlp, lambda: torch.randn(5, 4)),
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2)),
+        lambda: torch.randn(6, 1, 6, 6),
+    ),
+    "channels last": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).to(memory_format=torch.channels_last),
+        lambda: torch.randn(2, 3, 6, 6),
+    ),
+    "recurrent": (lambda: nn.GRU(4, 5, batch_first=True), lambda: torch.randn(2, 7, 4)),
+    "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), lambda: torch.randn(2, 5, 8)),
+    "tied": (Tied, lambda: torch.randn(5, 4)),
+    "transposed": (Transposed, lambda: torch.randn(5, 4)),
+    "embedding": (lambda: nn.Embedding(10, 4), lambda: torch.randint(0, 10, (6,))),
+    "sparse embedding": (lambda: nn.Embedding(10, 4, sparse=True), lambda: torch.randint(0, 10, (6,))),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gives_what_torch_leaves_in_grad(name):
+    make, inputs = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make(), inputs()
+
+    def loss():
+        torch.manual_seed(1)  # the same dropout both times
+        out = model(x)
+        return (out[0] if isinstance(out, tuple) else out).square().mean()
+
+    expected = torch_gradients(model, loss())
+    grads = backward(loss(), model)
+    assert list(grads) == list(expected)
+    for key in expected:
+        assert torch.equal(grads[key].to_dense(), expected[key].to_dense())
+    if name != "sparse embedding":
+        assert_same(grads, expected)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    widths=st.lists(st.integers(1, 6), min_size=2, max_size=4),
+    batch=st.integers(1, 5),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]),
+    frozen=st.sets(st.integers(0, 5)),
+)
+def test_any_network_any_type_any_frozen_part(widths, batch, dtype, frozen):
+    layers = [nn.Linear(a, b, dtype=dtype) for a, b in pairwise(widths)]
+    model = nn.Sequential(*layers)
+    parameters = list(model.parameters())
+    for number in frozen & set(range(len(parameters))):
+        parameters[number].requires_grad_(False)
+    x = torch.randn(batch, widths[0], dtype=dtype)
+    loss = model(x).abs().square().sum().float()
+    if not any(p.requires_grad for p in parameters):
+        with pytest.raises(NotDifferentiable):
+            backward(loss, model)
+        return
+    expected = torch_gradients(model, model(x).abs().square().sum().float())
+    assert_same(backward(loss, model), expected)
+
+
+def test_a_gradient_that_somebody_left_in_grad_is_neither_used_nor_lost():
+    model, x = mlp(), torch.randn(2, 4)
+    left = torch.full_like(model[0].weight, 7.0)
+    model[0].weight.grad = left
+    expected = backward(model(x).sum(), model).clone()
+    assert model[0].weight.grad is left and torch.equal(left, torch.full_like(left, 7.0))
+    model[0].weight.grad = None
+    assert torch.equal(backward(model(x).sum(), model)["0.weight"], expected["0.weight"])
+
+
+def test_what_the_loss_does_not_reach_is_absent():
+    model = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(2, 1)})
+    grads = backward(model["used"](torch.ones(1, 2)).sum(), model)
+    assert set(grads) == {"used.weight", "used.bias"}
+    with pytest.raises(stoker.NoSuchParameter, match="'unused.weight' has no gradient here: the loss does not depend"):
+        grads["unused.weight"]
+
+
+def test_frozen_parameters_have_none():
+    model = stoker.freeze(mlp(), "0")
+    assert set(backward(model(torch.ones(1, 4)).sum(), model)) == {"2.weight", "2.bias"}
+
+
+def test_a_tied_weight_stands_once_and_answers_to_both_names():
+    model = Tied()
+    grads = backward(model(torch.ones(1, 4)).sum(), model)
+    assert list(grads) == ["encoder.weight"]
+    assert list(grads.clone().take("decoder")) == ["encoder.weight"]
+    assert list(grads.take(model.decoder)) == ["encoder.weight"]
+
+
+def test_several_losses_through_one_model():
+    model, x = mlp(), torch.randn(3, 4)
+    out = model(x)
+    first = backward(out[:, 0].sum(), model, retain_graph=True)
+    second = backward(out[:, 1:].sum(), model)
+    whole = backward(model(x).sum(), model)
+    for name, tensor in (first + second).items():
+        torch.testing.assert_close(tensor, whole[name])
+
+
+def test_one_loss_through_several_models():
+    encoder, decoder, x = mlp(), nn.Linear(3, 2), torch.randn(3, 4)
+    grads = backward(decoder(encoder(x)).sum(), {"encoder": encoder, "decoder": decoder})
+    assert list(grads) == [
+        *(f"encoder.{name}" for name, _ in encoder.named_parameters()),
+        "decoder.weight",
+        "decoder.bias",
+    ]
+    listed = backward(decoder(encoder(x)).sum(), [encoder, decoder])
+    assert torch.equal(listed["1.weight"], grads["decoder.weight"])
+    alone = backward(decoder(encoder(x)).sum(), encoder)
+    assert torch.equal(alone["0.weight"], grads[encoder[0].weight])
+    optimizer = stoker.optim.SGD().init(encoder)  # knows the same parameters by its own names
+    before = encoder[0].weight.clone()
+    optimizer.step(grads.take(encoder), lr=0.1)
+    assert set(grads) == {"decoder.weight", "decoder.bias"} and not torch.equal(encoder[0].weight, before)
+
+
+def test_wrt_limits_it():
+    model = mlp()
+    assert set(backward(model(torch.ones(1, 4)).sum(), model, wrt="2")) == {"2.weight", "2.bias"}
+    assert set(backward(model(torch.ones(1, 4)).sum(), model, wrt=[model[0].bias, "*.weight"])) == {
+        "0.weight",
+        "0.bias",
+        "2.weight",
+    }
+    with pytest.raises(stoker.NoSuchParameter, match="'3' chooses no parameter"):
+        backward(model(torch.ones(1, 4)).sum(), model, wrt="3")
+    with pytest.raises(NotDifferentiable, match="all parameters that '0' chooses are frozen"):
+        backward(model(torch.ones(1, 4)).sum(), stoker.freeze(model, "0"), wrt="0")
+
+
+def test_double_backward():
+    model, x = mlp().double(), torch.randn(3, 4, dtype=torch.float64)
+    grads = backward(model(x).square().sum(), model, create_graph=True)
+    penalty = sum(tensor.square().sum() for tensor in grads.values())
+    second = backward(penalty, model)
+    twin = copy.deepcopy(model)
+    firsts = torch.autograd.grad(twin(x).square().sum(), list(twin.parameters()), create_graph=True)
+    sum(each.square().sum() for each in firsts).backward()
+    for name, parameter in twin.named_parameters():
+        torch.testing.assert_close(second[name], parameter.grad)
+    assert not grads.detach()["0.weight"].requires_grad and grads["0.weight"].requires_grad
+
+
+def test_clipping_differentiable_gradients_keeps_the_graph():
+    model = mlp()
+    grads = backward(model(torch.ones(1, 4)).square().sum(), model, create_graph=True).clip_norm(0.1).scale(2.0)
+    assert all(tensor.requires_grad for tensor in grads.values())
+    assert len(backward(grads["2.weight"].sum(), model)) > 0
+
+
+def test_wrappers_leave_no_trace_in_the_names():
+    class Compiled(nn.Module):  # what torch.compile makes, without the second that importing it takes
+        def __init__(self, inner):
+            super().__init__()
+            self._orig_mod = inner
+
+        def forward(self, x):
+            return self._orig_mod(x)
+
+    Compiled.__name__ = "OptimizedModule"
+    model = nn.Sequential(Compiled(nn.Linear(4, 8)), nn.Linear(8, 1))
+    grads = backward(Compiled(model)(torch.ones(1, 4)).sum(), Compiled(model))
+    assert list(grads) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+def test_a_compiled_model():
+    model = nn.Linear(2, 1)
+    compiled = torch.compile(model, backend="eager")
+    grads = backward(compiled(torch.ones(3, 2)).sum(), compiled)
+    assert list(grads) == ["weight", "bias"] and torch.equal(grads["bias"], torch.tensor([3.0]))
+
+
+def test_a_loss_of_one_element_is_a_number_too():
+    model = nn.Linear(2, 1)
+    assert len(backward(model(torch.ones(1, 2)), model)) == 2  # shape [1, 1]
+
+
+def loss_of(kind, model):
+    out = model(torch.ones(2, 4))
+    return {
+        "vector": lambda: out.sum(1),
+        "empty": lambda: out[:0].sum(1),
+        "integer": lambda: out.sum().long(),
+        "boolean": lambda: out.sum() > 0,
+        "complex": lambda: torch.complex(out.sum(), out.sum()),
+        "detached": lambda: out.sum().detach(),
+        "rebuilt": lambda: torch.tensor(out.sum().item()),
+        "foreign": lambda: nn.Linear(1, 1)(torch.ones(1, 1)).sum(),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("vector", r"shape \[2\]; gradients are of one number: reduce it with .mean\(\) or .sum\(\)"),
+        ("empty", r"shape \[0\]"),
+        ("integer", r"of type int64, which has no gradient: count in floats"),
+        ("boolean", r"of type bool"),
+        ("complex", r"of type complex64, which has no gradient: take its real part"),
+        ("detached", r"attached to no graph.*detached on the way"),
+        ("rebuilt", r"attached to no graph.*torch.tensor\(...\)"),
+        ("foreign", r"depends on none of the 4 parameters asked for: it was computed with another model"),
+    ],
+)
+def test_a_loss_without_a_gradient_says_which_it_is(kind, text):
+    model = mlp()
+    with pytest.raises(NotDifferentiable, match=text):
+        backward(loss_of(kind, model), model)
+    assert isinstance(NotDifferentiable("x"), RuntimeError)
+
+
+def test_a_loss_under_no_grad_or_valid():
+    model, x = mlp(), torch.ones(2, 4)
+    with torch.no_grad(), pytest.raises(NotDifferentiable, match="under torch.no_grad"):
+        backward(model(x).sum(), model)
+    with torch.inference_mode():
+        loss = model(x).sum()
+    with pytest.raises(NotDifferentiable, match="inference_mode"):
+        backward(loss, model)
+    loss = F.mse_loss(stoker.valid(model)(x), torch.ones(2, 3))
+    with pytest.raises(NotDifferentiable, match=r"through stoker.valid\(model\).*call the model itself"):
+        backward(loss, model)
+
+
+def test_a_graph_used_twice():
+    model = mlp()
+    loss = model(torch.ones(1, 4)).square().sum()
+    backward(loss, model)
+    with pytest.raises(NotDifferentiable, match="retain_graph=True"):
+        backward(loss, model)
+
+
+def test_all_frozen():
+    model = mlp()
+    loss = model(torch.ones(1, 4)).sum()
+    with pytest.raises(NotDifferentiable, match=r"all parameters are frozen.*stoker.unfreeze"):
+        backward(loss, stoker.freeze(model))
+
+
+@pytest.mark.parametrize("loss", [1.0, None, "loss"])
+def test_not_a_tensor(loss):
+    with pytest.raises(stoker.WrongType, match="a loss is a tensor, got"):
+        backward(loss, mlp())
+
+
+def test_not_a_model():
+    with pytest.raises(stoker.WrongType, match=r"expected a torch.nn.Module.*got int"):
+        backward(mlp()(torch.ones(1, 4)).sum(), 3)
+
+
+def test_an_error_of_torch_inside_the_graph_keeps_its_type():
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise RuntimeError("boom in the user's function")
+
+    model = nn.Linear(2, 1)
+    with pytest.raises(RuntimeError, match="boom in the user's function"):
+        backward(Bad.apply(model(torch.ones(1, 2))).sum(), model)

@@ -1,0 +1,215 @@
+"""Optimizers written for PyTorch, by torch and by others, driven by gradients as values."""
+
+import copy
+
+import pytest
+import pytorch_optimizer
+import schedulefree
+import torch
+from torch import nn
+
+import stoker
+from stoker import backward, optim
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def loss_of(model, seed):
+    return model(torch.randn(6, 4, generator=torch.Generator().manual_seed(seed))).square().mean()
+
+
+def equal(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+OTHERS = [
+    (torch.optim.RMSprop, {"alpha": 0.9}),
+    (torch.optim.Adam, {"fused": True}),
+    (torch.optim.SGD, {"momentum": 0.9}),
+    (schedulefree.AdamWScheduleFree, {"warmup_steps": 2}),
+    (schedulefree.SGDScheduleFree, {}),
+    *(
+        (getattr(pytorch_optimizer, name), {})
+        for name in ("Lion", "Prodigy", "AdaBelief", "AdamP", "Adan", "Lamb", "QHAdam", "StableAdamW", "Tiger")
+    ),
+    (pytorch_optimizer.AdaShift, {"keep_num": 3}),
+]
+
+
+@pytest.mark.parametrize(("cls", "settings"), OTHERS, ids=lambda value: getattr(value, "__name__", ""))
+def test_bit_for_bit_as_torch_drives_it(cls, settings):
+    ours, theirs = net(), net()
+    optimizer = optim.wrap(cls, **settings).init(ours)
+    native = cls(theirs.parameters(), lr=0.01, **settings)
+    if hasattr(native, "train"):
+        native.train()
+    for update in range(6):
+        torch.manual_seed(update)  # some draw random numbers
+        optimizer.step(backward(loss_of(ours, update), ours), lr=0.01)
+        native.zero_grad()
+        loss_of(theirs, update).backward()
+        torch.manual_seed(update)
+        native.step()
+        assert equal(ours, theirs), update
+    assert all(p.grad is None for p in ours.parameters())
+
+
+@pytest.mark.parametrize(("cls", "settings"), OTHERS, ids=lambda value: getattr(value, "__name__", ""))
+def test_state_goes_on_to_the_same_bits(cls, settings):
+    model = net()
+    optimizer = optim.wrap(cls, **settings).init(model)
+    for update in range(4):
+        optimizer.step(backward(loss_of(model, update), model), lr=0.01)
+    state, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+    resumed = net()
+    resumed.load_state_dict(weights)
+    again = optim.wrap(cls, **settings).init(resumed)
+    again.load_state_dict(state)
+    for update in range(4, 7):
+        for each, which in ((optimizer, model), (again, resumed)):
+            torch.manual_seed(update)
+            each.step(backward(loss_of(which, update), which), lr=0.01)
+    assert equal(model, resumed)
+
+
+def test_grad_is_lent_and_given_back():
+    model = net()
+    left = torch.full_like(model[0].weight, 3.0)
+    model[0].weight.grad = left
+    optimizer = optim.wrap(torch.optim.SGD).init(model)
+    before = model[0].weight.clone()
+    optimizer.step(
+        backward(loss_of(model, 0), model).take("2"), lr=0.1
+    )  # 0.weight is not stepped, also not by what was left
+    assert model[0].weight.grad is left and torch.equal(model[0].weight, before)
+
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        optim.wrap(Failing).init(model).step(backward(loss_of(model, 0), model), lr=0.1)
+    assert model[0].weight.grad is left and model[2].weight.grad is None
+
+
+def test_learning_rates_by_name_become_groups_and_one_step():
+    """One call of the optimizer's step, so that what it counts for a group advances once."""
+    model, theirs = net(), net()
+    optimizer = optim.wrap(torch.optim.AdamW).init(model)
+    native = torch.optim.AdamW(
+        [{"params": [p for n, p in theirs.named_parameters() if n.endswith(end)]} for end in ("bias", "weight")]
+    )
+    for update in range(4):
+        rates = {"*.bias": 0.1, "*": 0.01 * update}
+        optimizer.step(backward(loss_of(model, update), model), lr=rates)
+        for group, lr in zip(native.param_groups, rates.values(), strict=True):
+            group["lr"] = lr
+        native.zero_grad()
+        loss_of(theirs, update).backward()
+        native.step()
+        assert equal(model, theirs)
+    schedule_free = optim.wrap(schedulefree.SGDScheduleFree).init(net_ := net())
+    schedule_free.step(backward(loss_of(net_, 0), net_), lr={"*.bias": 0.1, "*": 0.2})
+    groups = schedule_free.state_dict()["rules"][0]["state"]["groups"]
+    assert [group["k"] for group in groups] == [1, 1] and [group["lr"] for group in groups] == [0.2, 0.1]
+
+
+def test_lbfgs_minimizes_a_closure():
+    x, y = torch.randn(20, 4), torch.randn(20, 3)
+    ours, theirs = net(), net()
+    optimizer = optim.wrap(torch.optim.LBFGS, max_iter=8).init(ours)
+    native = torch.optim.LBFGS(theirs.parameters(), lr=0.5, max_iter=8)
+    for _ in range(3):
+        loss = optimizer.minimize(lambda: (ours(x) - y).square().mean(), lr=0.5)
+
+        def closure():
+            native.zero_grad()
+            loss = (theirs(x) - y).square().mean()
+            loss.backward()
+            return loss
+
+        expected = native.step(closure)
+        assert torch.equal(loss, expected.detach()) and equal(ours, theirs)
+    assert all(p.grad is None for p in ours.parameters())
+    state = copy.deepcopy(optimizer.state_dict())
+    again = optim.wrap(torch.optim.LBFGS, max_iter=8).init(theirs)
+    again.load_state_dict(state)
+    optimizer.minimize(lambda: (ours(x) - y).square().mean(), lr=0.5)
+    again.minimize(lambda: (theirs(x) - y).square().mean(), lr=0.5)
+    assert equal(ours, theirs)
+
+
+def test_lbfgs_can_not_step_and_says_what_to_do():
+    model = net()
+    grads = backward(loss_of(model, 0), model)
+    with pytest.raises(
+        stoker.InvalidArgument, match=r"LBFGS evaluates the loss several times.*optimizer.minimize\(closure"
+    ):
+        optim.wrap(torch.optim.LBFGS).init(model).step(grads, lr=1.0)
+    assert len(grads) == 4
+    with pytest.raises(stoker.InvalidArgument, match="minimize is for one wrapped optimizer"):
+        optim.Adam().init(model).minimize(lambda: loss_of(model, 0), lr=0.1)
+
+
+def test_sparse_adam():
+    ours = nn.Embedding(6, 2, sparse=True)
+    theirs = copy.deepcopy(ours)
+    optimizer, native = (
+        optim.wrap(torch.optim.SparseAdam).init(ours),
+        torch.optim.SparseAdam(theirs.parameters(), lr=0.1),
+    )
+    for row in (1, 3, 1):
+        optimizer.step(backward(ours(torch.tensor([row])).square().sum(), ours), lr=0.1)
+        native.zero_grad()
+        theirs(torch.tensor([row])).square().sum().backward()
+        native.step()
+        assert torch.equal(ours.weight, theirs.weight)
+
+
+def test_what_can_not_be_wrapped():
+    with pytest.raises(stoker.WrongType, match="wrap takes a subclass of torch.optim.Optimizer, got <function"):
+        optim.wrap(lambda parameters: None)
+    with pytest.raises(stoker.InvalidArgument, match="the learning rate is no setting"):
+        optim.wrap(torch.optim.Adam, lr=0.1)
+
+    class Rateless(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+    with pytest.raises(stoker.InvalidArgument, match="Rateless has no learning rate"):
+        optim.wrap(Rateless).init(net())
+
+
+def test_a_required_learning_rate_is_no_obstacle():
+    class Old(torch.optim.Optimizer):
+        def __init__(self, params, lr):
+            super().__init__(params, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p -= group["lr"] * p.grad
+
+    model, twin = net(), net()
+    optim.wrap(Old).init(model).step(backward(loss_of(model, 0), model), lr=0.1)
+    optim.SGD().init(twin).step(backward(loss_of(twin, 0), twin), lr=0.1)
+    torch.testing.assert_close(model[0].weight, twin[0].weight)
+
+
+def test_state_that_is_no_plain_value_is_refused():
+    class Odd(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p]["thing"] = object()
+
+    model = net()
+    optimizer = optim.wrap(Odd).init(model)
+    optimizer.step(backward(loss_of(model, 0), model), lr=0.1)
+    with pytest.raises(stoker.StateMismatch, match="the optimizer keeps a object for '0.weight', which can't be saved"):
+        optimizer.state_dict()

@@ -1,0 +1,75 @@
+"""Importing stoker is light and changes nothing. Counted in modules and states, not in seconds."""
+
+import json
+import subprocess
+import sys
+
+STATES = """
+import json, logging, os, random, signal, sys, warnings
+import numpy, torch
+import torch.multiprocessing
+
+def states():
+    return {
+        "python's random numbers": str(hash(random.getstate())),
+        "numpy's random numbers": str(numpy.random.get_state()[1].tolist()),
+        "torch's random numbers": str(torch.get_rng_state().tolist()),
+        "default type": str(torch.get_default_dtype()),
+        "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "grad mode": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "tf32": [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32],
+        "cudnn": [torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic],
+        "precision": torch.get_float32_matmul_precision(),
+        "warnings": str(warnings.filters),
+        "loggers": sorted(logging.root.manager.loggerDict),
+        "handlers": str(logging.root.handlers),
+        "signals": str([signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]),
+        "environment": dict(os.environ),
+        "path": sys.path,
+        "hooks": str([sys.excepthook, sys.displayhook]),
+        "sharing": torch.multiprocessing.get_sharing_strategy(),
+        "pytrees": len(torch.utils._pytree.SUPPORTED_NODES),
+    }
+"""
+
+
+def in_a_fresh_process(program):
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def test_importing_changes_no_global_state():
+    before, after = in_a_fresh_process(
+        STATES + "before = states()\nimport stoker\nafter = states()\nprint(json.dumps([before, after]))"
+    )
+    for name in before:
+        assert before[name] == after[name], name
+
+
+def test_importing_is_light():
+    """100 ms are about 200 modules of ordinary size; what is heavy is named."""
+    new = in_a_fresh_process(
+        "import json, sys, torch\nbefore = set(sys.modules)\nimport stoker\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    others = [name for name in new if name.split(".")[0] != "stoker"]
+    assert len(others) <= 40, others
+    heavy = {"rich", "matplotlib", "pandas", "polars", "pyarrow", "datasets", "tyro", "scipy", "sklearn", "IPython"}
+    assert not heavy & {name.split(".")[0] for name in new}
+    slow = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.onnx"}
+    assert not slow & set(new)
+
+
+def test_training_loads_no_compiler():
+    """torch's own optimizers import torch._dynamo, about a second, when they are made; ours do not."""
+    loaded = in_a_fresh_process(
+        "import json, sys, torch, stoker\nfrom stoker import data, optim\n"
+        "model = torch.nn.Linear(3, 1)\noptimizer = optim.AdamW().init(model)\n"
+        "for (x,) in data.Loader((torch.randn(8, 3),), batch_size=4, shuffle=0):\n"
+        "    optimizer.step(stoker.backward(model(x).sum(), model), lr=1e-3)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    assert "torch._dynamo" not in loaded

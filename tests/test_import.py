@@ -57,7 +57,7 @@ def test_importing_is_light():
     )
     others = [name for name in new if name.split(".")[0] != "stoker"]
     assert len(others) <= 40, others
-    heavy = {"rich", "matplotlib", "pandas", "polars", "pyarrow", "datasets", "tyro", "scipy", "sklearn", "IPython"}
+    heavy = {"rich", "matplotlib", "pandas", "polars", "pyarrow", "datasets", "tyro", "scipy", "sklearn", "msgpack"}
     assert not heavy & {name.split(".")[0] for name in new}
     slow = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.onnx"}
     assert not slow & set(new)

@@ -1,6 +1,6 @@
 """Size and limits of many tensors at once, in torch's own arithmetic. Nothing here reads a value on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -56,10 +56,9 @@ def values_of(tensor: Tensor) -> Tensor:
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
-def _on_values(tensor: Tensor, function) -> Tensor:
+def _on_values(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     if not tensor.is_sparse:
         return function(tensor)
-    whole = tensor.coalesce()
-    return torch.sparse_coo_tensor(
-        whole.indices(), function(whole.values()), whole.shape, check_invariants=False, is_coalesced=True
-    )
+    changed = tensor.coalesce().clone()
+    changed.values().copy_(function(changed.values()))
+    return changed

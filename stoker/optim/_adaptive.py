@@ -94,6 +94,9 @@ class Adagrad(Algorithm):
             maximize=self.maximize,
         )
 
+    def refusal(self, parameter: Tensor) -> str | None:
+        return "torch has no fused Adagrad on a GPU; leave fused out" if self.fused and parameter.is_cuda else None
+
 
 class Adadelta(Algorithm):
     """Steps in the units of the parameter, as `torch.optim.Adadelta`; its usual learning rate is 1."""

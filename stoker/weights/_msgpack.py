@@ -3,7 +3,6 @@
 from collections.abc import Container, Iterable, Iterator
 from typing import IO, Any
 
-import msgpack
 from torch import Tensor
 
 from stoker.errors import BadFile
@@ -30,7 +29,7 @@ _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # the width of a length, by the first by
 
 def write(file: IO[bytes], head: Head, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Writes the head, and then the tensors, which have to come in the head's order."""
-    pack = msgpack.Packer()
+    pack = _msgpack().Packer()
     entries = {
         name: {"dtype": dtype_name(entry.dtype), "shape": list(entry.shape)} for name, entry in head.tensors.items()
     }
@@ -57,7 +56,7 @@ class Contents:
             complete = set(found) == {"stoker", "metadata", "tensors"} and unpacker.unpack() == "data"
             if not complete or unpacker.read_map_header() != len(found["tensors"]):
                 raise ValueError("it is no map of stoker, metadata, tensors and data")
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError, _msgpack().UnpackException) as error:
             raise BadFile(f"{source.name} is no MessagePack file of weights: {_said(error)}") from error
         self._start = unpacker.tell()
         self.head = _head(source.name, found)
@@ -78,16 +77,23 @@ class Contents:
 
     def _open_tensor(self, name: str, count: int) -> None:
         """Reads a name and the start of its bytes, by hand: an unpacker would hold all of them, several times."""
-        source, key = self._source, msgpack.Packer().pack(name)
+        source, key = self._source, _msgpack().Packer().pack(name)
         same = source.exactly(len(key)) == key
         width = _LENGTHS.get(source.exactly(1)[0], 0)
         if not same or not width or int.from_bytes(source.exactly(width), "big") != count:
             raise BadFile(f"{source.name}: where the tensor {short(name)} should be is something else")
 
 
+def _msgpack() -> Any:
+    """The library, from when it is used: it takes as long to load as all of stoker."""
+    import msgpack
+
+    return msgpack
+
+
 def _unpacker(source: Source) -> Any:
     """For the head only, where the only lists are shapes; so nothing forged can ask for much memory."""
-    return msgpack.Unpacker(
+    return _msgpack().Unpacker(
         source,
         read_size=1 << 14,
         max_buffer_size=_LARGEST_HEADER,

@@ -30,11 +30,13 @@ def wrapped(kind):
         return nn.parallel.DistributedDataParallel(model)
     if kind == "ddp, bucket views":
         return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))  # also on a machine that has a GPU
     for layer in (model[0], model[2], model[4]):
-        fully_shard(layer)
-    return fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def gradients_of(rank, size, kind):

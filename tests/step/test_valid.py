@@ -304,7 +304,7 @@ def test_a_wrapped_model_is_viewed_without_its_wrapper(wrap):
     model = noisy()
     reference = copy.deepcopy(model).eval()(BATCH)
     for wrapped in (wrap(model), nn.Sequential(wrap(model))):
-        view = valid(wrapped)
+        view = valid(wrapped.cpu())  # DataParallel moves a model to the GPU where there is one
         assert torch.equal(view(BATCH), reference)
         assert all(name.split(".")[-1] in ("weight", "bias") for name, _ in view.named_parameters())
         assert not any("module" in name or "_orig_mod" in name for name in view.state_dict())

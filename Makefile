@@ -38,5 +38,9 @@ types: $(READY)  ## basedpyright on stoker/
 bench: $(READY)  ## stoker's parts and plain torch side by side, as ratios
 	$(BIN)/python -m benchmarks.own_loop
 
+docs: $(READY)  ## the API, from its docstrings, as pages in site/
+	$(BIN)/pdoc stoker --output-directory site
+	@echo "open site/index.html"
+
 clean:  ## forget the environment and every cache
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site dist

@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)  ## train on digits drawn by code, judge, save, and say where to look next
-	$(BIN)/python examples/demo.py
+	$(BIN)/stoker demo
 
 test: $(READY)  ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope
@@ -35,8 +35,13 @@ format: $(READY)  ## put the code into the house's format
 types: $(READY)  ## basedpyright on stoker/
 	$(BIN)/basedpyright
 
-bench: $(READY)  ## stoker's parts and plain torch side by side, as ratios
+$(VENV)/.peers: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.peers  ## stoker, plain torch and the peers side by side, as ratios
 	$(BIN)/python -m benchmarks.own_loop
+	$(BIN)/python -m benchmarks.fit
 
 docs: $(READY)  ## the API, from its docstrings, as pages in site/
 	$(BIN)/pdoc stoker --output-directory site

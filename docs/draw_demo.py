@@ -1,38 +1,71 @@
-"""Makes docs/demo.svg: the demo's own output, recorded as it stands in a terminal when it has ended."""
+"""Makes docs/demo.svg: `stoker demo` in a real terminal of 100 columns, as it looks in the middle of training."""
 
 import io
+import os
+import pty
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+import pyte
+from rich.console import Console
+from rich.text import Text
 
 HERE = Path(__file__).parent
+COLUMNS, LINES = 100, 26
+NAMES = {"brown": "yellow"}  # what pyte calls it, and what rich does
 
 
-class Still:
-    """In place of rich's `Live`, whose every frame would be recorded: shows the last one."""
+def frames() -> list[list[Text]]:
+    """The screen after everything that the program wrote."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(LINES)}
+    screen = pyte.Screen(COLUMNS, LINES)
+    stream = pyte.ByteStream(screen)
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", "from stoker.cli import main; main()", "demo"]
+        program = subprocess.Popen(
+            command, stdin=follower, stdout=follower, stderr=follower, cwd=folder, env=environment
+        )
+        os.close(follower)
+        while True:
+            try:
+                written = os.read(leader, 65536)
+            except OSError:  # the program is gone
+                break
+            if not written:
+                break
+            stream.feed(written)
+            found.append([line(screen, row) for row in range(LINES)])
+        program.wait()
+    return found
 
-    def __init__(self, renderable: RenderableType, *, console: Console, **_: object) -> None:
-        self.last, self.console = renderable, console
 
-    def update(self, renderable: RenderableType) -> None:
-        self.last = renderable
-
-    def __enter__(self) -> "Still":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.console.print(self.last)
+def line(screen: pyte.Screen, row: int) -> Text:
+    """A line of the screen with its colours."""
+    text = Text()
+    for column in range(COLUMNS):
+        cell = screen.buffer[row][column]
+        colour = NAMES.get(cell.fg, cell.fg)
+        colour = f"#{colour}" if len(colour) == 6 and all(each in "0123456789abcdef" for each in colour) else colour
+        bright = colour.replace("bright", "bright_") if colour.startswith("bright") else colour
+        text.append(cell.data, style=f"{'bold ' if cell.bold else ''}{bright}")
+    text.rstrip()
+    return text
 
 
 def main() -> None:
-    sys.path.insert(0, str(HERE.parent / "examples"))
-    import demo
-
-    demo.Live = Still
-    demo.console = Console(record=True, force_terminal=True, width=112, file=io.StringIO(), highlight=False)
-    demo.main(pictures=True)
-    demo.console.save_svg(str(HERE / "demo.svg"), title="make demo")
+    everything = frames()
+    training = [frame for frame in everything if any("left" in each.plain for each in frame)]
+    chosen = training[len(training) * 3 // 4] if training else everything[-1]
+    while not chosen[-1].plain:
+        chosen.pop()
+    console = Console(record=True, width=COLUMNS, force_terminal=True, file=io.StringIO())
+    for each in chosen:
+        console.print(each)
+    console.save_svg(str(HERE / "demo.svg"), title="stoker demo")
 
 
 if __name__ == "__main__":

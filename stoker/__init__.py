@@ -14,8 +14,9 @@ Data walks through the rooms in this order, and the names below stand in it:
 ...     optimizer.step(stoker.backward(loss, model), lr=1e-2)
 """
 
-from stoker import data, gradients, optim, schedule, step, weights
+from stoker import callbacks, data, gradients, learner, loop, metrics, optim, record, schedule, show, step, weights
 from stoker._select import freeze, select, unfreeze
+from stoker.callbacks import Callback
 from stoker.config import Config
 from stoker.errors import (
     BadData,
@@ -24,18 +25,34 @@ from stoker.errors import (
     GradientsConsumed,
     InvalidArgument,
     MissingExtra,
+    MissingFile,
+    NoSuchMetric,
     NoSuchParameter,
     NotDifferentiable,
+    NotFinite,
+    RunExists,
     SampleFailed,
     StateMismatch,
     StokerError,
+    UnknownHook,
     UnmatchedParameter,
     UnsupportedGradient,
     WorkerDied,
     WrongType,
 )
 from stoker.gradients import Accumulator, Gradients, backward
-from stoker.step import ClassificationOutput, MultiLabelOutput, Output, RegressionOutput, SequenceOutput, valid
+from stoker.learner import Fitted, Learner, lr_find
+from stoker.record import Record
+from stoker.step import (
+    ClassificationOutput,
+    MultiLabelOutput,
+    Objective,
+    Output,
+    RegressionOutput,
+    SequenceOutput,
+    summary,
+    valid,
+)
 from stoker.weights import load, load_torch, save
 
 __version__ = "0.1.0"
@@ -44,37 +61,55 @@ __all__ = [
     "Accumulator",
     "BadData",
     "BadFile",
+    "Callback",
     "ClassificationOutput",
     "Config",
     "ConfigError",
+    "Fitted",
     "Gradients",
     "GradientsConsumed",
     "InvalidArgument",
+    "Learner",
     "MissingExtra",
+    "MissingFile",
     "MultiLabelOutput",
+    "NoSuchMetric",
     "NoSuchParameter",
     "NotDifferentiable",
+    "NotFinite",
+    "Objective",
     "Output",
+    "Record",
     "RegressionOutput",
+    "RunExists",
     "SampleFailed",
     "SequenceOutput",
     "StateMismatch",
     "StokerError",
+    "UnknownHook",
     "UnmatchedParameter",
     "UnsupportedGradient",
     "WorkerDied",
     "WrongType",
     "backward",
+    "callbacks",
     "data",
     "freeze",
     "gradients",
+    "learner",
     "load",
     "load_torch",
+    "loop",
+    "lr_find",
+    "metrics",
     "optim",
+    "record",
     "save",
     "schedule",
     "select",
+    "show",
     "step",
+    "summary",
     "unfreeze",
     "valid",
     "weights",

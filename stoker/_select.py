@@ -20,6 +20,7 @@ T = TypeVar("T")
 WRAPPERS = {
     "OptimizedModule": "_orig_mod",
     "DistributedDataParallel": "module",
+    "DataParallel": "module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
 }
 
@@ -27,8 +28,9 @@ WRAPPERS = {
 def named_parameters(model: Models) -> dict[str, nn.Parameter]:
     """Every parameter once, by the name it has in the user's own module, in the model's order.
 
-    Wrappers (`torch.compile`, DDP, activation checkpointing) leave no trace in the names, a parameter that stands in
-    two places has the name of the first, and of several models each name starts with the model's key or number.
+    Wrappers (`torch.compile`, DDP, DataParallel, activation checkpointing) leave no trace in the names, a parameter
+    that stands in two places has the name of the first, and of several models each name starts with the model's key
+    or number.
     """
     found: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
@@ -110,6 +112,8 @@ def chosen_names(selector: Selector, parameters: Mapping[str, Tensor], model: Mo
             owners = [owner.get(id(parameter)) for name, parameter in places(model) if matches(selector, name)]
             chosen.update(name for name in owners if name is not None)
     elif isinstance(selector, Sequence):
+        if not selector:
+            raise NoSuchParameter("an empty list chooses no parameter; '*' chooses all")
         return set().union(*(chosen_names(each, parameters, model) for each in selector))
     else:
         raise WrongType(

@@ -10,9 +10,14 @@ StokerError
 ├── UnsupportedGradient (RuntimeError)  a kind of gradient that an optimizer can't take
 ├── StateMismatch (ValueError)          a saved state and a model that don't fit
 ├── BadFile (ValueError)                a file that is torn, changed, or not what it should be
+│   └── MissingFile (FileNotFoundError)    a file that is not there
 ├── BadData (ValueError)                data that can't be loaded as samples
 ├── SampleFailed (RuntimeError)         a sample whose own exception could not be brought over from its worker
 ├── WorkerDied (RuntimeError)           a loading process that went away
+├── UnknownHook (AttributeError)        a method of a callback that is called like a milestone and is none
+├── NoSuchMetric (KeyError, ValueError) a name that no number has
+├── NotFinite (ArithmeticError)         a loss or gradient that is NaN or infinite
+├── RunExists (FileExistsError)         a directory that already holds a run
 ├── ConfigError (ValueError)            a field of a config that is unknown, missing or of the wrong type
 └── MissingExtra (ImportError)          an optional dependency that is not installed
 
@@ -66,6 +71,10 @@ class BadFile(StokerError, ValueError):
     """A file that is torn, changed, or not what it should be."""
 
 
+class MissingFile(BadFile, FileNotFoundError):
+    """A file that is not there; the text says where it was looked for."""
+
+
 class BadData(StokerError, ValueError):
     """Data that can't be loaded as samples."""
 
@@ -76,6 +85,22 @@ class SampleFailed(StokerError, RuntimeError):
 
 class WorkerDied(StokerError, RuntimeError):
     """A loading process that went away."""
+
+
+class UnknownHook(StokerError, AttributeError):
+    """A method of a callback that is called like a milestone and is none."""
+
+
+class NoSuchMetric(StokerError, KeyError, ValueError):
+    """A name that no number has; the text says which there are."""
+
+
+class NotFinite(StokerError, ArithmeticError):
+    """A loss or gradient that is NaN or infinite; the text says where it came from."""
+
+
+class RunExists(StokerError, FileExistsError):
+    """A directory that already holds a run."""
 
 
 class ConfigError(StokerError, ValueError):

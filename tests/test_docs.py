@@ -17,7 +17,7 @@ ROOT = PACKAGE.parent
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in PACKAGE.rglob("*.py")
 )
-PROGRAMS = [*sorted((ROOT / "examples" / "tour").glob("*.py")), ROOT / "examples" / "demo.py"]
+PROGRAMS = [*sorted((ROOT / "examples" / "tour").glob("*.py")), ROOT / "examples" / "own_loop.py"]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -44,7 +44,9 @@ def run_in(folder, program, *arguments):
 def test_programs_run_as_written(program, tmp_path):
     run_in(tmp_path, program)
     written = {path.name for path in tmp_path.iterdir()}
-    assert written <= ({"runs"} if program.name == "demo.py" else set()), "nothing is written where nothing was named"
+    assert written <= ({"runs"} if program.name == "own_loop.py" else set()), (
+        "nothing is written where nothing was named"
+    )
 
 
 def blocks(page):

@@ -16,7 +16,7 @@ def visible(module):
     return {
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and (not inspect.ismodule(value) or (module is stoker and name in ROOMS))
+        if not name.startswith("_") and (not inspect.ismodule(value) or (module is stoker and name in ROOMS[:-1]))
     }
 
 

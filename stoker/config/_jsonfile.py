@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stoker.errors import BadFile
+from stoker.errors import BadFile, MissingFile, did_you_mean
 
 
 def write_json(path: Path, data: Any) -> Path:
@@ -64,6 +64,13 @@ def read_json(path: Path) -> Any:
         raise ValueError(f'{word} is no number in JSON; write "{word}"')
 
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=once, parse_constant=refuse)
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise MissingFile(f"there is no file {str(path)!r}{did_you_mean(path.name, there)}") from error
+    except IsADirectoryError as error:
+        raise BadFile(f"{str(path)!r} is a folder; expected a config in it, by name") from error
+    try:
+        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=once, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise BadFile(f"{path}: expected a config in JSON, as `save` writes it, but: {error}") from error

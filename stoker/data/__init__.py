@@ -8,6 +8,7 @@ from stoker.data._concat import concat
 from stoker.data._digits import digits
 from stoker.data._files import cifar10, idx, read_idx
 from stoker.data._loader import Loader, Walk
+from stoker.data._move import moved
 from stoker.data._source import Source
 from stoker.data._split import split
 from stoker.data._views import mapped, shuffled, take
@@ -22,6 +23,7 @@ __all__ = [
     "digits",
     "idx",
     "mapped",
+    "moved",
     "read_idx",
     "shuffled",
     "split",

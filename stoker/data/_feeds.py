@@ -36,6 +36,11 @@ class Feed(Protocol):
         ...
 
 
+def counted(samples: int, size: int, drop_last: bool) -> int:
+    """The batches that so many samples make."""
+    return samples // size if drop_last else -(-samples // size)
+
+
 @dataclass(frozen=True)
 class Numbered:
     """Samples that have numbers, cut into batches, in an order keyed by (seed, epoch) where there is a seed."""
@@ -46,7 +51,7 @@ class Numbered:
     shuffle: int | None
 
     def batches(self) -> int:
-        return self.count // self.size if self.drop_last else -(-self.count // self.size)
+        return counted(self.count, self.size, self.drop_last)
 
     def check(self, batch: int) -> None:
         if batch > self.batches():  # the end itself is a place to continue from
@@ -119,10 +124,18 @@ class Streamed:
     build: Build
 
     def samples(self) -> int:
-        raise WrongType(f"{self._name()} does not say how many samples it has")
+        stream: Any = self.stream.samples
+        try:
+            return len(stream)  # an IterableDataset may say it
+        except TypeError:
+            name = type(stream).__name__
+            raise WrongType(
+                f"a stream ({name}) does not say how many samples it has, so its batches can't be counted ahead; "
+                "give it a __len__ if that is known"
+            ) from None
 
     def batches(self) -> int:
-        raise WrongType(f"{self._name()} does not say how many samples it has, so its batches can't be counted ahead")
+        return counted(self.samples(), self.size, self.drop_last)
 
     def check(self, batch: int) -> None:
         """Only reading tells where a stream ends."""
@@ -130,9 +143,6 @@ class Streamed:
     def open(self, epoch: int, batch: int) -> Iterator[Any]:
         tasks = tasks_of_stream(self.stream, size=self.size, drop_last=self.drop_last, epoch=epoch, batch=batch)
         return self.build(tasks)
-
-    def _name(self) -> str:
-        return f"a stream ({type(self.stream.samples).__name__})"
 
 
 @dataclass(frozen=True)

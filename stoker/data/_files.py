@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from stoker.errors import BadFile, InvalidArgument, did_you_mean
+from stoker.errors import BadFile, InvalidArgument, MissingFile, did_you_mean
 
 _PathLike = str | os.PathLike[str]
 T = TypeVar("T")
@@ -88,8 +88,10 @@ def read_idx(path: _PathLike) -> Tensor:
     tensor([  1, 256,  -1], dtype=torch.int16)
     """
     path = Path(path)
+    if path.is_dir():
+        raise BadFile(f"{path} is a folder; expected an idx file in it, by name")
     if not path.is_file():
-        raise BadFile(f"there is no file {path}")
+        raise MissingFile(f"there is no file {path}")
     with path.open("rb") as file:
         if file.peek(2)[:2] != b"\x1f\x8b":
             return _parse_idx(file, path, most=path.stat().st_size)
@@ -175,7 +177,7 @@ def _find_idx(folder: Path, stem: str, kind: str) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise BadFile(f"{folder} has no {' or '.join(names)}; {_contents(folder)}")
+    raise MissingFile(f"{folder} has no {' or '.join(names)}; {_contents(folder)}")
 
 
 def _find_cifar10(folder: Path, names: list[str]) -> list[Path]:
@@ -192,7 +194,7 @@ def _find_cifar10(folder: Path, names: list[str]) -> list[Path]:
             f"{found} is the Python version of CIFAR-10, which is pickle: reading it would run code out of the file; "
             f"fetch the binary version (cifar-10-binary.tar.gz) and unpack it in {folder}"
         )
-    raise BadFile(f"{place} has no {', '.join(missing)}; {_contents(place)}")
+    raise MissingFile(f"{place} has no {', '.join(missing)}; {_contents(place)}")
 
 
 def _contents(folder: Path) -> str:

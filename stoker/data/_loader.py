@@ -29,13 +29,15 @@ class Loader:
     >>> len(later), [targets.tolist() for _, targets in later] == [targets.tolist() for _, targets in later]
     (1, True)
 
-    Each `for` over a loader walks its next epoch, counted from 0; `at` starts anywhere and leaves the count alone.
+    Each `for` over a loader walks its next epoch, counted from 0, and so does each `next(iter(loader))`, which uses up
+    an epoch for one batch; `at` starts anywhere and leaves the count alone.
 
     - `source`: a tensor or array, a tuple or mapping of them, a pandas, polars or Arrow table: columns in memory, whose
-      batches are rows of them (views of the source, where it is not shuffled). A list, a torch Dataset, a Hugging Face
-      dataset: sample by sample. An iterable: in the order that it gives, by one reader. A torch `DataLoader`: as it is,
-      and alone in needing no `batch_size`.
-    - `shuffle`: a seed for the order, which changes with every epoch; it also seeds what a transform draws (else 0).
+      samples and batches are copies, so that a transform or a training step may write into them. A list, a torch
+      Dataset, a Hugging Face dataset: sample by sample, each as the source gives it. An iterable: in the order that it
+      gives, by one reader. A torch `DataLoader`: as it is, and alone in needing no `batch_size`.
+    - `shuffle`: a seed for the order, which changes with every epoch; it also seeds what a transform draws. Without it
+      that seed is 0, and so it always is for an iterable, which can't be shuffled.
     - `workers`: processes that load ahead; columns in memory need none without a transform or batcher, and use none.
     - `batcher`: makes a batch, of any type, out of a list of samples; without one samples are stacked.
     - `transform`: a function of a sample (of its parts, where it is a tuple). What it draws from torch, numpy or

@@ -4,10 +4,12 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from stoker._select import Models
 from stoker.errors import GradientsConsumed, InvalidArgument, WrongType
-from stoker.gradients._gradients import Gradients
+from stoker.gradients._clip import on_values, single
+from stoker.gradients._gradients import Gradients, merged
 
 
 class Accumulator:
@@ -25,7 +27,7 @@ class Accumulator:
     A parameter that only some additions hold counts as zero in the others. `reduce="sum"` leaves out the division.
     """
 
-    __slots__ = ("_count", "_reduce", "_sum", "_weight", "_wide")
+    __slots__ = ("_count", "_model", "_parameters", "_reduce", "_weight", "_wide")
 
     def __init__(self, reduce: Literal["mean", "sum"] = "mean") -> None:
         if reduce not in ("mean", "sum"):
@@ -36,7 +38,8 @@ class Accumulator:
     def _clear(self) -> None:
         self._count = 0
         self._weight: float | Tensor = 0
-        self._sum: Gradients | None = None
+        self._model: Models | None = None
+        self._parameters: dict[str, nn.Parameter] = {}  # of all additions so far, in the model's order
         self._wide: dict[str, Tensor] = {}  # running sums, ours alone, 16-bit gradients in 32 bits
 
     def __len__(self) -> int:
@@ -44,21 +47,23 @@ class Accumulator:
         return self._count
 
     def add(self, grads: Gradients, weight: float | Tensor = 1) -> None:
-        """Uses up `grads`. The weight may be a 0-d tensor (a count of tokens, say): nothing waits for the device."""
+        """Uses up `grads`. The weight may be a 0-d tensor (a count of tokens, say): nothing waits for the device.
+
+        Weight 0 counts as nothing, whatever the gradients are: NaN, where a loss is a mean over no tokens.
+        """
         if not isinstance(grads, Gradients):
             raise WrongType(f"add takes Gradients, got {type(grads).__name__}; stoker.backward makes them")
-        if not isinstance(weight, Tensor) and not (weight >= 0 and math.isfinite(weight)):
+        if isinstance(weight, Tensor):
+            weight = single(weight.detach(), "a weight")
+        elif not (weight >= 0 and math.isfinite(weight)):
             raise InvalidArgument(f"a weight is a number of at least 0, got {weight!r}")
-        parameters = {name: grads.parameter(name) for name in grads}
-        if self._sum is not None:
-            for name, parameter in parameters.items():
-                if self._sum._parameters.get(name, parameter) is not parameter:
-                    raise InvalidArgument(f"{name!r} is another parameter than before: these are of another model")
+        parameters = merged(self._parameters, grads._parameters, "than before")
         tensors = grads.use("Accumulator.add")
+        if len(grads._parameters) > len(self._parameters):
+            self._model = grads._model
+        self._parameters = parameters
         self._count += 1
         self._weight = self._weight + weight
-        if self._sum is None:
-            self._sum = grads  # emptied; it still knows the model's parameters and their order
         if not isinstance(weight, Tensor) and weight == 0:
             return  # an infinite gradient times zero would be NaN
         for name, tensor in tensors.items():
@@ -66,26 +71,28 @@ class Accumulator:
 
     def _add(self, name: str, tensor: Tensor, weight: float | Tensor) -> None:
         wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        if isinstance(weight, Tensor):
+            # Chosen on the device: an infinite gradient times zero would be NaN here too.
+            factor, nothing = weight.to(wide.device), (weight == 0).to(wide.device)
+            wide, weight = on_values(wide * factor, lambda values: torch.where(nothing, 0, values)), 1
         if name not in self._wide:
             self._wide[name] = wide * weight  # always a new tensor: later additions write into it
-        elif isinstance(weight, Tensor):
-            self._wide[name] += wide * weight
         else:
             self._wide[name].add_(wide, alpha=weight)
 
     def take(self) -> Gradients:
         """The mean (or sum) of what was added; the accumulator is empty afterwards."""
-        total, source = self._weight, self._sum
-        if source is None:
+        total, model, parameters = self._weight, self._model, self._parameters
+        if model is None:
             raise GradientsConsumed("the accumulator is empty: add gradients before taking them")
         if not isinstance(total, Tensor) and total == 0:
             raise InvalidArgument(
                 f"all {self._count} gradients in the accumulator had weight 0: there is nothing to take a mean of"
             )
         tensors: dict[str, Tensor] = {}
-        for name, parameter in source._parameters.items():
+        for name, parameter in parameters.items():
             if name in self._wide:
                 tensor = self._wide[name] / total if self._reduce == "mean" else self._wide[name]
                 tensors[name] = tensor.to(parameter.dtype)
         self._clear()
-        return Gradients._of(tensors, source._parameters, source._model)
+        return Gradients._of(tensors, parameters, model)

@@ -6,7 +6,7 @@ is afterwards what it was before.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,9 @@ def backward(
     models go in as a mapping or a list: `backward(loss, {"encoder": encoder, "decoder": decoder})` names them
     `encoder.0.weight`. `retain_graph` keeps the graph for another call, `create_graph` makes the gradients
     differentiable themselves; both mean what they mean in torch.
+
+    Under DDP give the wrapped model, `backward(loss, ddp)`, alone, compiled or as a part of a module: the gradients
+    are averaged over the processes. `backward(loss, ddp.module)` gives those of this process only.
     """
     _check(loss, model)
     parameters = named_parameters(model)
@@ -90,8 +93,14 @@ def needs_backward(model: Models, parameters: Iterable[nn.Parameter]) -> bool:
     """Whether gradients are averaged over processes by hooks that only `.backward()` runs (DDP, FSDP)."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return False
-    replicated = any(isinstance(each, nn.parallel.DistributedDataParallel) for each in modules_of(model))
+    replicated = any(isinstance(each, nn.parallel.DistributedDataParallel) for each in _everywhere(model))
     return replicated or _sharded(model, parameters)
+
+
+def _everywhere(model: Models) -> Iterator[nn.Module]:
+    """All modules, also those inside of others: DDP may be compiled, or a part of something larger."""
+    for each in modules_of(model):
+        yield from each.modules()
 
 
 def _sharded(model: Models, parameters: Iterable[nn.Parameter]) -> bool:
@@ -99,7 +108,7 @@ def _sharded(model: Models, parameters: Iterable[nn.Parameter]) -> bool:
     tensor, fsdp = sys.modules.get("torch.distributed.tensor"), sys.modules.get("torch.distributed.fsdp")
     if tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in parameters):
         return True
-    return fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in modules_of(model))
+    return fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in _everywhere(model))
 
 
 def _harvested(
@@ -115,7 +124,7 @@ def _harvested(
         leaves = None if _sharded(model, everything) else [each for each in everything if each.requires_grad]
         loss.backward(create_graph=create_graph, retain_graph=retain_graph, inputs=leaves)
         # A view into a reduction bucket is overwritten by the next backward: gradients that are kept need their own.
-        views = any(getattr(each, "gradient_as_bucket_view", False) for each in modules_of(model))
+        views = any(getattr(each, "gradient_as_bucket_view", False) for each in _everywhere(model))
         return [
             parameter.grad.clone() if views and parameter.grad is not None else parameter.grad
             for parameter in trainable.values()
@@ -148,7 +157,8 @@ def _check(loss: Tensor, model: Models) -> None:
         )
     if any(was_viewed(each) for each in modules_of(model)):
         raise NotDifferentiable(
-            "the loss was computed through stoker.valid(model), which has no autograd: call the model itself to train"
+            "the loss was probably computed through stoker.valid(model), which has no autograd (call the model itself "
+            "to train), or detached on the way (.detach(), .item(), numpy)"
         )
     raise NotDifferentiable(
         "the loss is attached to no graph: it was computed under torch.no_grad(), detached on the way "

@@ -35,7 +35,7 @@ def scaled(tensors: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
 
 def clamped(tensors: Sequence[Tensor], limit: float) -> list[Tensor]:
     """Each element between -limit and limit, as new tensors."""
-    return [_on_values(tensor, lambda values: torch.clamp(values, -limit, limit)) for tensor in tensors]
+    return [on_values(tensor, lambda values: torch.clamp(values, -limit, limit)) for tensor in tensors]
 
 
 def finite(tensors: Sequence[Tensor]) -> Tensor:
@@ -51,12 +51,20 @@ def positive(limit: float, name: str) -> float:
     return float(limit)
 
 
+def single(value: Tensor, what: str) -> Tensor:
+    """A tensor of one element without dimensions, so that it changes no shape; more elements are refused."""
+    if value.numel() != 1:
+        raise InvalidArgument(f"{what} is one number, got a tensor of shape {list(value.shape)}")
+    return value.reshape(())
+
+
 def values_of(tensor: Tensor) -> Tensor:
     """The elements that a tensor stores: of a sparse one, those that are not zero."""
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
-def _on_values(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+def on_values(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function of the elements, of a sparse tensor only of those that it stores."""
     if not tensor.is_sparse:
         return function(tensor)
     changed = tensor.coalesce().clone()

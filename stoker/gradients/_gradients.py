@@ -6,9 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker._select import Models, Selector, chosen_names, describe, named_parameters
-from stoker.errors import GradientsConsumed, InvalidArgument, NoSuchParameter, WrongType, did_you_mean
-from stoker.gradients._clip import clamped, finite, norm_factor, positive, scaled, total_norm, values_of
+from stoker._select import Models, Selector, chosen_names, describe, named_parameters, places
+from stoker.errors import (
+    GradientsConsumed,
+    InvalidArgument,
+    NoSuchParameter,
+    UnsupportedGradient,
+    WrongType,
+    did_you_mean,
+)
+from stoker.gradients._clip import clamped, finite, norm_factor, positive, scaled, single, total_norm, values_of
 
 
 class Gradients(Mapping[str, Tensor]):
@@ -54,7 +61,7 @@ class Gradients(Mapping[str, Tensor]):
     def __getitem__(self, key: str | Tensor) -> Tensor:
         if isinstance(key, str) and key in self._tensors:
             return self._tensors[key]
-        name = key if isinstance(key, str) else self._name_of(key)
+        name = self._own_name(key) if isinstance(key, str) else self._name_of(key)
         if name in self._tensors:
             return self._tensors[name]
         if not self._tensors and self._gone:
@@ -72,7 +79,7 @@ class Gradients(Mapping[str, Tensor]):
     def __contains__(self, key: object) -> bool:
         if isinstance(key, Tensor):
             return any(self._parameters[name] is key for name in self._tensors)
-        return key in self._tensors
+        return key in self._tensors or (isinstance(key, str) and self._own_name(key) in self._tensors)
 
     def __eq__(self, other: object) -> bool:
         return self is other  # a mapping would compare tensors element by element
@@ -125,20 +132,27 @@ class Gradients(Mapping[str, Tensor]):
 
     def scale(self, factor: float | Tensor) -> "Gradients":
         """All of them times a number or a 0-d tensor. Uses these up."""
+        factor = single(factor, "a factor") if isinstance(factor, Tensor) else factor
         return self._moved(f"scale({_short(factor)})", lambda tensors: scaled(tensors, factor))
 
-    def clip_norm(self, limit: float, *, kind: float = 2.0) -> "Gradients":
+    def clip_norm(self, limit: float, *, kind: float = 2.0, norm: Tensor | None = None) -> "Gradients":
         """All of them scaled down so that their norm together is at most `limit`. Uses these up.
 
-        The numbers are those of `torch.nn.utils.clip_grad_norm_`.
+        The numbers are those of `torch.nn.utils.clip_grad_norm_`. `norm` is their norm, where it is known already.
         """
         limit = positive(limit, "clip_norm")
-        factor = norm_factor(self.norm(kind), limit)
+        factor = norm_factor(self.norm(kind) if norm is None else norm, limit)
         return self._moved(f"clip_norm({limit})", lambda tensors: scaled(tensors, factor))
 
     def clip_value(self, limit: float) -> "Gradients":
         """Every element brought between -limit and limit. Uses these up."""
         limit = positive(limit, "clip_value")
+        for name, tensor in self._tensors.items():
+            if tensor.is_complex():
+                raise UnsupportedGradient(
+                    f"clip_value can't limit the complex gradient of {name!r}: complex numbers have no order; "
+                    "use clip_norm, or take the real ones out and clip those"
+                )
         return self._moved(f"clip_value({limit})", lambda tensors: clamped(tensors, limit))
 
     def map(self, function: Callable[[str, Tensor], Tensor]) -> "Gradients":
@@ -150,20 +164,18 @@ class Gradients(Mapping[str, Tensor]):
         """The sum of both, with whatever only one of them has. Uses both up."""
         if not isinstance(other, Gradients):
             return NotImplemented
-        for name in other:
-            if self._parameters.get(name, other._parameters[name]) is not other._parameters[name]:
-                raise InvalidArgument(f"{name!r} is another parameter on each side: these are gradients of two models")
         if other is self:
             raise InvalidArgument("gradients can't be added to themselves: use scale(2)")
+        parameters = merged(self._parameters, other._parameters, "on each side")
         if not other._tensors:
             raise other._consumed()
         mine, theirs = self.use("+; the sum is what to use now"), other.use("+; the sum is what to use now")
-        parameters = {**self._parameters, **other._parameters}
         both = {name: mine[name] + theirs[name] if name in theirs else mine[name] for name in mine} | {
             name: theirs[name] for name in theirs if name not in mine
         }
         ordered = {name: both[name] for name in parameters if name in both}
-        return self._of(ordered, parameters, self._model)
+        model = self._model if len(self._parameters) >= len(other._parameters) else other._model
+        return self._of(ordered, parameters, model)
 
     def __radd__(self, other: Any) -> "Gradients":
         return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
@@ -201,7 +213,14 @@ class Gradients(Mapping[str, Tensor]):
             raise self._consumed()
         return self._of({name: copy(tensor) for name, tensor in self._tensors.items()}, self._parameters, self._model)
 
-    # --- texts
+    # --- names and texts
+
+    def _own_name(self, name: str) -> str:
+        """The name here of a tied parameter that is looked up by another of its names."""
+        if name in self._parameters:
+            return name
+        twins = [parameter for place, parameter in places(self._model) if place == name]
+        return next((own for own, each in self._parameters.items() if twins and each is twins[0]), name)
 
     def _name_of(self, parameter: object) -> str:
         if not isinstance(parameter, Tensor):
@@ -233,6 +252,22 @@ class Gradients(Mapping[str, Tensor]):
                 f"  {name:<{width}}  {size:<15}  {kind}{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
             )
         return "\n".join(lines[:33] + ([f"  … and {len(lines) - 33} more"] if len(lines) > 33 else []))
+
+
+def merged(mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter], where: str) -> dict[str, nn.Parameter]:
+    """The parameters of both, in the order of whichever knows more; each has to be one parameter with one name."""
+    more, less = (mine, theirs) if len(mine) >= len(theirs) else (theirs, mine)
+    names = {id(parameter): name for name, parameter in more.items()}
+    for name, parameter in less.items():
+        if more.get(name, parameter) is not parameter:
+            raise InvalidArgument(f"{name!r} is another parameter {where}: these are gradients of two models")
+        other = names.setdefault(id(parameter), name)
+        if other != name:
+            raise InvalidArgument(
+                f"{other!r} and {name!r} are two names of one parameter: give backward the same models, "
+                "by the same names, for gradients that are added"
+            )
+    return {**more, **less}
 
 
 def _short(factor: float | Tensor) -> str:

@@ -9,6 +9,10 @@ from torch.optim.radam import radam
 
 from stoker.optim._algorithm import Algorithm, Columns, Rate, State, counter, zeros
 
+_FOREACH_RATE = (
+    "with foreach=True torch needs a number: give float(lr), or leave foreach out (on a GPU: capturable=True)"
+)
+
 
 class Adam(Algorithm):
     """Adam, as `torch.optim.Adam`.
@@ -58,6 +62,9 @@ class Adam(Algorithm):
             maximize=self.maximize,
         )
 
+    def rate_refusal(self) -> str | None:
+        return _FOREACH_RATE if self.foreach and not self.capturable else None
+
 
 class AdamW(Algorithm):
     """Adam with weight decay that is decoupled from the gradient, as `torch.optim.AdamW`."""
@@ -100,6 +107,9 @@ class AdamW(Algorithm):
             eps=self.eps,
             maximize=self.maximize,
         )
+
+    def rate_refusal(self) -> str | None:
+        return _FOREACH_RATE if self.foreach and not self.capturable else None
 
 
 class Adamax(Algorithm):

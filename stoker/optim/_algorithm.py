@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -56,6 +56,10 @@ class Algorithm(Config):
         """Why this algorithm is not made for a parameter, if it isn't."""
         return None
 
+    def rate_refusal(self) -> str | None:
+        """Why a learning rate can't be a tensor with these settings, if it can't."""
+        return None
+
     def spelled(self) -> str:
         """The config as one would write it: what differs from the defaults.
 
@@ -86,7 +90,13 @@ class Rule(Protocol):
 
     def state_dict(self) -> dict[str, object]: ...
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None: ...
+    def prepared(self, state: Any) -> tuple[Any, list[str]]:
+        """A saved state as this rule would keep it, and what does not fit, a line each; changes nothing."""
+        ...
+
+    def take_up(self, ready: Any) -> None:
+        """Goes on from what `prepared` made."""
+        ...
 
 
 def zeros(parameter: Tensor) -> Tensor:
@@ -106,6 +116,20 @@ def counter(
 def any_sparse(grads: Sequence[Tensor]) -> bool:
     """Whether some gradients hold only the rows that were used."""
     return any(grad.is_sparse for grad in grads)
+
+
+def unshared(grads: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients, for what writes into them: copies where two are one piece of memory.
+
+    Autograd hands one tensor to two parameters where they are added: `((a + b) ** 2).sum()`.
+    """
+    seen: set[int] = set()
+    found: list[Tensor] = []
+    for grad in grads:
+        stored = grad._values() if grad.is_sparse else getattr(grad, "_local_tensor", grad)  # of a DTensor: its shard
+        found.append(grad.clone() if stored.data_ptr() in seen else grad)
+        seen.add(stored.data_ptr())
+    return found
 
 
 def number(lr: Rate) -> float:

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stoker.errors import InvalidArgument, StateMismatch, UnsupportedGradient
+from stoker.errors import InvalidArgument, UnsupportedGradient
 from stoker.optim._algorithm import Algorithm, Piece, Rate, State, any_sparse
+from stoker.optim._state import moment
 
 
 class _Batch(NamedTuple):
@@ -21,13 +22,15 @@ class _Batch(NamedTuple):
 class FunctionalRule:
     """Drives one of torch's functional optimizers over named parameters."""
 
-    __slots__ = ("_algorithm", "_batches", "_parameters", "_state")
+    __slots__ = ("_algorithm", "_batches", "_kind", "_parameters", "_state", "_takes_sparse")
 
     def __init__(self, algorithm: Algorithm, parameters: Mapping[str, nn.Parameter]) -> None:
         for name, parameter in parameters.items():
             if parameter.requires_grad and (reason := algorithm.refusal(parameter)):
                 raise InvalidArgument(f"{name!r} has shape {list(parameter.shape)}: {reason}")
         self._algorithm = algorithm
+        self._kind = type(algorithm).__name__
+        self._takes_sparse = algorithm.takes_sparse and not getattr(algorithm, "fused", False)
         self._parameters = parameters
         self._state: dict[str, State] = {}
         self._batches: dict[tuple[str, ...], _Batch] = {}  # by the names of a step; the same ones come every time
@@ -56,51 +59,70 @@ class FunctionalRule:
 
     def _settle(self, names: tuple[str, ...], batch: _Batch) -> None:
         """Keeps state that the first update made; and the lists, from when on they no longer change."""
-        if batch.has_complex:
-            return  # torch replaces complex entries of the lists by real views: they are made anew for each step
-        if all(self._state[name] for name in names) or not self._algorithm.keeps():
+        if self._algorithm.keeps() and not all(self._state[name] for name in names):
+            for position, name in enumerate(names):
+                made = {kept: column[position] for kept, column in batch.columns.items()}
+                self._state[name] = {kept: _as_stored(value, self._parameters[name]) for kept, value in made.items()}
+        elif not batch.has_complex:  # torch replaces complex entries of the lists by real views: new ones every step
             self._batches[names] = batch
-            return
-        for position, name in enumerate(names):
-            self._state[name] = {kept: column[position] for kept, column in batch.columns.items()}
 
     def check(self, pieces: list[Piece]) -> None:
         """Refuses gradients that the algorithm can't take, before anything has changed."""
-        if self._algorithm.takes_sparse:
-            return
-        for names, grads, _ in pieces:
-            if any_sparse(grads):
+        for names, grads, lr in pieces:
+            if isinstance(lr, Tensor) and (reason := self._algorithm.rate_refusal()):
+                raise InvalidArgument(f"the learning rate of {self._algorithm.spelled()} is a tensor: {reason}")
+            if not self._takes_sparse and any_sparse(grads):
                 name = next(name for name, grad in zip(names, grads, strict=True) if grad.is_sparse)
                 raise UnsupportedGradient(
-                    f"{type(self._algorithm).__name__} can't take the sparse gradient of {name!r}: use SGD or Adagrad, "
-                    "optim.wrap(torch.optim.SparseAdam), or a dense gradient (nn.Embedding(..., sparse=False))"
+                    f"{self._kind} can't take the sparse gradient of {name!r}: use SGD or Adagrad (not "
+                    "fused), optim.wrap(torch.optim.SparseAdam), or a dense gradient (nn.Embedding(..., sparse=False))"
                 )
 
     def state_dict(self) -> dict[str, object]:
         """What is kept, by parameter name: the tensors themselves, not copies."""
         return {name: dict(state) for name, state in self._state.items() if state}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Takes copies, each where this algorithm keeps it (counters on the host, moments beside the parameter)."""
-        loaded: dict[str, State] = {}
+    def prepared(self, state: Any) -> tuple[dict[str, State], list[str]]:
+        """Copies, each where this algorithm keeps it (counters on the host, moments beside the parameter)."""
+        if not isinstance(state, Mapping):
+            return {}, [f"the state of {self._kind} is no mapping"]
+        ready: dict[str, State] = {}
+        lines: list[str] = []
         for name, kept in state.items():
-            if not isinstance(kept, Mapping):
-                raise StateMismatch(f"the state of {name!r} is no mapping")
-            loaded[name] = self._placed(name, kept)
-        self._state = loaded
+            if name in self._parameters:
+                ready[name] = self._placed(name, kept, lines)
+            else:
+                lines.append(f"{name}: {self._kind} steps it in the state, not here")
+        return ready, lines
+
+    def _placed(self, name: str, kept: Any, lines: list[str]) -> State:
+        """The state of one parameter, as it is kept here; what does not fit is left out and gets a line."""
+        parameter = self._parameters[name]
+        blank = torch.empty_like(parameter, device="meta", requires_grad=False)
+        expected = self._algorithm.fresh(blank, 0.0) or dict.fromkeys(self._algorithm.keeps(), blank)
+        if not isinstance(kept, Mapping) or set(kept) != set(expected):
+            given = sorted(map(str, kept)) if isinstance(kept, Mapping) else type(kept).__name__
+            lines.append(f"{name}: holds {given}; {self._kind} with these settings keeps {sorted(expected)}")
+            return {}
+        placed: State = {}
+        for key, like in expected.items():
+            # What `fresh` makes on the host for a parameter that isn't there stays on the host.
+            device = like.device if like.device.type == "cpu" else parameter.device
+            fitting = moment(kept[key], like, device)
+            if isinstance(fitting, str):
+                lines.append(f"{name}: {key} {fitting}")
+            else:
+                placed[key] = fitting
+        return placed
+
+    def take_up(self, ready: dict[str, State]) -> None:
+        """Goes on from a prepared state."""
+        self._state = ready
         self._batches.clear()
 
-    def _placed(self, name: str, kept: Mapping[str, Any]) -> State:
-        parameter = self._parameters[name]
-        expected = self._algorithm.fresh(torch.empty_like(parameter, device="meta", requires_grad=False), 0.0)
-        names = set(expected) or set(self._algorithm.keeps())
-        if set(kept) != names:
-            raise StateMismatch(
-                f"the state of {name!r} holds {sorted(kept)}; {type(self._algorithm).__name__} with these settings "
-                f"keeps {sorted(names)}"
-            )
-        placed: State = {}
-        for key, value in kept.items():
-            on_host = key in expected and expected[key].device.type == "cpu" and parameter.device.type != "cpu"
-            placed[key] = value.detach().clone().to("cpu" if on_host else parameter.device)
-        return placed
+
+def _as_stored(value: Tensor, parameter: Tensor) -> Tensor:
+    """State that an update made, complex where its parameter is: torch may leave real views in its lists."""
+    if parameter.is_complex() and not value.is_complex() and value.shape == (*parameter.shape, 2):
+        return torch.view_as_complex(value)
+    return value

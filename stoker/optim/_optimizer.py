@@ -1,7 +1,9 @@
 """Gradients and a learning rate in, parameters changed: one optimizer for all of a model, of one or more algorithms."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -65,7 +67,8 @@ class Optimizer:
         self._recipes = dict(recipes)
         self._model = model
         self._parameters = named_parameters(model)
-        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        # By the parameters themselves, not their ids: a deep copy of model and optimizer fits together.
+        self._names = {parameter: name for name, parameter in self._parameters.items()}
         assigned = self._chosen_by(recipes)
         self._rules: dict[Any, Rule] = {}
         for selector, recipe in recipes.items():
@@ -82,7 +85,7 @@ class Optimizer:
         """
         if not isinstance(grads, Gradients):
             raise WrongType(f"step takes Gradients, got {type(grads).__name__}; stoker.backward makes them")
-        names = tuple([self._names.get(id(parameter), "") for parameter in grads.parameters()])
+        names = tuple([self._names.get(parameter, "") for parameter in grads.parameters()])
         keys = tuple(lr) if isinstance(lr, Mapping) else None
         plan = self._plans.get((names, keys))
         if plan is None:
@@ -103,7 +106,18 @@ class Optimizer:
         if len(rules) != 1 or not isinstance(rules[0], WrappedRule) or isinstance(lr, Mapping):
             raise InvalidArgument("minimize is for one wrapped optimizer and one learning rate, on the whole model")
         _check_rate(lr)
-        return rules[0].minimize(closure, lr)
+        return rules[0].minimize(closure, lr if isinstance(lr, Tensor) else float(lr))
+
+    @contextmanager
+    def evaluating(self) -> Iterator[bool]:
+        """The model with the weights that its optimizer wants judged; yields whether they are others than trained.
+
+        Schedule-free optimizers train one point and mean another. All others change nothing here.
+        """
+        with ExitStack() as stack:
+            rules = [rule for rule in self._rules.values() if isinstance(rule, WrappedRule)]
+            differ = [stack.enter_context(rule.evaluating()) for rule in rules]
+            yield any(differ)
 
     # --- who steps what
 
@@ -148,12 +162,18 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up a state from `state_dict`; one of another model or algorithm is refused, with what differs."""
-        differences = differences_of(state, self._parameters, self._kinds())
-        if differences:
-            raise StateMismatch("this state does not fit the optimizer:\n  " + "\n  ".join(differences))
-        for rule, saved in zip(self._rules.values(), state["rules"], strict=True):
-            rule.load_state_dict(saved["state"])
+        """Takes up a state from `state_dict`; one that does not fit changes nothing; the error says what differs."""
+        lines = differences_of(state, self._parameters, self._kinds())
+        found: list[tuple[Rule, Any]] = []
+        if not lines:
+            for rule, saved in zip(self._rules.values(), state["rules"], strict=True):
+                ready, differences = rule.prepared(saved["state"])
+                found.append((rule, ready))
+                lines += differences
+        if lines:
+            raise StateMismatch("this state does not fit the optimizer:\n  " + "\n  ".join(lines))
+        for rule, ready in found:
+            rule.take_up(ready)
 
     def _kinds(self) -> list[str]:
         recipes = self._recipes.values()
@@ -168,17 +188,19 @@ class Optimizer:
 
 def _piece(part: _Part, tensors: list[Tensor], lr: Rates) -> Piece:
     chosen = tensors if part.positions is None else [tensors[position] for position in part.positions]
-    return Piece(part.names, chosen, lr[part.rate] if isinstance(lr, Mapping) else lr)
+    rate = lr[part.rate] if isinstance(lr, Mapping) else lr
+    # NumPy's numbers as Python's: torch's kernels don't take the former.
+    return Piece(part.names, chosen, rate if type(rate) is float or isinstance(rate, Tensor) else float(rate))
 
 
 def _check_rate(lr: object) -> None:
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise InvalidArgument(f"a learning rate is one number, got a tensor of shape {list(lr.shape)}")
-    elif isinstance(lr, bool) or not isinstance(lr, int | float):
+    elif isinstance(lr, bool) or not isinstance(lr, int | float | Real):
         raise WrongType(
             f"a learning rate is a number or a 0-d tensor, got {type(lr).__name__}"
             + ("; a schedule is asked first: lr=schedule(update)" if callable(lr) else "")
         )
-    elif not 0 <= lr < math.inf:
+    elif not 0 <= float(lr) < math.inf:
         raise InvalidArgument(f"a learning rate is at least 0 and finite, got {lr!r}")

@@ -1,5 +1,7 @@
 """Gradient descent: plain, averaged, by sign, and orthogonalised."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.optim._muon import muon  # torch exports the class only
@@ -8,7 +10,7 @@ from torch.optim.rprop import rprop
 from torch.optim.sgd import sgd
 
 from stoker.errors import InvalidArgument
-from stoker.optim._algorithm import Algorithm, Columns, Rate, State, any_sparse, counter, number, zeros
+from stoker.optim._algorithm import Algorithm, Columns, Rate, State, any_sparse, counter, number, unshared, zeros
 
 
 class SGD(Algorithm):
@@ -42,10 +44,26 @@ class SGD(Algorithm):
     def update(
         self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
+        buffers: list[Any] = state.get("momentum_buffer", [])  # None where the first gradient is still to come
+        if self.nesterov:
+            grads = unshared(grads)  # torch's foreach form adds the momentum into them
+        if not (self.fused and any(buffer is None for buffer in buffers)):
+            self._apply(parameters, grads, buffers, lr)
+            return
+        # The fused form takes either first steps or later ones.
+        first = [position for position, buffer in enumerate(buffers) if buffer is None]
+        later = [position for position, buffer in enumerate(buffers) if buffer is not None]
+        for some in (first, later):
+            own = [buffers[each] for each in some]
+            self._apply([parameters[each] for each in some], [grads[each] for each in some], own, lr)
+            for position, buffer in zip(some, own, strict=True):
+                buffers[position] = buffer
+
+    def _apply(self, parameters: list[Tensor], grads: list[Tensor], buffers: list[Any], lr: Rate) -> None:
         sgd(
             parameters,
             grads,
-            state.get("momentum_buffer", []),  # pyright: ignore[reportArgumentType]  a list of None or tensors
+            buffers,
             has_sparse_grad=any_sparse(grads),
             foreach=self.foreach,
             fused=self.fused,

@@ -59,11 +59,26 @@ def from_plain(value: Any) -> Any:
     raise StateMismatch(f"the state holds a {kind!r} of {items!r}, which is not known here")
 
 
-def differences_of(state: Mapping[str, Any], parameters: Mapping[str, Tensor], kinds: list[str]) -> list[str]:
+def moment(value: Any, like: Tensor, device: torch.device) -> Tensor | str:
+    """A copy of a saved tensor in the type of `like`, on a device; or why it can't be one."""
+    if not isinstance(value, Tensor):
+        return f"is {type(value).__name__} in the state, not a tensor"
+    if value.shape != like.shape:
+        return f"has shape {list(value.shape)} in the state, {list(like.shape)} here"
+    if value.is_complex() != like.is_complex() or value.is_floating_point() != like.is_floating_point():
+        kinds = [str(each.dtype).removeprefix("torch.") for each in (value, like)]
+        return f"is {kinds[0]} in the state, {kinds[1]} here"
+    return value.detach().to(device=device, dtype=like.dtype, copy=True)
+
+
+def differences_of(state: Any, parameters: Mapping[str, Tensor], kinds: list[str]) -> list[str]:
     """What keeps a saved state from fitting a model and its algorithms: a line each, in the user's names."""
-    if not isinstance(state, Mapping) or not {"parameters", "rules"} <= set(state):
+    shapes, rules = (state.get("parameters"), state.get("rules")) if isinstance(state, Mapping) else (None, None)
+    if not isinstance(shapes, Mapping) or not isinstance(rules, list | tuple):
         return ["it is no state of an optimizer: it has no 'parameters' or no 'rules'"]
-    saved = {name: list(shape) for name, shape in state["parameters"].items()}
+    if not all(isinstance(rule, Mapping) and {"algorithm", "state"} <= set(rule) for rule in rules):
+        return ["it is no state of an optimizer: a rule has no 'algorithm' or no 'state'"]
+    saved = {name: list(shape) for name, shape in shapes.items()}
     own = {name: list(parameter.shape) for name, parameter in parameters.items()}
     lines = [
         f"{name}: in the state, not in the model{did_you_mean(name, own, most=1)}" for name in saved if name not in own
@@ -78,7 +93,7 @@ def differences_of(state: Mapping[str, Any], parameters: Mapping[str, Tensor], k
         for name in saved
         if name in own and saved[name] != own[name]
     ]
-    given = [str(rule["algorithm"]) for rule in state["rules"]]
+    given = [str(rule["algorithm"]) for rule in rules]
     if given != kinds:
         lines.append(f"the state is of {', '.join(given)}, this optimizer is {', '.join(kinds)}")
     return lines

@@ -5,6 +5,8 @@ The one type to know is `Output`, anything with a `.loss`: `ClassificationOutput
 need.
 """
 
+from stoker.step._loss import LossFunction, per_sample, weighted_mean
+from stoker.step._objective import Objective
 from stoker.step._outputs import (
     ClassificationOutput,
     MultiLabelOutput,
@@ -12,14 +14,26 @@ from stoker.step._outputs import (
     RegressionOutput,
     SequenceOutput,
 )
+from stoker.step._summary import Layer, Summary, summary
+from stoker.step._supervised import Parts, Supervised, SupervisedOutput
 from stoker.step._valid import valid, was_viewed
 
 __all__ = [
     "ClassificationOutput",
+    "Layer",
+    "LossFunction",
     "MultiLabelOutput",
+    "Objective",
     "Output",
+    "Parts",
     "RegressionOutput",
     "SequenceOutput",
+    "Summary",
+    "Supervised",
+    "SupervisedOutput",
+    "per_sample",
+    "summary",
     "valid",
     "was_viewed",
+    "weighted_mean",
 ]

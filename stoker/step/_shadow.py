@@ -9,7 +9,8 @@ import copy
 import weakref
 from abc import ABCMeta
 from collections.abc import Callable, MutableMapping
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
+from types import FunctionType, MethodType
 from typing import Any, NoReturn, cast
 
 from torch import jit, nn
@@ -241,7 +242,7 @@ def _through(self: Shadow, name: str) -> Any:
     if name in _SHARED:
         return value
     seen = replaced(value, lambda module: module if isinstance(module, Shadow) else _child(self, module))
-    is_function = seen is not value and callable(seen) and not isinstance(seen, nn.Module)
+    is_function = seen is not value and isinstance(seen, FunctionType | MethodType | partial)
     return graphless(self._stoker_view, seen) if is_function else seen
 
 

@@ -24,9 +24,13 @@ def valid(model: M) -> M:
 
     The model's own flags never change, so it may train in another thread meanwhile. A view follows its model: it sees
     every update, and submodules and attributes that come later. All that is reached through it is a view as well
-    (`judge[0]`, the model's own methods, modules in plain lists), and a forward that turns autograd on for itself, with
-    `torch.enable_grad()`, has it. Of a compiled or a DDP model it is a view of the module inside: it runs eagerly and
-    without collectives.
+    (`judge[0]`, the model's own methods), and a forward that turns autograd on for itself, with `torch.enable_grad()`,
+    has it. Of a compiled or a DDP model it is a view of the module inside: it runs eagerly and without collectives.
+
+    That goes for modules in plain attributes too: in containers and namespaces (which are seen as copies), functions,
+    weak references and ordinary objects, up to three in one another. A submodule that code reaches in another way,
+    through an object with `__slots__` or one of C code, a global or an attribute of a class, is the model's own, in
+    training mode.
     """
     if not isinstance(model, nn.Module):
         raise WrongType(f"valid() makes a view of a torch.nn.Module; got {_described(model)}")

@@ -44,11 +44,11 @@ def load(
     True
 
     The format, the precision and gzip are found from the content; numbers are cast to the model's dtype and go to its
-    device. Everything is checked before anything is changed: a name that is missing or unexpected (unless
-    `strict=False`), a shape that differs, a number that the model's dtype can't hold, a damaged file. `only` chooses
-    places in the model (by name, glob, module or parameter), and the rest of the file is then no concern; `rename` maps
-    names in the file to names in the model (`{"body": "encoder", "*.gamma": "*.weight", "module": "", "old": None}`, or
-    a function). `source` may also be a mapping of tensors, as `load_torch` gives.
+    device. Everything is checked before anything is changed: a name that is missing or unexpected (`strict=False`
+    allows these, and only these), a shape that differs, a number that the model's dtype can't hold, a damaged file.
+    `only` chooses places in the model (by name, glob, module or parameter), and the rest of the file is then no
+    concern; `rename` maps names in the file to names in the model (`{"body": "encoder", "*.gamma": "*.weight",
+    "module": "", "old": None}`, or a function). `source` may also be a mapping of tensors, as `load_torch` gives.
 
     No file can run code. `limit` is the most bytes that a gzipped file may unpack to; by default that is what the
     model could need (64 for each of its numbers, 4 KiB for each name, and a MiB).

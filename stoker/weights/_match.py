@@ -60,7 +60,9 @@ def match(
     strangers = [name for name in offered if name not in places]
     unexpected = strangers if only is None else []
     if shapes or (strict and (missing or unexpected)) or (wanted and not fit.targets):
-        raise StateMismatch(_text(file, missing, unexpected, shapes, strangers))
+        if not strict and fit.targets:  # then only the shapes are wrong
+            missing, unexpected = [], []
+        raise StateMismatch(_text(file, missing, unexpected, shapes, strangers, strict=strict))
     return fit
 
 
@@ -75,7 +77,9 @@ def chosen_places(selector: Selector, places: dict[str, Tensor], model: Models) 
     return chosen_names(selector, places, model)
 
 
-def _text(file: str, missing: list[str], unexpected: list[str], shapes: list[str], strangers: list[str]) -> str:
+def _text(
+    file: str, missing: list[str], unexpected: list[str], shapes: list[str], strangers: list[str], *, strict: bool
+) -> str:
     lines = [f"{file} doesn't fit the model"]
     if missing:
         near = [(name, did_you_mean(name, strangers).removeprefix("; ")) for name in missing[:_MOST_LISTED]]
@@ -87,7 +91,11 @@ def _text(file: str, missing: list[str], unexpected: list[str], shapes: list[str
     if shapes:
         lines.append(f"of another shape: {_listed(shapes[:_MOST_LISTED], len(shapes))}")
     if missing or unexpected:
-        lines.append(_advice(missing, unexpected))
+        lines.append(_advice(missing, unexpected, strict=strict))
+    if shapes and not strict:
+        lines.append(
+            "strict=False allows names that are missing or unexpected, but no other shapes; only= loads a part"
+        )
     return "\n  ".join(lines)
 
 
@@ -96,9 +104,14 @@ def _listed(texts: Iterable[str], count: int) -> str:
     return ", ".join(texts) + rest
 
 
-def _advice(missing: list[str], unexpected: list[str]) -> str:
+def _advice(missing: list[str], unexpected: list[str], *, strict: bool) -> str:
     """A prefix that explains it all (as `module.` does), or else what there is to try."""
     first = {name.partition(".")[0] for name in unexpected}
     if len(first) == 1 and {name.partition(".")[2] for name in unexpected} >= set(missing) and missing:
         return f"the names fit with rename={{{first.pop()!r}: ''}}"
-    return "rename= maps the file's names to the model's, only= loads a part, strict=False leaves out what doesn't fit"
+    if not strict:
+        return "so there is nothing to load; rename= maps the file's names to the model's"
+    return (
+        "rename= maps the file's names to the model's, only= loads a part, "
+        "strict=False passes over names that are missing or unexpected"
+    )

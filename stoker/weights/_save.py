@@ -42,8 +42,9 @@ def save(
 
     Formats are "safetensors", "msgpack" (a tensor of less than 4 GiB each) and "json" (for people, and small models);
     the path gets the format's suffix, and ".gz" where it is compressed. Precisions are "full" (as is), "half" (floats
-    of 16 bits, integers of at most 16) and "double" (64 bits); a number that doesn't fit is an error, and never an
-    infinity or a different number. The file appears whole or not at all; one that was there before is replaced.
+    of 16 bits, integers of at most 16) and "double" (64 bits); a float becomes the nearest that these bits can
+    hold (1e-9 becomes 0 in half), and one that is too large for them is an error, never an infinity; integers are exact
+    or an error. The file appears whole or not at all; one that was there before is replaced.
     """
     _check_word("format", format, FORMATS)
     _check_word("precision", precision, PRECISIONS)

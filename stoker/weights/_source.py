@@ -11,7 +11,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from stoker.errors import BadFile, did_you_mean
+from stoker.errors import BadFile, MissingFile, did_you_mean
 
 _CHUNK = 1 << 20  # bytes
 
@@ -103,7 +103,7 @@ def open_source(path: Path, limit: int) -> Iterator[Source]:
         there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
         longer = [str(path.with_name(name)) for name in there if name.startswith(f"{path.name}.")]
         near = f"; did you mean {longer[0]!r}?" if longer else did_you_mean(path.name, there)
-        raise BadFile(f"there is no file {str(path)!r}{near}") from error
+        raise MissingFile(f"there is no file {str(path)!r}{near}") from error
     except IsADirectoryError as error:
         raise BadFile(f"{str(path)!r} is a folder; expected a weights file in it, by name") from error
     with file:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.config import Config
 from stoker.config._jsonfile import read_json, write_json
-from stoker.errors import BadFile
+from stoker.errors import BadFile, MissingFile
 
 data = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
@@ -62,6 +62,20 @@ def test_a_broken_file_is_named(tmp_path, content, text):
     with pytest.raises(BadFile) as caught:
         Empty.load(path)
     assert str(caught.value).startswith(f"{path}: expected a config in JSON") and text in str(caught.value)
+
+
+def test_a_missing_file_names_one_that_is_near(tmp_path):
+    class Empty(Config):
+        pass
+
+    Empty().save(tmp_path / "training.json")
+    for family in (BadFile, FileNotFoundError, MissingFile):
+        with pytest.raises(family, match=r"there is no file '.*trainig.json'; did you mean 'training.json'\?"):
+            Empty.load(tmp_path / "trainig.json")
+    with pytest.raises(MissingFile, match=r"there is no file '.*none.json'$"):
+        Empty.load(tmp_path / "no" / "none.json")
+    with pytest.raises(BadFile, match=r"is a folder; expected a config in it, by name"):
+        Empty.load(tmp_path)
 
 
 def test_a_byte_order_mark_is_no_harm(tmp_path):

@@ -23,12 +23,16 @@ def test_a_batch_has_the_structure_of_the_source():
     assert as_columns((x,)).gather(rows)[0].shape == (2, 2)
 
 
-def test_slices_and_samples_are_views_of_the_tensors():
-    x = torch.zeros(6, 2)
-    columns = as_columns((x,))
+@pytest.mark.parametrize("make", [torch.zeros, np.zeros])
+@pytest.mark.parametrize("wrap", [lambda x: (x,), lambda x: {0: x}])
+def test_slices_and_samples_are_copies_of_the_rows(make, wrap):
+    x = make((6, 2))
+    columns = as_columns(wrap(x))
     columns.slice(0, 2)[0].fill_(1)
     columns[5][0].fill_(5)
-    assert x[:, 0].tolist() == [1, 1, 0, 0, 0, 5]
+    columns.gather(torch.tensor([3]))[0].fill_(3)
+    columns.narrow(1, 3).slice(0, 1)[0].fill_(2)
+    assert x.sum() == 0
 
 
 def test_arrays_are_shared_and_not_copied():

@@ -84,11 +84,24 @@ def test_there_is_no_batch_past_the_end(source):
         Loader(source, batch_size=4).at(epoch=0, batch=7)
 
 
-def test_unshuffled_batches_are_views():
+@pytest.mark.parametrize("shuffle", [None, 0])
+def test_what_is_written_into_a_batch_does_not_reach_the_source(shuffle):
     x = torch.zeros(6, 2)
-    for batch in Loader(x, batch_size=4):
+    for batch in Loader(x, batch_size=4, shuffle=shuffle):
         batch += 1
-    assert x.sum() == 12
+    assert x.sum() == 0
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_stream_that_says_how_many_samples_it_has_is_counted(drop_last):
+    class Sized(Letters):
+        def __len__(self):
+            return 7
+
+    loader = Loader(Sized(), batch_size=3, drop_last=drop_last)
+    assert loader.samples == 7
+    assert len(loader) == len(list(loader)) == (2 if drop_last else 3)
+    assert len(loader.at(epoch=0, batch=1)) == len(loader) - 1
 
 
 def test_streams_have_no_length():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from stoker.data import cifar10, idx, read_idx
-from stoker.errors import BadFile, InvalidArgument
+from stoker.errors import BadFile, InvalidArgument, MissingFile
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 TYPES = [np.dtype(name) for name in CODES]
@@ -176,8 +176,15 @@ def test_any_change_to_a_file_is_read_or_refused(tmp_path_factory, data, zipped)
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(BadFile, match=r"there is no file .*nothing"):
-        read_idx(tmp_path / "nothing")
+    for family in (BadFile, FileNotFoundError, MissingFile):
+        with pytest.raises(family, match=r"there is no file .*nothing"):
+            read_idx(tmp_path / "nothing")
+        for read in (idx, cifar10):
+            with pytest.raises(family, match=r"nothing has no .*; there is no such folder"):
+                read(tmp_path / "nothing")
+    with pytest.raises(BadFile, match=r"is a folder; expected an idx file in it, by name") as caught:
+        read_idx(tmp_path)
+    assert not isinstance(caught.value, MissingFile)
 
 
 def test_missing_idx_files_say_what_was_looked_for_and_what_is_there(tmp_path):

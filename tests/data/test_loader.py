@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from stoker.data import Loader, split
+from stoker.data import Loader, concat, mapped, split, take, windows
 from stoker.errors import InvalidArgument, WrongType
 
 X, Y = torch.arange(40.0).view(20, 2), torch.arange(20)
@@ -270,3 +270,51 @@ def test_workers_cannot_use_another_device():
     ):
         Loader(there, batch_size=2, transform=abs, workers=1)
     Loader(there, batch_size=2, workers=1)  # nothing to do for a worker
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x,
+        lambda x: take(x, [3, 1, 2]),
+        lambda x: windows(x, 2),
+        lambda x: concat(x, x),
+        lambda x: mapped(x, lambda *parts: parts),
+    ],
+)
+@pytest.mark.parametrize("how", ["transform", "batcher"])
+def test_a_transform_or_batcher_that_writes_in_place_does_not_change_the_source(view, how):
+    x, y = torch.ones(4, 2), torch.arange(4)
+
+    def double(x, y):
+        return x.mul_(2), y
+
+    def joined(samples):
+        return torch.stack([double(*sample)[0] for sample in samples])
+
+    options = {"transform": double} if how == "transform" else {"batcher": joined}
+    epochs = []
+    for workers in (0, 2):
+        loader = Loader(view((x, y)), batch_size=2, shuffle=0, workers=workers, **options)
+        batches = [batch for _ in range(2) for batch in loader]
+        epochs.append([(batch[0] if how == "transform" else batch).flatten().tolist() for batch in batches])
+    assert epochs[0] == epochs[1]
+    assert {number for batch in epochs[0] for number in batch} == {2.0}
+    assert (x == 1).all()
+
+
+def test_a_stream_with_a_random_transform_uses_the_seed_0():
+    def drawn(loader):
+        return torch.cat([batch[1] for batch in loader.at(epoch=2)]).tolist()
+
+    def noisy(x, number):
+        return x, torch.rand(())
+
+    stream = Loader(Stream(), batch_size=4, transform=noisy)
+    assert drawn(stream) == drawn(Loader(list(Stream()), batch_size=4, transform=noisy))
+
+
+def test_one_batch_of_a_loader_uses_up_an_epoch():
+    loader = Loader(X, batch_size=4, shuffle=0)
+    next(iter(loader))
+    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in loader.at(epoch=1)]

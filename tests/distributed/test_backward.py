@@ -142,3 +142,46 @@ def corners_of_ddp(rank, size):
 
 def test_other_models_parts_and_frozen_parameters_under_ddp():
     assert run(corners_of_ddp) == [True, True]
+
+
+def ddp_inside(rank, size, kind):
+    """DDP where the model that is given is not itself DDP, with the weights of its buckets kept over a second call."""
+    views = kind.endswith("views")
+    inner = nn.parallel.DistributedDataParallel(network(), gradient_as_bucket_view=views)
+    model = torch.compile(inner, backend="eager") if kind.startswith("compiled") else nn.Sequential(inner)
+    x, y = (each.chunk(size)[rank] for each in samples())
+    grads = backward(F.cross_entropy(model(x), y), model)
+    kept = [tensor.clone() for tensor in grads.values()]
+    backward(F.cross_entropy(model(x * 100), y), model)
+    assert all(map(torch.equal, kept, grads.values())), "gradients that we hold were written to"
+    assert all(p.grad is None for p in model.parameters())
+    return list(grads), kept
+
+
+def check_inside(kind, prefix):
+    model, (x, y) = network(), samples()
+    expected = backward(F.cross_entropy(model(x), y), model)
+    for names, kept in run(ddp_inside, 2, kind):
+        assert names == [prefix + name for name in expected]
+        torch.testing.assert_close(kept, expected.tensors(), rtol=0, atol=1e-7)
+
+
+def test_compiled_ddp_is_averaged():
+    check_inside("compiled", "")
+
+
+def test_ddp_inside_a_module_is_averaged():
+    check_inside("module, views", "0.")
+
+
+def own_share(rank, size):
+    model = nn.parallel.DistributedDataParallel(network())
+    x, y = (each.chunk(size)[rank] for each in samples())
+    return backward(F.cross_entropy(model(x), y), model.module).tensors()
+
+
+def test_the_module_inside_of_ddp_gives_this_process_only():
+    model, (x, y) = network(), samples()
+    for rank, tensors in enumerate(run(own_share, 2)):
+        expected = backward(F.cross_entropy(model(x.chunk(2)[rank]), y.chunk(2)[rank]), model).tensors()
+        torch.testing.assert_close(tensors, expected, rtol=0, atol=1e-7)

@@ -143,3 +143,54 @@ def test_mistakes_are_errors_and_lose_nothing():
     other = nn.Linear(1, 1, bias=False)
     with pytest.raises(stoker.InvalidArgument, match="'weight' is another parameter than before"):
         accumulator.add(Gradients({"weight": torch.ones(1, 1)}, other))
+
+
+def test_additions_that_know_more_of_the_model_than_the_first():
+    encoder, decoder, x = nn.Linear(2, 2), nn.Linear(2, 2), torch.ones(1, 2)
+    both = {"decoder": decoder, "encoder": encoder}
+    for first, second in ((both, {"encoder": encoder}), ({"encoder": encoder}, both)):
+        accumulator = Accumulator()
+        for models in (first, second):
+            accumulator.add(backward(decoder(encoder(x)).sum(), models))
+        grads, whole = accumulator.take(), backward(decoder(encoder(x)).sum(), both)
+        assert list(grads) == list(whole)  # the order of the larger one
+        assert torch.equal(grads["encoder.weight"], whole["encoder.weight"])
+        assert torch.equal(grads["decoder.weight"], whole["decoder.weight"] / 2)
+        assert list(grads.take(decoder)) == ["decoder.weight", "decoder.bias"]
+
+
+def test_one_parameter_under_two_names_is_refused():
+    layer, x = nn.Linear(2, 2, bias=False), torch.ones(1, 2)
+    accumulator = Accumulator()
+    accumulator.add(backward(layer(x).sum(), layer))
+    grads = backward(layer(x).sum(), {"layer": layer})
+    with pytest.raises(
+        stoker.InvalidArgument, match="'weight' and 'layer.weight' are two names of one parameter: give"
+    ):
+        accumulator.add(grads)
+    assert len(accumulator) == len(grads) == 1
+    with pytest.raises(stoker.InvalidArgument, match="'weight' and 'layer.weight' are two names of one parameter"):
+        backward(layer(x).sum(), layer) + grads
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_zero_weight_in_a_tensor_counts_as_nothing(sparse):
+    table = nn.Embedding(3, 2, sparse=sparse)
+    rows = torch.tensor([1, 1])
+    for order in ((0.0, 2.0), (2.0, 0.0)):
+        accumulator = Accumulator()
+        for weight in order:
+            loss = table(rows).sum() * (1.0 if weight else float("nan"))
+            accumulator.add(backward(loss, table), weight=torch.tensor(weight))
+        grad = accumulator.take()["weight"]
+        assert torch.equal(grad.to_dense() if sparse else grad, torch.tensor([[0.0, 0.0], [2.0, 2.0], [0.0, 0.0]]))
+
+
+def test_a_weight_is_one_number():
+    model, accumulator = nn.ParameterDict({"p": torch.ones(())}), Accumulator()
+    grads = Gradients({"p": torch.tensor(3.0)}, model)
+    with pytest.raises(stoker.InvalidArgument, match=r"a weight is one number, got a tensor of shape \[2\]"):
+        accumulator.add(grads, weight=torch.ones(2))
+    assert len(grads) == 1 and len(accumulator) == 0
+    accumulator.add(grads, weight=torch.tensor([2]))
+    assert torch.equal(accumulator.take()["p"], torch.tensor(3.0))  # no dimension gained

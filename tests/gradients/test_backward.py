@@ -226,6 +226,11 @@ def test_wrappers_leave_no_trace_in_the_names():
     assert list(grads) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
+def test_data_parallel_leaves_no_trace_in_the_names():
+    model = nn.DataParallel(nn.Linear(2, 1))
+    assert list(backward(model(torch.ones(3, 2)).sum(), model)) == ["weight", "bias"]
+
+
 def test_a_compiled_model():
     model = nn.Linear(2, 1)
     compiled = torch.compile(model, backend="eager")
@@ -283,6 +288,8 @@ def test_a_loss_under_no_grad_or_valid():
     loss = F.mse_loss(stoker.valid(model)(x), torch.ones(2, 3))
     with pytest.raises(NotDifferentiable, match=r"through stoker.valid\(model\).*call the model itself"):
         backward(loss, model)
+    with pytest.raises(NotDifferentiable, match=r"was probably computed through stoker.valid.*or detached on the way"):
+        backward(model(x).sum().detach(), model)
 
 
 def test_a_graph_used_twice():

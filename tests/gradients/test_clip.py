@@ -99,3 +99,13 @@ def test_a_norm_that_is_not_finite_spreads_as_in_torch():
     model = model_with((2,), (1,))
     clipped = Gradients({"p0": torch.tensor([1.0, math.inf]), "p1": torch.ones(1)}, model).clip_norm(1.0)
     assert not clipped.all_finite()
+
+
+def test_complex_gradients_have_no_order_to_clip_by():
+    model = nn.ParameterDict({"r": torch.ones(2), "c": torch.ones(2, dtype=torch.complex64)})
+    grads = backward(model["r"].sum() + model["c"].abs().square().sum(), model)
+    with pytest.raises(
+        stoker.UnsupportedGradient, match="the complex gradient of 'c': complex numbers have no order; us"
+    ):
+        grads.clip_value(0.1)
+    assert len(grads) == 2 and len(grads.clip_norm(1.0)) == 2

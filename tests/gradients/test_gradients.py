@@ -218,3 +218,29 @@ def test_the_repr_helps(model, grads):
 
 def test_equality_is_identity(grads):
     assert grads == grads and grads != grads.clone() and len({grads, grads}) == 1
+
+
+def test_a_factor_is_one_number(grads):
+    with pytest.raises(stoker.InvalidArgument, match=r"a factor is one number, got a tensor of shape \[3\]"):
+        grads.scale(torch.ones(3))
+    assert len(grads) == 4
+    assert grads.scale(torch.tensor([2.0]))["2.bias"].shape == (3,)
+
+
+def test_a_tied_weight_is_found_by_its_other_name():
+    model = nn.ModuleDict({"e": nn.Linear(2, 2, bias=False), "o": nn.Linear(2, 2, bias=False)})
+    model["o"].weight = model["e"].weight
+    grads = backward(model["o"](model["e"](torch.ones(1, 2))).sum(), model)
+    assert grads["o.weight"] is grads["e.weight"] is grads.get("o.weight") and "o.weight" in grads
+    assert "o.bias" not in grads and len(grads) == 1
+    grads.take("o")
+    with pytest.raises(GradientsConsumed, match=r"take\('o'\)"):
+        grads["o.weight"]
+
+
+def test_a_sum_is_in_the_order_of_whichever_knows_more():
+    first, second, x = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False), torch.ones(1, 1)
+    both = {"b": second, "a": first}
+    for left, right in ((both, {"a": first}), ({"a": first}, both)):
+        total = backward(second(first(x)).sum(), left) + backward(second(first(x)).sum(), right)
+        assert list(total) == ["b.weight", "a.weight"]

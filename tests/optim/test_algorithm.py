@@ -89,19 +89,105 @@ def test_a_fused_adagrad_on_the_gpu_is_refused():
         optim.Adagrad(fused=True).init(nn.Linear(2, 1, device="cuda"))
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("Adafactor", "Muon")])
-def test_complex_parameters(name):
+class Mixed(nn.Module):
+    """Complex parameters and, if asked for, a real one between them."""
+
+    def __init__(self, real):
+        super().__init__()
+        self.first = nn.Linear(3, 2, dtype=torch.complex64)
+        self.scale = nn.Parameter(torch.ones(2), requires_grad=real)
+        self.last = nn.Linear(2, 2, dtype=torch.complex64)
+
+    def forward(self, x):
+        return self.last(self.first(x) * self.scale)
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["complex", "mixed"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for case in cases([name for name in SETTINGS if name not in ("Adafactor", "Muon")])
+        if "fused" not in case[2]
+    ],
+    ids=label,
+)
+def test_complex_parameters(case, real):
     torch.manual_seed(0)
-    ours = nn.Linear(3, 2, dtype=torch.complex64)
+    ours = Mixed(real)
     theirs = copy.deepcopy(ours)
-    optimizer, native = getattr(optim, name)().init(ours), getattr(torch.optim, name)(theirs.parameters(), lr=0.1)
+    optimizer, native = config(case).init(ours), twin(case, [p for p in theirs.parameters() if p.requires_grad], 0.01)
     for _ in range(4):
         x = torch.randn(5, 3, dtype=torch.complex64)
-        optimizer.step(backward(ours(x).abs().square().mean(), ours), lr=0.1)
+        optimizer.step(backward(ours(x).abs().square().mean(), ours), lr=0.01)
         native.zero_grad()
         theirs(x).abs().square().mean().backward()
         native.step()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(a, b) and a.isfinite().all()
+    for name, kept in optimizer.state_dict()["rules"][0]["state"].items():
+        for key, value in kept.items():
+            assert torch.equal(value, native.state[theirs.get_parameter(name)][key])
+
+
+@pytest.mark.parametrize("make", [optim.Adam, optim.AdamW])
+def test_a_learning_rate_that_torch_refuses_as_a_tensor_is_refused_before_anything_changes(make):
+    model = network("Adam")
+    before = copy.deepcopy(model.state_dict())
+    optimizer = optim.init({"0": optim.SGD(), "*": make(foreach=True)}, model)
+    grads = backward(model(torch.ones(1, 4)).sum(), model)
+    with pytest.raises(
+        stoker.InvalidArgument,
+        match=rf"{make.__name__}\(foreach=True\) is a tensor: with foreach=True torch needs a num",
+    ):
+        optimizer.step(grads, lr=torch.tensor(0.1))
+    assert len(grads) == 4 and all(torch.equal(before[name], now) for name, now in model.state_dict().items())
+    optimizer.step(grads, lr={"0": torch.tensor(0.1), "*": 0.1})  # plain numbers where they are needed
+
+
+@pytest.mark.parametrize("settings", [{}, {"nesterov": True}, {"dampening": 0.5, "weight_decay": 0.1}], ids=str)
+def test_fused_momentum_that_starts_in_parts(settings):
+    """The reference is torch's own, one optimizer for each layer: together torch can't do it."""
+    ours = network("SGD")
+    theirs = copy.deepcopy(ours)
+    optimizer = optim.SGD(momentum=0.9, fused=True, **settings).init(ours)
+    native = {
+        part: torch.optim.SGD(theirs[int(part)].parameters(), lr=0.1, momentum=0.9, fused=True, **settings)
+        for part in "02"
+    }
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    for parts in ("0", "0", "02", "2", "02"):
+        optimizer.step(backward(ours(x).square().mean(), ours).take(list(parts)), lr=0.1)
+        theirs.zero_grad()
+        theirs(x).square().mean().backward()
+        for part in parts:
+            native[part].step()
         assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_one_gradient_of_two_parameters_under_an_algorithm_that_writes_into_it():
+    """Torch's foreach form of Nesterov's momentum does."""
+    ours = nn.ParameterDict({"a": torch.ones(3), "b": torch.full((3,), 2.0)})
+    theirs = copy.deepcopy(ours)
+    settings = {"momentum": 0.9, "nesterov": True, "foreach": True}
+    optimizer, native = optim.SGD(**settings).init(ours), torch.optim.SGD(theirs.parameters(), lr=0.1, **settings)
+    for _ in range(3):
+        optimizer.step(backward(((ours["a"] + ours["b"]) ** 2).sum(), ours), lr=0.1)
+        native.zero_grad()
+        ((theirs["a"] + theirs["b"]) ** 2).sum().backward()
+        native.step()
+        assert torch.equal(ours["a"], theirs["a"]) and torch.equal(ours["b"], theirs["b"])
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+def test_fused_forms_take_no_sparse_gradients(name):
+    table = nn.Embedding(6, 2, sparse=True)
+    grads = backward(table(torch.tensor([1])).sum(), table)
+    with pytest.raises(
+        stoker.UnsupportedGradient, match=r"sparse gradient of 'weight': use SGD or Adagrad \(not fused\)"
+    ):
+        getattr(optim, name)(fused=True).init(table).step(grads, lr=0.1)
+    assert len(grads) == 1
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's Adagrad makes sparse tensors without saying so

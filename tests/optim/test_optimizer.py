@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -262,6 +263,126 @@ def test_a_state_that_does_not_fit_says_exactly_what_differs():
         optim.Adam(amsgrad=True).init(model).load_state_dict(state)
     with pytest.raises(stoker.StateMismatch, match="it is no state of an optimizer"):
         optimizer.load_state_dict({"state": {}})
+
+
+def stepped(recipe):
+    model = net()
+    optimizer = optim.init(recipe, model)
+    optimizer.step(grads_of(model), lr=0.1)
+    return model, optimizer
+
+
+SEVERAL = {"embed": optim.Adam(), "base": optim.wrap(torch.optim.Adam), "*": optim.SGD(momentum=0.9)}
+
+
+def spoil(state, rule, change):
+    state = copy.deepcopy(state)
+    change(state["rules"][rule]["state"])
+    return state
+
+
+@pytest.mark.parametrize(
+    ("rule", "change", "text"),
+    [
+        (
+            0,
+            lambda s: s["embed.weight"].update(exp_avg=torch.zeros(5)),
+            r"embed.weight: exp_avg has shape \[5\] in the",
+        ),
+        (0, lambda s: s["embed.weight"].update(exp_avg=3), "embed.weight: exp_avg is int in the state, not a tensor"),
+        (
+            0,
+            lambda s: s["embed.bias"].update(exp_avg=torch.zeros(8, dtype=torch.int64)),
+            "exp_avg is int64 in the state, float32 here",
+        ),
+        (0, lambda s: s["embed.bias"].pop("step"), r"embed.bias: holds \['exp_avg', 'exp_avg_sq'\]; Adam with these"),
+        (0, lambda s: s.update({"embed.bias": 3}), "embed.bias: holds int; Adam with these settings keeps"),
+        (0, lambda s: s.update({"base.bias": s["embed.bias"]}), "base.bias: Adam steps it in the state, not here"),
+        (0, lambda s: s.update({"other": s["embed.bias"]}), "other: Adam steps it in the state, not here"),
+        (1, lambda s: s["groups"][0]["names"].pop(), r"base.bias: wrap\(Adam\) steps it here, not in the state"),
+        (1, lambda s: s["groups"][0]["names"].append("embed.bias"), "embed.bias: .* steps it in the state, not here"),
+        (1, lambda s: s["groups"].append(s["groups"][0]), "base.bias: in two groups"),
+        (1, lambda s: s["groups"][0].pop("names"), "has a group without 'names'"),
+        (1, lambda s: s.pop("groups"), r"the state of wrap\(Adam\) has no 'groups' or no 'state'"),
+        (1, lambda s: s["state"].update({"embed.bias": {}}), "embed.bias: has a state and is in no group of wrap"),
+        (1, lambda s: s["state"].update({"base.bias": 3}), r"wrap\(Adam\) does not take this state: "),
+        (
+            2,
+            lambda s: s["classifier.bias"].update(momentum_buffer=torch.zeros(4)),
+            r"classifier.bias: momentum_buffer has shape \[4\] in the state, \[3\] here",
+        ),
+    ],
+)
+def test_a_state_that_is_damaged_changes_nothing(rule, change, text):
+    _, optimizer = stepped(SEVERAL)
+    twin, other = stepped(SEVERAL)
+    for update in range(2):
+        other.step(grads_of(twin, update), lr=0.1)
+    saved = spoil(other.state_dict(), rule, change)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(stoker.StateMismatch, match=f"(?s)this state does not fit the optimizer:\n  .*{text}"):
+        optimizer.load_state_dict(saved)
+    for a, b in zip(flat(before), flat(optimizer.state_dict()), strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize(
+    "state",
+    [None, [], {"parameters": 1, "rules": []}, {"parameters": {}, "rules": [{}]}, {"parameters": {}, "rules": {}}],
+    ids=str,
+)
+def test_what_is_no_state_at_all(state):
+    with pytest.raises(stoker.StateMismatch, match="it is no state of an optimizer"):
+        optim.Adam().init(net()).load_state_dict(state)
+
+
+def test_rules_that_hold_other_names_are_told_apart():
+    """Two algorithms of one kind, with the selectors turned round."""
+    _, optimizer = stepped({"embed": optim.Adam(), "*": optim.Adam()})
+    _, turned = stepped({"base": optim.Adam(), "*": optim.Adam()})
+    with pytest.raises(stoker.StateMismatch) as caught:
+        turned.load_state_dict(optimizer.state_dict())
+    for name in ("embed.weight", "embed.bias", "base.weight", "base.bias"):
+        assert f"{name}: Adam steps it in the state, not here" in str(caught.value)
+    assert "classifier" not in str(caught.value)
+
+
+def test_a_state_of_another_precision_is_brought_into_this_one():
+    model = net().double()
+    optimizer = optim.init({"base": optim.SGD(momentum=0.9), "*": optim.Adam()}, model)
+    grads = backward(model(torch.ones(2, 4, dtype=torch.float64)).square().mean(), model)
+    optimizer.step(grads, lr=0.1)
+    single = net()
+    again = optim.init({"base": optim.SGD(momentum=0.9), "*": optim.Adam()}, single)
+    again.load_state_dict(optimizer.state_dict())
+    again.step(grads_of(single), lr=0.1)
+    for rule in again.state_dict()["rules"]:
+        assert all(value.dtype == torch.float32 for kept in rule["state"].values() for value in kept.values())
+
+
+@pytest.mark.parametrize("recipe", [optim.Adam(), optim.SGD(momentum=0.9), SEVERAL], ids=["Adam", "SGD", "several"])
+def test_a_deep_copy_of_model_and_optimizer_goes_its_own_way(recipe):
+    model, optimizer = stepped(recipe)
+    other, copied = copy.deepcopy((model, optimizer))
+    for update in range(3):
+        optimizer.step(grads_of(model, update), lr={model.base: 0.1, "*": 0.2})
+    assert equal(other, stepped(recipe)[0])
+    for update in range(3):
+        copied.step(grads_of(other, update), lr={other.base: 0.1, "*": 0.2})
+    assert equal(model, other)
+    with pytest.raises(stoker.NoSuchParameter, match="was not made for: embed.weight"):
+        copied.step(grads_of(model), lr=0.1)
+
+
+@pytest.mark.parametrize("lr", [np.float32(0.125), np.float64(0.125), np.float16(0.125)], ids=repr)
+@pytest.mark.parametrize("recipe", [optim.SGD(), optim.Adam(fused=True), optim.wrap(torch.optim.SGD)], ids=str)
+def test_a_learning_rate_of_numpys(recipe, lr):
+    model, twin = net(), net()
+    optim.init(recipe, model).step(grads_of(model), lr=lr)
+    optim.init(recipe, twin).step(grads_of(twin), lr=0.125)
+    assert equal(model, twin)
+    with pytest.raises(stoker.InvalidArgument, match="at least 0 and finite"):
+        optim.init(recipe, model).step(grads_of(model), lr=-lr)
 
 
 def test_parameters_unfrozen_later_start_fresh():

@@ -213,3 +213,81 @@ def test_state_that_is_no_plain_value_is_refused():
     optimizer.step(backward(loss_of(model, 0), model), lr=0.1)
     with pytest.raises(stoker.StateMismatch, match="the optimizer keeps a object for '0.weight', which can't be saved"):
         optimizer.state_dict()
+
+
+class WritesGradients(torch.optim.Optimizer):
+    """Weight decay the way many write it: into `.grad`."""
+
+    def __init__(self, params, lr=1.0):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.add_(p, alpha=0.1)
+                    p.add_(p.grad, alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("rates", [0.1, {"a": 0.1, "b": 0.2}], ids=str)
+@pytest.mark.parametrize("flat", [False, True], ids=["one tensor", "a view of it"])
+def test_one_gradient_of_two_parameters_is_lent_as_two(rates, flat):
+    """Autograd gives both the same memory, as one tensor or as a view; `.backward()` would have kept two."""
+    ours = nn.ParameterDict({"a": torch.ones(4), "b": torch.full((2, 2) if flat else (4,), 2.0)})
+    theirs = copy.deepcopy(ours)
+    optimizer = optim.wrap(WritesGradients).init(ours)
+    lrs = rates if isinstance(rates, dict) else {"a": rates, "b": rates}
+    native = WritesGradients([{"params": [theirs[name]], "lr": lr} for name, lr in lrs.items()])
+    for _ in range(3):
+        optimizer.step(backward(((ours["a"] + ours["b"].view(4)) ** 2).sum(), ours), lr=rates)
+        native.zero_grad()
+        ((theirs["a"] + theirs["b"].view(4)) ** 2).sum().backward()
+        native.step()
+        assert torch.equal(ours["a"], theirs["a"]) and torch.equal(ours["b"], theirs["b"])
+
+
+def test_groups_that_take_no_part_in_a_step_count_nothing():
+    model = net()
+    optimizer = optim.wrap(schedulefree.SGDScheduleFree).init(model)
+    rates = {"0": 0.1, "*": 0.2}
+    optimizer.step(backward(loss_of(model, 0), model), lr=rates)
+    for update in range(3):
+        optimizer.step(backward(loss_of(model, update), model).take("2"), lr=rates)
+    groups = optimizer.state_dict()["rules"][0]["state"]["groups"]
+    assert [(group["names"][0], group["k"]) for group in groups] == [("0.weight", 1), ("2.weight", 4)]
+
+
+def test_groups_come_back_after_a_step_that_failed():
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            if len(self.param_groups) == 1:
+                raise RuntimeError("boom")
+
+    model = net()
+    optimizer = optim.wrap(Failing).init(model)
+    optimizer.step(backward(loss_of(model, 0), model), lr={"0": 0.1, "*": 0.2})
+    with pytest.raises(RuntimeError, match="boom"):
+        optimizer.step(backward(loss_of(model, 0), model).take("2"), lr=0.1)
+    groups = optimizer.state_dict()["rules"][0]["state"]["groups"]
+    assert [group["names"][0] for group in groups] == ["0.weight", "2.weight"]
+
+
+def test_a_schedule_free_optimizer_shows_the_weights_that_it_means_and_trains_on_exactly():
+    model, theirs = net(), net()
+    optimizer = optim.wrap(schedulefree.AdamWScheduleFree).init(model)
+    native = schedulefree.AdamWScheduleFree(theirs.parameters(), lr=0.01)
+    native.train()
+    for update in range(4):
+        optimizer.step(backward(loss_of(model, update), model), lr=0.01)
+        native.zero_grad()
+        loss_of(theirs, update).backward()
+        native.step()
+        with optimizer.evaluating() as differ:
+            assert differ and (update == 0 or not equal(model, theirs))
+        assert equal(model, theirs)
+    native.eval()
+    with optimizer.evaluating():
+        assert equal(model, theirs)
+    with optim.Adam().init(model).evaluating() as differ:
+        assert not differ

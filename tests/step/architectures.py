@@ -1,10 +1,12 @@
 """Models of many kinds, each with an input: what a view must be able to look through."""
 
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import MethodType
-from typing import Any
+from types import MethodType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +74,84 @@ class Held(nn.Module):
             x = block(x)
         block, scale = self.by_name["last"]
         return self.first(block(x) * scale)
+
+
+class Blocks(list):
+    pass
+
+
+class Attributes(dict):
+    """Keys that are attributes as well."""
+
+    def __init__(self, **parts: Any):
+        super().__init__(**parts)
+        self.__dict__ = self
+
+
+class Pair(NamedTuple):
+    block: nn.Module
+    scale: float
+
+
+@dataclass
+class Record:
+    block: nn.Module
+    calls: int = 0
+
+
+class Helper:
+    """Holds modules and is called, as a decoder that is no module does."""
+
+    def __init__(self, *blocks: nn.Module):
+        self.blocks, self.inner = list(blocks), SimpleNamespace(block=blocks[0])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.apply(self.inner.block(x))
+
+    def apply(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+HOLDERS: dict[str, Callable[[nn.Module], Any]] = {
+    "object": Helper,
+    "method of an object": lambda block: Helper(block).apply,
+    "dataclass": Record,
+    "namespace": lambda block: SimpleNamespace(block=block),
+    "namedtuple": lambda block: Pair(block, 1.0),
+    "subclass of list": lambda block: Blocks([block]),
+    "deque": lambda block: deque([block], maxlen=3),
+    "defaultdict": lambda block: defaultdict(int, block=block),
+    "dict with attributes": lambda block: Attributes(block=block),
+    "default argument": lambda block: lambda x, inner=block: inner(x),
+    "keyword default": lambda block: lambda x, *, inner=block: inner(x),
+    "weak reference": weakref.ref,
+    "weak proxy": weakref.proxy,
+}
+
+
+def taken(held: Any) -> Callable[[Tensor], Tensor]:
+    """What to call with the input, out of whatever holds it."""
+    if hasattr(held, "block"):
+        return held.block
+    if isinstance(held, dict):
+        return held["block"]
+    if isinstance(held, list | deque):
+        return held[0]
+    return held() if type(held) is weakref.ref else held
+
+
+class Indirect(nn.Module):
+    """A registered module that is reached through something that is no module."""
+
+    def __init__(self, hold: Callable[[nn.Module], Any]):
+        super().__init__()
+        self.net = noisy()
+        self.__dict__["held"] = hold(self.net)  # past `__setattr__`, to which a proxy is a module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return taken(self.held)(x)
 
 
 class Stored(nn.Module):
@@ -220,5 +300,6 @@ CASES = {
     "own forward": Case(own_forward),
     "convolutional": Case(convolutional, IMAGES),
     "traced by fx": Case(lambda: torch.fx.symbolic_trace(nn.Sequential(noisy(), noisy()))),
+    **{f"through a {name}": Case(partial(Indirect, hold)) for name, hold in HOLDERS.items()},
     "averaged": Case(lambda: torch.optim.swa_utils.AveragedModel(noisy())),
 }

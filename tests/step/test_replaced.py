@@ -1,5 +1,7 @@
-from collections import OrderedDict
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,11 @@ from torch import nn
 from stoker.step._replaced import holds_modules, replaced
 
 OLD, NEW = nn.ReLU(), nn.Tanh()
+Pair = namedtuple("Pair", "module scale")
+
+
+class Words(list):
+    pass
 
 
 def swap(module):
@@ -26,6 +33,11 @@ def swap(module):
         (frozenset({OLD}), frozenset({NEW})),
         (OrderedDict(a=[OLD]), OrderedDict(a=[NEW])),
         ([{"a": (OLD,)}], [{"a": (NEW,)}]),
+        (Pair(OLD, 1), Pair(NEW, 1)),
+        (deque([1, OLD]), deque([1, NEW])),
+        (defaultdict(list, a=OLD), defaultdict(list, a=NEW)),
+        (Words([OLD]), Words([NEW])),
+        (SimpleNamespace(a=[OLD]), SimpleNamespace(a=[NEW])),
     ],
 )
 def test_modules_are_changed_and_kinds_kept(value, expected):
@@ -74,12 +86,53 @@ def test_a_cell_that_is_not_filled_yet():
 
 
 def test_a_large_container_is_not_walked_through():
-    class Counted(list):
-        pass
-
     words = dict.fromkeys(range(100_000), "word") | {"last": OLD}
     assert replaced(words, swap) is words
-    assert replaced(Counted([OLD]), swap) == [OLD]  # a kind of the user's own may mean anything
+    counted = Counter(words.keys())
+    assert replaced(counted, swap) is counted
+
+
+def test_a_copy_of_a_container_has_all_that_the_container_has():
+    limited, lists = deque([OLD], maxlen=2), defaultdict(list, a=OLD)
+    assert replaced(limited, swap).maxlen == 2
+    assert replaced(lists, swap)["new"] == []
+    words = Words([1])
+    words.module, words.name = OLD, "words"
+    other = replaced(words, swap)
+    assert (other.module, other.name, other[0]) == (NEW, "words", 1)
+    assert (limited[0], lists, words.module) == (OLD, {"a": OLD}, OLD)
+
+
+def test_a_container_that_does_more_when_it_is_walked_is_only_looked_into():
+    class Lazy(list):
+        def __iter__(self):
+            raise AssertionError("walked")
+
+    lazy = Lazy([1, "word"])
+    assert replaced(lazy, swap) is lazy
+
+
+def test_default_arguments():
+    def call(x, first=OLD, *, second=OLD):
+        return first, second, x
+
+    assert replaced(call, swap)(3) == (NEW, NEW, 3)
+    assert call(3) == (OLD, OLD, 3)
+    assert holds_modules([call])
+
+
+def test_weak_references():
+    class Thing:
+        module = OLD
+
+    thing, gone = Thing(), weakref.ref(Thing())
+    assert replaced(weakref.ref(OLD), swap)() is NEW
+    assert replaced(weakref.proxy(OLD), swap) is NEW
+    for other in (weakref.ref(thing), gone, weakref.proxy(thing)):
+        assert replaced(other, swap) is other
+    proxy = weakref.proxy(nn.ReLU())
+    assert replaced(proxy, swap) is proxy
+    assert not holds_modules([proxy, gone])
 
 
 values = st.recursive(

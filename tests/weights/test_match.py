@@ -36,10 +36,22 @@ def test_without_strict_what_is_missing_or_unexpected_is_left_out_but_shapes_are
     load(linear, {"weight": torch.ones(2, 2), "more": torch.ones(1)}, strict=False)
     assert linear.weight.sum() == 4
     assert torch.equal(linear.bias, before)
-    with pytest.raises(StateMismatch, match=r"of another shape: 'weight' is \[3\] there, \[2, 2\] in the model"):
-        load(linear, {"weight": torch.ones(3)}, strict=False)
-    with pytest.raises(StateMismatch, match=r"not in the file: 'weight'"):
-        load(linear, {"wait": torch.ones(3)}, strict=False)  # nothing at all would be loaded
+    with pytest.raises(StateMismatch) as caught:
+        load(linear, {"weight": torch.ones(3), "more": torch.ones(1)}, strict=False)
+    assert str(caught.value).splitlines() == [  # and no word of what is allowed
+        "the mapping doesn't fit the model",
+        "  of another shape: 'weight' is [3] there, [2, 2] in the model",
+        "  strict=False allows names that are missing or unexpected, but no other shapes; only= loads a part",
+    ]
+    with pytest.raises(
+        StateMismatch, match=r"(?s)not in the file: 'weight'.*so there is nothing to load; rename= maps"
+    ):
+        load(linear, {"wait": torch.ones(3)}, strict=False)
+
+
+def test_the_advice_says_what_strict_does():
+    with pytest.raises(StateMismatch, match="strict=False passes over names that are missing or unexpected"):
+        load(nn.Linear(2, 2), {"weight": torch.ones(2, 2)})
 
 
 def test_the_chosen_part_has_to_be_there_and_the_rest_is_no_concern(tmp_path):

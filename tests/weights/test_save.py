@@ -204,3 +204,10 @@ except OSError as error:
     assert done.stdout.startswith("refused:")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_half_stores_the_nearest_number_that_16_bits_hold(tmp_path):
+    given = torch.tensor([1e-9, 0.1, 65504.0, -1.0009765625])
+    path = save(Holder(t=given), tmp_path / "m", precision="half")
+    got = load(Holder(t=torch.empty(4)), path).t
+    assert got.tolist() == [0.0, 0.0999755859375, 65504.0, -1.0009765625]

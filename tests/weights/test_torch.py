@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.errors import BadFile, InvalidArgument
+from stoker.errors import BadFile, InvalidArgument, MissingFile
 from stoker.weights import load, load_torch, save
 
 
@@ -61,7 +61,7 @@ def test_a_file_that_needs_more_is_refused_and_runs_nothing(tmp_path, zipped):
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(BadFile, match=r"is no file of torch.save; stoker.load reads"):
         load_torch(save(nn.Linear(1, 1), tmp_path / "m"))
-    with pytest.raises(BadFile, match=r"there is no file"):
+    with pytest.raises(MissingFile, match=r"there is no file"):
         load_torch(tmp_path / "absent.pt")
     (tmp_path / "x.pt").write_bytes(b"")
     with pytest.raises(BadFile, match=r"is empty"):

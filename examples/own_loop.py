@@ -1,4 +1,4 @@
-"""Trains the guide's digits network with a loop of its own, on data drawn by code: `make demo`.
+"""Trains the guide's digits network with a loop of its own, on data drawn by code.
 
 Shows the loss as it falls, judges the model on digits it has not seen, saves the weights, loads them into a new model
 and says where to look next. Takes some ten seconds.
@@ -20,7 +20,7 @@ import stoker
 from stoker import data, optim, schedule
 
 EPOCHS, BATCH = 3, 64
-RUN = Path("runs") / "demo"
+RUN = Path("runs") / "own_loop"
 console = Console(highlight=False)
 
 
@@ -105,7 +105,7 @@ def main(pictures: bool = sys.stdout.isatty() and console.width >= 112) -> None:
         images = test.tensors[0][:4]
         show(images, stoker.valid(restored)(images).argmax(1))
     console.print(f"done in {time.perf_counter() - start:.0f} s")
-    console.print("next: examples/demo.py is this program; examples/tour/ shows the parts one by one")
+    console.print("next: examples/tour/ shows the parts one by one")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+"""`stoker show RUN`: how a run went, its curves, its numbers, its config, and how it ended."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from stoker.cli._canvas import Points, curves
+from stoker.cli._runs import STATES, best, epochs, when
+from stoker.cli._screen import duration, screen
+from stoker.errors import BadFile, did_you_mean
+from stoker.record import History, Record, Run, runs_in
+
+_PANELS, _LINES = 6, 6  # more pictures, and more lines in a picture, are left out
+
+
+def main(name: str) -> None:
+    """Prints everything that is worth knowing about a run."""
+    run = Run.open(find(name))
+    console = screen()
+    found = run.summary()
+    console.print(Text.assemble((str(run.path), "bold"), ": ", (found["state"], STATES[found["state"]])))
+    for line in facts(found, run.facts):
+        console.print(f"  {line}", markup=False)
+    _pictures(console, run.record)
+    if len(history := History(run.record)):
+        console.print(f"\n{history}", markup=False)
+    if run.config:
+        console.print("\nconfig", style="bold")
+        for key, value in flat(run.config):
+            console.print(f"  {key} = {value}", markup=False)
+    _warnings(console, run)
+    console.print("\nhow it ended" if found["state"] != "running" else "\nit is still running", style="bold")
+    for line in ending(found, run.record):
+        console.print(f"  {line}", markup=False)
+
+
+def find(name: str, *, folder: str = "runs") -> Path:
+    """The directory of a run, by its path or by its name in the folder of runs."""
+    for path in (Path(name), Path(folder) / name):
+        if path.exists():
+            return path
+    known = [str(run.path.relative_to(folder)) for run in runs_in(folder)]
+    near = did_you_mean(name.removeprefix(f"{folder}/"), known)
+    there = near or (f"; there are: {', '.join(known[-8:])}" if known else f"; there are no runs in {folder!r}")
+    raise BadFile(f"there is no run {name!r}{there}")
+
+
+def facts(summary: dict[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """What ran, when and how far."""
+    lines = []
+    if summary["model"]:
+        count = f", {summary['parameters']:,} parameters" if summary["parameters"] else ""
+        lines.append(f"{summary['model']}{count}, on {summary['device']}")
+    lines.append(f"{epochs(summary)} epochs, {summary['updates']:,} updates, {duration(summary['seconds'])}")
+    if summary["best"]:
+        lines.append(f"best {best(summary)}")
+    if summary["started"]:
+        lines.append(f"began {when(summary['started'])}")
+    versions = facts.get("versions") or {}
+    known = [f"{name} {version}" for name, version in versions.items() if version]
+    lines += [", ".join(known)] if known else []
+    lines += [f"git {facts['git']}"] if facts.get("git") else []
+    return lines
+
+
+def flat(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """A config's fields by their dotted names.
+
+    >>> list(flat({"model": {"hidden": 128, "norm": {}}, "lr": 0.1}))
+    [('model.hidden', 128), ('model.norm', {}), ('lr', 0.1)]
+    """
+    if isinstance(config, Mapping) and config:
+        for key, value in config.items():
+            yield from flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, config
+
+
+def ending(summary: dict[str, Any], record: Record) -> list[str]:
+    """Why a run is no longer running; of an exception also where it came from."""
+    errors = record.events_of("error")
+    if summary["state"] == "died" and errors:
+        trace = str(errors[-1].extra.get("traceback", "")).rstrip().splitlines()
+        return [f"error: {errors[-1].text}", *trace[-12:]]
+    last = f"the last event came {when(summary['last_event'])}" if summary["last_event"] else "nothing happened in it"
+    reasons = {"finished": summary["reason"] or "as planned", "running": last, "died": f"{summary['reason']}; {last}"}
+    return [reasons.get(summary["state"]) or summary["reason"]]
+
+
+def panels(record: Record) -> dict[str, dict[str, Points]]:
+    """The lines of each picture: every number over the updates; of a short run also what came in on the way."""
+    found = {
+        title: {name: points for name in names[:_LINES] if len(points := _points(record, name)) > 1}
+        for title, names in History(record).panels.items()
+    }
+    return {title: lines for title, lines in list(found.items())[:_PANELS] if lines}
+
+
+def _points(record: Record, name: str) -> Points:
+    points = record.all(name)
+    if len(points) < 3:  # too few for a curve
+        on_the_way = [
+            (event.update, event.values[name]) for event in record.events_of("progress") if name in event.values
+        ]
+        return max(points, on_the_way, key=len)
+    return points
+
+
+def _pictures(console: Console, record: Record) -> None:
+    plain = not console.encoding.lower().startswith("utf")
+    for title, lines in panels(record).items():
+        console.print(f"\n{title}", style="bold", markup=False)
+        for row in curves(lines, width=min(console.width - 2, 76), height=8 if title == "loss" else 5, plain=plain):
+            console.print(Text("  ").append_text(row))
+
+
+def _warnings(console: Console, run: Run) -> None:
+    warnings = [event.text for event in run.record.events_of("warning")]
+    if warnings:
+        console.print("\nwarnings", style="bold")
+        for text in list(dict.fromkeys(warnings))[-5:]:
+            console.print(f"  {text}", markup=False, style="yellow")

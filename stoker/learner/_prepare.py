@@ -1,0 +1,166 @@
+"""From what the user said to what the loop works with: every conversion at the edge, in one place."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from stoker._select import assign, named_parameters
+from stoker.callbacks import Context, Hooks
+from stoker.errors import InvalidArgument
+from stoker.learner._data import Data, loaders
+from stoker.learner._plan import plan_of
+from stoker.learner._spec import Spec
+from stoker.learner._wish import Wish
+from stoker.loop import Average, Fit, Scaler, Settings, length_of
+from stoker.metrics import Loss, Meter, Metric, as_metric
+from stoker.optim import Adagrad, Algorithm, init
+from stoker.schedule import as_schedule
+from stoker.step import Supervised
+
+
+def prepare(spec: Spec, wish: Wish) -> Fit:
+    """A fit that is ready to run: model on its device, loaders, optimizer, schedules, metrics, hooks."""
+    seed = spec.seed if spec.seed is not None else int(torch.randint(2**31, ()).item())
+    model = spec.make_model()
+    has_step = callable(getattr(model, "train_step", None))
+    if spec.loss is None and not has_step:
+        raise InvalidArgument(
+            f"there is nothing to train {type(model).__name__} on: give Learner(loss=nn.MSELoss()) or any other "
+            "function of (predictions, targets), or give the model a train_step(batch) that returns the loss"
+        )
+    numbers, hooks = metrics_of(spec.metrics), Hooks(wish.callbacks)
+    data = loaders(wish.train, wish.valid, batch_size=wish.batch_size, seed=seed)
+    rates = rates_of(spec.lr, model)
+    home, device = device_of(model), device_for(spec.device, model)
+    optimizer = init(fastest(spec.optimizer, model, device), model.to(device))
+    ctx = Context(
+        model=model,
+        optimizer=optimizer,
+        device=device,
+        seed=seed,
+        epochs=wish.epochs,
+        updates_planned=wish.updates,
+        batches=length_of(data.train),
+    )
+    fit = Fit(
+        settings=settings_of(spec, wish, data),
+        device=device,
+        home=home,
+        train=data.train,
+        valid=data.valid,
+        model=model,
+        supervised=None if has_step else Supervised(model, _loss_on(spec.loss, device)),
+        optimizer=optimizer,
+        rates=rates,
+        train_metrics=[metric for metric in numbers if isinstance(metric, Metric) and metric.on != "valid"],
+        valid_metrics=[metric for metric in numbers if isinstance(metric, Metric) and metric.on != "train"],
+        meters=[metric for metric in numbers if isinstance(metric, Meter)],
+        record=ctx.record,
+        hooks=hooks,
+        ctx=ctx,
+        average=None if spec.ema is None else Average(model, spec.ema),
+        scaler=Scaler() if spec.precision == "fp16" else None,
+    )
+    fit.plan = [*plan_of(fit, spec), *data.notes]
+    return fit
+
+
+def settings_of(spec: Spec, wish: Wish, data: Data) -> Settings:
+    """How and how long, out of both calls."""
+    return Settings(
+        epochs=wish.epochs,
+        updates=wish.updates,
+        minutes=wish.minutes,
+        accumulate=spec.accumulate,
+        clip_norm=spec.clip_norm,
+        clip_value=spec.clip_value,
+        precision=spec.precision,
+        on_nan=spec.on_nan,
+        validate_every=None if wish.validate_every == "epoch" else wish.validate_every,
+        keep=wish.keep,
+        monitor=f"{next(iter(data.valid))}/loss" if data.valid else None,
+    )
+
+
+def metrics_of(metrics: Sequence[Any]) -> list[Metric | Meter]:
+    """Metrics with names of their own; the loss is always counted, so asking for it adds nothing."""
+    found = [metric if isinstance(metric, Meter) else as_metric(metric) for metric in metrics]
+    found = [metric for metric in found if not isinstance(metric, Loss)]
+    names = [metric.name for metric in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidArgument(f"two metrics are called {twice!r}: give one another name, as in Accuracy(name='other')")
+    return found
+
+
+def fastest(recipe: Any, model: nn.Module, device: torch.device) -> Any:
+    """The same algorithm in torch's fused form, where it has one for these parameters and the user has not chosen."""
+    if isinstance(recipe, Mapping):
+        return {selector: fastest(each, model, device) for selector, each in recipe.items()}
+    settings = {} if not isinstance(recipe, Algorithm) else vars(recipe)
+    chosen = settings.get("fused", True) is not None or settings.get("foreach") is not None
+    if chosen or device.type not in ("cpu", "cuda") or (isinstance(recipe, Adagrad) and device.type == "cuda"):
+        return recipe
+    plain = all(parameter.is_floating_point() and type(parameter) is nn.Parameter for parameter in model.parameters())
+    sparse = any(getattr(module, "sparse", False) for module in model.modules())
+    return recipe.replace(fused=True) if plain and not sparse else recipe
+
+
+def rates_of(lr: Any, model: nn.Module) -> Callable[[int, float], Any]:
+    """(update, scale) → the learning rate of that update, or one for each selector."""
+    for rate in lr.values() if isinstance(lr, Mapping) else (lr,):
+        if isinstance(rate, int | float) and not 0 <= rate < math.inf:
+            raise InvalidArgument(f"a learning rate is at least 0 and finite, got lr={lr!r}")
+    if not isinstance(lr, Mapping):
+        schedule = as_schedule(lr)
+        if isinstance(lr, int | float):
+            return lambda update, scale: lr if scale == 1.0 else lr * scale
+        return lambda update, scale: schedule(update) * scale
+    assign(lr, named_parameters(model), model)  # a pattern that matches nothing is an error now, not at the first step
+    schedules = {selector: as_schedule(rate) for selector, rate in lr.items()}
+    return lambda update, scale: {selector: rate(update) * scale for selector, rate in schedules.items()}
+
+
+def device_for(wanted: torch.device | str | None, model: nn.Module) -> torch.device:
+    """The device asked for, the one that the model is on if that is no CPU, or else the best there is."""
+    own = device_of(model)
+    if own.type == "meta":
+        raise InvalidArgument(
+            f"the parameters of {type(model).__name__} have no values (they are on the meta device): "
+            "give them some with model.to_empty(device=...) and an initialisation, or load them"
+        )
+    if wanted is not None:
+        return _usable(wanted)
+    if own.type != "cpu" or any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
+        return own
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("mps") if torch.backends.mps.is_available() else own
+
+
+def _usable(wanted: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(wanted)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InvalidArgument(f"device={wanted!r} can't be used here: {reason}") from None
+    if device.type == "meta":
+        raise InvalidArgument("device='meta' computes nothing; leave device out to have one found, or name 'cpu'")
+    return device
+
+
+def device_of(model: nn.Module) -> torch.device:
+    tensor = next((each for each in (*model.parameters(), *model.buffers())), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def _loss_on(loss: Any, device: torch.device) -> Any:
+    """A loss with class weights needs them on the device; the user's own stays where it is."""
+    if isinstance(loss, nn.Module) and device.type != "cpu" and any(True for _ in loss.buffers()):
+        return copy.deepcopy(loss).to(device)
+    return loss

@@ -1,0 +1,39 @@
+"""The loop that wires the rooms: a `Fit` in, a trained model and a record out.
+
+`train` and `train_epoch` are the loop itself, on one screen; `running` is what surrounds it: signals,
+exceptions, and the best weights. `evaluate` and `predict` are short forms for a model that is only asked. The one type
+to know is `Fit`, all that one fit works with.
+"""
+
+from stoker.loop._evaluate import evaluate
+from stoker.loop._fit import Fit, Settings
+from stoker.loop._precision import PRECISIONS, Scaler, check_precision
+from stoker.loop._predict import predict
+from stoker.loop._progress import length_of
+from stoker.loop._random import put_back, random_state, seeded, set_random_state
+from stoker.loop._run import running
+from stoker.loop._train import train, train_epoch
+from stoker.loop._validate import validate
+from stoker.loop._weights import Average, restore, snapshot
+
+__all__ = [
+    "PRECISIONS",
+    "Average",
+    "Fit",
+    "Scaler",
+    "Settings",
+    "check_precision",
+    "evaluate",
+    "length_of",
+    "predict",
+    "put_back",
+    "random_state",
+    "restore",
+    "running",
+    "seeded",
+    "set_random_state",
+    "snapshot",
+    "train",
+    "train_epoch",
+    "validate",
+]

@@ -1,0 +1,120 @@
+"""Asking the model: a batch in, one loss or several out, with the hooks on the way."""
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from stoker.callbacks import mixed_loss
+from stoker.errors import WrongType
+from stoker.loop._fit import Fit
+from stoker.loop._precision import forward_in
+from stoker.loop._tally import samples_in, weight_in
+from stoker.step import Objective, Output, SupervisedOutput
+
+
+class Asked(NamedTuple):
+    """A loss to differentiate: with respect to which part (None: all), and how much it stands for."""
+
+    part: str | None
+    loss: Tensor
+    weight: float | Tensor
+
+
+@dataclass(slots=True)
+class BareLoss:
+    """The output of a step that gave nothing but a loss."""
+
+    loss: Tensor
+
+
+def asked(fit: Fit) -> Iterator[Asked]:
+    """The losses of the current batch, one after the other; the caller steps before it asks for the next."""
+    if not fit.model.training:  # it came so, or a callback forgot; parts that the user keeps in eval mode stay so
+        fit.model.train()
+    if fit.settings.on_nan == "skip":
+        fit.buffers = [buffer.detach().clone() for buffer in fit.model.buffers()]
+    return _ask_default(fit) if fit.supervised is not None else _ask_model(fit)
+
+
+def _ask_default(fit: Fit) -> Iterator[Asked]:
+    ctx, step = fit.ctx, fit.supervised
+    assert step is not None
+    assert step.loss is not None
+    parts = step.parts(ctx.batch)
+    with forward_in(fit.settings.precision, fit.device):
+        ctx.pred = fit.model(*parts.args, **parts.kwargs)
+    fit.hooks.fire("on_train_batch_after_pred", ctx)
+    with forward_in(fit.settings.precision, fit.device):
+        if ctx.loss_mix is None:
+            ctx.output = step.judge(ctx.pred, parts)
+        else:
+            other, share = ctx.loss_mix
+            loss = mixed_loss(step.loss, ctx.pred, parts.targets, other, share, sample_weight=parts.weight)
+            ctx.output = SupervisedOutput(loss, ctx.pred, parts.targets, parts.weight)
+    ctx.loss = ctx.output.loss
+    yield from _told(fit, None, weight_in(ctx.output, ctx.batch))
+
+
+def _ask_model(fit: Fit) -> Iterator[Asked]:
+    ctx = fit.ctx
+    with forward_in(fit.settings.precision, fit.device):
+        answer = fit.model.train_step(ctx.batch)  # pyright: ignore[reportCallIssue]
+    if isinstance(answer, Generator):
+        yield from _ask_for_objectives(fit, answer)
+        return
+    ctx.output = as_output(answer, fit.model)
+    ctx.pred = getattr(ctx.output, "predictions", None)
+    fit.hooks.fire("on_train_batch_after_pred", ctx)
+    ctx.loss = ctx.output.loss
+    yield from _told(fit, None, weight_in(ctx.output, ctx.batch))
+
+
+def _ask_for_objectives(fit: Fit, step: Generator[Any, Any, Any]) -> Iterator[Asked]:
+    ctx, weight = fit.ctx, samples_in(fit.ctx.batch)
+    ctx.output = None
+    while True:
+        try:
+            with forward_in(fit.settings.precision, fit.device):
+                objective = next(step)
+        except StopIteration as end:
+            ctx.output = None if end.value is None else as_output(end.value, fit.model)
+            return
+        objective = as_objective(objective, fit.model)
+        ctx.loss = objective.loss
+        yield from _told(fit, objective.name, weight)
+
+
+def _told(fit: Fit, part: str | None, weight: float | Tensor) -> Iterator[Asked]:
+    """The loss as the hooks have left it; counted when it has been used, unless it was refused."""
+    fit.hooks.fire("on_train_batch_after_loss", fit.ctx)
+    loss = fit.ctx.loss
+    if not isinstance(loss, Tensor):
+        raise WrongType(
+            f"a callback set ctx.loss to {type(loss).__name__} in on_train_batch_after_loss; it has to stay a tensor"
+        )
+    yield Asked(part, loss, weight)
+    if not fit.refused:
+        fit.tally.add_loss(part or "loss", loss, weight)
+
+
+def as_output(answer: Any, model: nn.Module, step: str = "train_step") -> Output:
+    """What a step returned, as an output: anything with a loss, or the loss itself."""
+    if isinstance(answer, Tensor):
+        return BareLoss(answer)
+    if isinstance(getattr(answer, "loss", None), Tensor):
+        return answer
+    raise WrongType(
+        f"{type(model).__name__}.{step} returned {type(answer).__name__}; expected a loss (a tensor), an output "
+        "with a .loss (such as stoker.ClassificationOutput), or objectives that it yields"
+    )
+
+
+def as_objective(objective: Any, model: nn.Module) -> Objective:
+    """What a step yielded, which has to be an objective."""
+    if isinstance(objective, Objective):
+        return objective
+    raise WrongType(
+        f"{type(model).__name__}.train_step yielded {type(objective).__name__}; expected stoker.Objective(name, loss)"
+    )

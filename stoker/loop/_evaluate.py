@@ -1,0 +1,90 @@
+"""Judging a model on a data set: the metrics over all its samples, from a view that can't disturb the model."""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.data import moved
+from stoker.loop._ask import BareLoss, as_objective, as_output
+from stoker.loop._precision import forward_in
+from stoker.loop._tally import Tally, samples_in, weight_in
+from stoker.metrics import Metric
+from stoker.step import Output, Supervised, valid
+
+
+def _same(predictions: Any) -> Any:
+    return predictions
+
+
+def _loss_of(output: Output) -> Tensor:
+    return output.loss
+
+
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    supervised: Supervised | None,
+    metrics: Sequence[Metric],
+    device: torch.device,
+    precision: str = "fp32",
+) -> dict[str, float]:
+    """The loss and the metrics of a model on some batches, by name."""
+    view, tally = valid(model), Tally(metrics, device)
+    with torch.no_grad():
+        for batch in batches:
+            judged(view, supervised, moved(batch, device), tally, lambda: forward_in(precision, device))
+    return {name.removeprefix("x/"): value for name, value in tally.values("x").items()}
+
+
+def judged(
+    view: nn.Module,
+    supervised: Supervised | None,
+    batch: Any,
+    tally: Tally,
+    casting: Callable[[], AbstractContextManager[Any]],
+    *,
+    after_pred: Callable[[Any], Any] = _same,
+    after_loss: Callable[[Output], Tensor] = _loss_of,
+) -> None:
+    """One batch, counted: by the supervised default, the model's valid_step, or else its train_step.
+
+    What the two functions give is what counts, as the prediction and as the loss.
+    """
+    if supervised is not None:
+        parts = supervised.parts(batch)
+        with casting():
+            predictions = view(*parts.args, **parts.kwargs)
+        predictions = after_pred(predictions)
+        with casting():
+            output: Output = supervised.judge(predictions, parts)
+    else:
+        name = "valid_step" if hasattr(view, "valid_step") else "train_step"
+        with casting():
+            answer = getattr(view, name)(batch)
+            several = isinstance(answer, Generator)
+            output = _objectives(view, answer, batch, tally) if several else as_output(answer, view, name)
+        after_pred(getattr(output, "predictions", None))
+        if several:
+            after_loss(output)
+            if not isinstance(output, BareLoss):
+                tally.add(output)
+            return
+    tally.add_loss("loss", after_loss(output), weight_in(output, batch))
+    if not isinstance(output, BareLoss):
+        tally.add(output)
+
+
+def _objectives(view: nn.Module, step: Generator[Any, Any, Any], batch: Any, tally: Tally) -> Output:
+    """A step that yields objectives: each loss is counted, none differentiated."""
+    loss = torch.zeros(())
+    while True:
+        try:
+            objective = as_objective(next(step), view)
+        except StopIteration as end:
+            return BareLoss(loss) if end.value is None else as_output(end.value, view)
+        loss = objective.loss
+        tally.add_loss(objective.name, loss, samples_in(batch))

@@ -1,0 +1,91 @@
+"""What one fit works with: made by the learner, changed by the loop."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from stoker.callbacks import Context, Hooks
+from stoker.data import Loader
+from stoker.gradients import Accumulator
+from stoker.loop._precision import Scaler
+from stoker.loop._random import RandomState
+from stoker.loop._tally import Tally
+from stoker.loop._weights import Average, Snapshot
+from stoker.metrics import GradientNorm, Meter, Metric, State
+from stoker.optim import Optimizer
+from stoker.record import Record
+from stoker.step import Supervised
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train, and for how long."""
+
+    epochs: int | None = None
+    updates: int | None = None
+    minutes: float | None = None
+    accumulate: int = 1
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    precision: str = "fp32"
+    on_nan: Literal["stop", "skip"] = "stop"
+    validate_every: int | None = None  # updates; None for every epoch
+    keep: Literal["best", "last"] = "best"
+    monitor: str | None = None  # the number that says which weights are best; None without validation
+
+
+@dataclass(slots=True)
+class Fit:
+    """One fit: the parts, in the order in which a batch meets them, and where it stands."""
+
+    settings: Settings
+    device: torch.device
+    home: torch.device  # where the model came from, and goes back to
+    train: Loader
+    valid: Mapping[str, Loader]
+    model: nn.Module
+    supervised: Supervised | None  # None where the model has a step of its own
+    optimizer: Optimizer
+    rates: Callable[[int, float], Any]  # (update, scale) → a learning rate, or one for each selector
+    train_metrics: Sequence[Metric]
+    valid_metrics: Sequence[Metric]
+    meters: Sequence[Meter]
+    record: Record
+    hooks: Hooks
+    ctx: Context
+    average: Average | None = None
+    scaler: Scaler | None = None
+    accumulators: dict[str | None, Accumulator] = field(default_factory=dict)
+    best: Snapshot | None = None
+    random: RandomState | None = None  # where the random numbers stood at the end, to go on from
+    last: Snapshot | None = None  # where the model was when the best weights took its place
+    applied: bool = False  # whether the current batch has changed the weights
+    refused: bool = False  # whether the current batch's loss is no number
+    interrupted: bool = False
+    norms: dict[GradientNorm, State] = field(default_factory=dict)  # of the epoch's gradients, where somebody asks
+    buffers: Sequence[Tensor] = ()  # as they were before the batch, where it may be skipped
+    states: Sequence[dict[str, Any]] = ()  # of the callbacks, to be taken up when the fit goes on
+    skipped: int = 0  # batches whose loss or gradients were not finite
+    plan: Sequence[str] = ()  # what was decided, in words
+    reported: float = 0.0  # when progress was last told, on the monotonic clock
+    tally: Tally = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(self.train_metrics, self.device, self.where)
+
+    def where(self) -> str:
+        """The place in words, for the note of an exception."""
+        return f", {self.ctx.set_name}, epoch {self.ctx.epoch}, batch {self.ctx.batch_number}"
+
+    @property
+    def reduce(self) -> Literal["mean", "sum"]:
+        """What a window of batches makes of their gradients: what the loss itself makes of its samples."""
+        return "sum" if self.supervised is not None and self.supervised.sums else "mean"
+
+    @property
+    def judged(self) -> nn.Module:
+        """The weights that count: the running average, where there is one."""
+        return self.model if self.average is None else self.average.model

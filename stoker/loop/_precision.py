@@ -1,0 +1,79 @@
+"""The types that a forward pass computes in, and the scale that keeps 16-bit gradients from vanishing."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from stoker.errors import InvalidArgument
+from stoker.gradients import Gradients
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AS_IT_IS = nullcontext()
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+
+
+def check_precision(precision: str) -> None:
+    """Refuses a name that is none."""
+    if precision not in PRECISIONS:
+        raise InvalidArgument(f"precision is one of {', '.join(map(repr, PRECISIONS))}; got {precision!r}")
+
+
+def forward_in(precision: str, device: torch.device) -> Any:
+    """The context of a forward pass: autocast for bf16 and fp16; fp32 is whatever PyTorch is set to."""
+    if precision in _TYPES:
+        return torch.autocast(device.type, dtype=_TYPES[precision])
+    return _AS_IT_IS
+
+
+@contextmanager
+def held(precision: str) -> Iterator[None]:
+    """TF32 for the length of a fit; PyTorch's own setting comes back afterwards."""
+    if precision != "tf32":
+        yield
+        return
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+class Scaler:
+    """The factor on an fp16 loss: halved after an overflow, doubled after many updates without one.
+
+    >>> scaler = Scaler()
+    >>> scaler.scaled(torch.tensor(2.0)).item() == 2.0 * 65536
+    True
+    """
+
+    __slots__ = ("factor", "steady")
+
+    def __init__(self) -> None:
+        self.factor = 65536.0
+        self.steady = 0  # updates since the last change
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss to differentiate."""
+        return loss * self.factor
+
+    def unscaled(self, grads: Gradients) -> Gradients:
+        """The true gradients; before clipping, which would otherwise clip the factor."""
+        return grads.scale(1.0 / self.factor)
+
+    def after(self, finite: bool) -> None:
+        """Learns from an update that was applied, or from one that overflowed and was not."""
+        if not finite:
+            self.factor = max(self.factor / 2, 1.0)
+            self.steady = 0
+            return
+        self.steady += 1
+        if self.steady >= 2000 and math.isfinite(self.factor * 2):
+            self.factor, self.steady = self.factor * 2, 0

@@ -1,0 +1,90 @@
+"""A fit from its start to its end: signals, exceptions, and the best weights however it ends."""
+
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stoker.loop._fit import Fit
+from stoker.loop._precision import held
+from stoker.loop._random import random_state
+from stoker.loop._weights import restore, snapshot
+from stoker.record import Event
+
+
+@contextmanager
+def running(fit: Fit) -> Iterator[None]:
+    """What surrounds the training; afterwards the model has the best weights, also where an exception goes through.
+
+    A context, and not a function that calls the loop: a traceback of the user's is a frame shorter.
+    """
+    started = time.monotonic()
+    try:
+        with held(fit.settings.precision), interruptible(fit):
+            yield
+    except BaseException as error:
+        fit.ctx.stopping = fit.ctx.stopping or f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        fit.record.append(_event(fit, "error", text=f"{type(error).__name__}: {error}", traceback=trace))
+        fit.hooks.fire("on_exception", fit.ctx)
+        raise
+    finally:
+        fit.random = random_state()
+        settle(fit)
+        fit.record.append(_event(fit, "stop", text=fit.ctx.stopping or ""))
+        fit.record.append(_event(fit, "end", **_outcome(fit, time.monotonic() - started)))
+        fit.record.close()
+
+
+def settle(fit: Fit) -> None:
+    """The weights that were asked for into the model; the last ones are kept, to go on from."""
+    chosen = fit.best
+    if chosen is None and fit.average is not None:
+        chosen = snapshot(fit.average.model)
+    if chosen is None:
+        with fit.optimizer.evaluating() as differ:
+            chosen = snapshot(fit.model) if differ else None
+    if chosen is not None:
+        fit.last = snapshot(fit.model)
+        restore(fit.model, chosen)
+
+
+@contextmanager
+def interruptible(fit: Fit) -> Iterator[None]:
+    """One Ctrl-C ends the batch and the fit in order, a second one at once; only the main thread can have that."""
+    before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if before is not signal.default_int_handler:  # another thread, or a handler of the user's own
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        if fit.interrupted:
+            raise KeyboardInterrupt
+        fit.interrupted = True
+        fit.ctx.stop(f"Interrupted in epoch {fit.ctx.epoch}, after {fit.ctx.update} updates")
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _outcome(fit: Fit, seconds: float) -> dict[str, Any]:
+    best = fit.ctx.best
+    found = None if best is None else {"epoch": best.epoch, "value": best.value, "monitor": best.name}
+    return {
+        "epochs": fit.ctx.epoch,
+        "updates": fit.ctx.update,
+        "seconds": seconds,
+        "best": found,
+        "skipped": fit.skipped,
+    }
+
+
+def _event(fit: Fit, kind: str, *, text: str = "", **extra: Any) -> Event:
+    ctx = fit.ctx
+    return Event(kind, time.time(), ctx.epoch, ctx.batch_number, ctx.update, text=text, extra=extra)

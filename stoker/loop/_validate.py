@@ -1,0 +1,82 @@
+"""Validation between updates: every set judged on a view, and the weights kept where they are the best so far."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from stoker.data import moved
+from stoker.loop._evaluate import judged
+from stoker.loop._fit import Fit
+from stoker.loop._precision import forward_in
+from stoker.loop._progress import event, length_of, tell
+from stoker.loop._random import put_back
+from stoker.loop._tally import Tally, samples_in
+from stoker.loop._weights import snapshot
+from stoker.step import Output, valid
+
+
+def validate(fit: Fit) -> None:
+    """Judges the weights on every validation set; leaves no trace in the training, nor in its random numbers."""
+    if not fit.valid or fit.interrupted:
+        return
+    ctx, fire = fit.ctx, fit.hooks.fire
+    kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss
+    with put_back(), fit.optimizer.evaluating():
+        for name, loader in fit.valid.items():
+            ctx.phase, ctx.set_name, ctx.batches = "valid", name, length_of(loader)
+            fire("on_valid_begin", ctx)
+            # Always the same epoch: what a transform draws is the same in every validation.
+            values = judge(fit, loader.at(epoch=0), name)
+            if not fit.interrupted:  # numbers of a part of the set would be no numbers of the set
+                ctx.metrics |= values
+                # At the place of the training: the batches of the set itself are of no interest afterwards.
+                fit.record.append(replace(event(fit, "valid", values, name=name), batch=kept[0]))
+            fire("on_valid_end", ctx)
+        _keep_best(fit)
+    ctx.phase, ctx.set_name = "train", "train"
+    ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss = kept
+    if not fit.interrupted:
+        fire("on_validation", ctx)
+
+
+def judge(fit: Fit, batches: Iterable[Any], name: str) -> dict[str, float]:
+    """The numbers of one validation set, with the hooks of every batch; an interrupt ends it after one."""
+    ctx, fire = fit.ctx, fit.hooks.fire
+    view, tally = valid(fit.judged), Tally(fit.valid_metrics, fit.device, fit.where)
+
+    def casting() -> Any:
+        return forward_in(fit.settings.precision, fit.device)
+
+    def after_pred(predictions: Any) -> Any:
+        ctx.pred = predictions
+        fire("on_valid_batch_after_pred", ctx)
+        return ctx.pred
+
+    def after_loss(output: Output) -> Any:
+        ctx.output, ctx.loss = output, output.loss
+        fire("on_valid_batch_after_loss", ctx)
+        return ctx.loss
+
+    for number, batch in enumerate(batches, start=1):
+        ctx.batch_number, ctx.batch = number, moved(batch, fit.device)
+        fire("on_valid_batch_begin", ctx)
+        with torch.no_grad():
+            judged(view, fit.supervised, ctx.batch, tally, casting, after_pred=after_pred, after_loss=after_loss)
+        fire("on_valid_batch_end", ctx)
+        tally.samples += samples_in(batch)
+        tell(fit, tally)
+        if fit.interrupted:
+            break
+    return tally.values(name)
+
+
+def _keep_best(fit: Fit) -> None:
+    if fit.settings.monitor is None:
+        return
+    best = fit.record.best(fit.settings.monitor)
+    if best is not None and best != fit.ctx.best:
+        fit.ctx.best = best
+        if fit.settings.keep == "best":
+            fit.best = snapshot(fit.judged)

@@ -1,0 +1,58 @@
+"""Weights beside the model's own: a running average of them, and the best so far."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.errors import InvalidArgument
+
+Snapshot = dict[str, Tensor]
+lerp_all: Any = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]  one kernel for all of them
+
+
+def snapshot(model: nn.Module) -> Snapshot:
+    """A copy of the weights and buffers, on their device."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def restore(model: nn.Module, weights: Snapshot) -> None:
+    """Writes a copy back, in place: parameters stay the same objects."""
+    own = model.state_dict()
+    with torch.no_grad():
+        for name, value in weights.items():
+            own[name].copy_(value)
+
+
+class Average:
+    """An exponential moving average of a model's parameters, in a twin of the model; buffers are the model's newest.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> average = Average(model, decay=0.5)
+    >>> with torch.no_grad():
+    ...     difference = model.weight.copy_(average.model.weight + 1) - average.model.weight
+    >>> average.update()
+    >>> torch.allclose(model.weight - average.model.weight, torch.tensor(0.5))
+    True
+    """
+
+    __slots__ = ("_pairs", "_source", "decay", "model")
+
+    def __init__(self, source: nn.Module, decay: float) -> None:
+        if not 0 <= decay < 1:
+            raise InvalidArgument(f"ema is a decay of at least 0 and below 1, 0.999 say; got {decay!r}")
+        self.decay = decay
+        self._source = source
+        self.model = copy.deepcopy(source).requires_grad_(False)
+        own, theirs = list(self.model.parameters()), list(source.parameters())
+        floating = [(a, b) for a, b in zip(own, theirs, strict=True) if a.is_floating_point() or a.is_complex()]
+        self._pairs = [a for a, _ in floating], [b for _, b in floating]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Moves the average towards the weights as they are now."""
+        if self._pairs[0]:
+            lerp_all(self._pairs[0], self._pairs[1], 1 - self.decay)
+        for own, theirs in zip(self.model.buffers(), self._source.buffers(), strict=True):
+            own.copy_(theirs)

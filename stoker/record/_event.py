@@ -1,0 +1,106 @@
+"""One thing that happened in a run, and the line of JSON that it is on disk."""
+
+import json
+import math
+import numbers
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any
+
+from stoker.errors import WrongType
+
+_POSITION = ("epoch", "batch", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened in a run: what, when, at which place of the training, and its numbers.
+
+    >>> Event("valid", 1.5, epoch=2, update=80, values={"valid/loss": 0.25}).values["valid/loss"]
+    0.25
+
+    `time` is in seconds since 1970. `epoch` counts from 1, `batch` the batches of this epoch that are done, `update`
+    all updates so far. `values` holds plain numbers, `extra` what JSON can hold.
+    """
+
+    kind: str
+    time: float = field(default_factory=time.time)
+    epoch: int = 0
+    batch: int = 0
+    update: int = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+    text: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def checked_values(event: Event) -> dict[str, float]:
+    """The numbers of an event as Python's own floats; what is no number is refused."""
+    for name, value in event.values.items():
+        if not isinstance(value, numbers.Real):
+            raise WrongType(
+                f"the value of {name!r} is a {type(value).__name__}; expected a number (read a tensor with .item())"
+            )
+    return {name: float(value) for name, value in event.values.items()}
+
+
+def to_line(event: Event) -> bytes:
+    r"""An event as one line of JSON; what is empty is left out.
+
+    >>> to_line(Event("valid", 1.5, epoch=2, values={"valid/loss": float("nan")}))
+    b'{"kind":"valid","time":1.5,"epoch":2,"values":{"valid/loss":"NaN"}}\n'
+    """
+    data: dict[str, Any] = {"kind": event.kind, "time": event.time}
+    for name in _POSITION:
+        if position := getattr(event, name):
+            data[name] = position
+    if event.values:
+        data["values"] = plain(event.values)
+    if event.text:
+        data["text"] = event.text
+    if event.extra:
+        data["extra"] = plain(event.extra)
+    return json.dumps(data, separators=(",", ":")).encode() + b"\n"  # ASCII: no letter can break the line
+
+
+def from_line(line: bytes) -> Event:
+    """The event that `to_line` wrote; a `ValueError` where the line is something else."""
+    data = json.loads(line)
+    if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
+        raise ValueError('expected an object with a "kind"')
+    try:
+        return Event(
+            kind=data["kind"],
+            time=float(data["time"]),
+            epoch=int(data.get("epoch", 0)),
+            batch=int(data.get("batch", 0)),
+            update=int(data.get("update", 0)),
+            values={name: float(value) for name, value in data.get("values", {}).items()},
+            text=str(data.get("text", "")),
+            extra=dict(data.get("extra", {})),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def plain(value: Any) -> Any:
+    """Nothing but what JSON can hold: NaN and the infinities become strings, and so does what JSON has no word for.
+
+    >>> plain({"best": float("inf"), "betas": (0.9, 0.99)})
+    {'best': 'Infinity', 'betas': [0.9, 0.99]}
+    """
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return plain(float(value)) if isinstance(value, numbers.Real) else str(value)

@@ -1,0 +1,76 @@
+"""A run in a few plain values."""
+
+from typing import TYPE_CHECKING, Any
+
+from stoker.record._event import Event
+
+if TYPE_CHECKING:
+    from stoker.record._record import Record
+
+
+def summarize(record: "Record") -> dict[str, Any]:
+    """How a run stands or ended, how far it came, and its best and last numbers; see `Record.summary`."""
+    begin = _last(record, "begin")
+    end = _last(record, "end")
+    if begin is not None and end is not None and end.time < begin.time:
+        end = None  # of an earlier part of a run that goes on
+    state, reason = _state(record)
+    events = record.events
+    first, latest = (events[0], events[-1]) if events else (None, None)
+    watched = monitor(record)
+    best = record.best(watched) if watched is not None else None
+    seconds = latest.time - first.time if first is not None and latest is not None else 0.0
+    return {
+        "state": state,
+        "reason": reason,
+        "epochs": max((event.epoch for event in record.events_of("epoch")), default=0),  # those that are done
+        "epochs_planned": begin.extra.get("epochs") if begin is not None else None,
+        "updates": max((event.update for event in events), default=0),
+        "seconds": end.extra.get("seconds", seconds) if end is not None else seconds,
+        "started": first.time if first is not None else None,
+        "last_event": latest.time if latest is not None else None,
+        "monitor": watched,
+        "best": dict(best._asdict()) if best is not None else None,
+        "last": {name: record.last(name) for name in record.columns},
+        "warnings": len(record.events_of("warning")),
+        **{name: begin.extra.get(name) if begin is not None else None for name in ("model", "parameters", "device")},
+    }
+
+
+def monitor(record: "Record") -> str | None:
+    """The number by which epochs are judged: what the run declared, else a loss, else what has a direction."""
+    begin = _last(record, "begin")
+    declared = begin.extra.get("monitor") if begin is not None else None
+    columns = record.columns
+    directed = [name for name in columns if record.direction(name) is not None]
+    known = [name for name in (declared, "valid/loss", "train/loss", *directed) if name in columns]
+    return next((name for name in known if record.direction(name) is not None), None)
+
+
+def _state(record: "Record") -> tuple[str, str]:
+    """Running, finished, stopped or died, and why, by the latest event that says so."""
+    state, reason = "running", ""
+    for event in record.events:
+        if event.kind == "begin":
+            state, reason = "running", ""
+        elif event.kind == "stop":
+            reason = event.text
+        elif event.kind == "error":
+            state, reason = "died", event.text
+        elif event.kind == "end" and state != "died":
+            state = "stopped" if reason and not _as_planned(record, event) else "finished"
+    return state, reason
+
+
+def _as_planned(record: "Record", end: Event) -> bool:
+    """Whether a run came as far as it was meant to; its reason to stop is then that it is complete."""
+    begin = _last(record, "begin")
+    plan = begin.extra if begin is not None else {}
+    done = {"epochs": end.epoch or end.extra.get("epochs", 0), "updates": end.update}
+    done["minutes"] = end.extra.get("seconds", 0) / 60
+    return any(plan.get(limit) is not None and done[limit] >= plan[limit] for limit in done)
+
+
+def _last(record: "Record", kind: str) -> Event | None:
+    events = record.events_of(kind)
+    return events[-1] if events else None

@@ -1,0 +1,85 @@
+import csv
+import math
+
+import pandas
+import pytest
+
+from stoker import BadFile
+from stoker.callbacks import CSV, Hooks
+from tests.callbacks.fits import context, drive, epoch_end
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_a_row_for_each_epoch(tmp_path):
+    path = tmp_path / "deep" / "epochs.csv"
+    drive(CSV(path), [0.5, 0.1 + 0.2])
+    assert rows(path) == [["epoch", "update", "valid/loss"], ["1", "10", "0.5"], ["2", "20", repr(0.1 + 0.2)]]
+    assert [each.name for each in path.parent.iterdir()] == ["epochs.csv"]
+
+
+def test_a_second_fit_is_appended(tmp_path):
+    path = tmp_path / "epochs.csv"
+    callback = CSV(path)
+    drive(callback, [0.5, 0.4])
+    drive(callback, [0.3])
+    drive(CSV(path), [0.2])
+    assert [row[0] for row in rows(path)] == ["epoch", "1", "2", "1", "1"]
+    assert [row[2] for row in rows(path)] == ["valid/loss", "0.5", "0.4", "0.3", "0.2"]
+
+
+def test_nan_infinity_and_nothing_come_back(tmp_path):
+    path, ctx = tmp_path / "epochs.csv", context(epochs=3)
+    hooks = Hooks([CSV(path)])
+    epoch_end(hooks, ctx, train_loss=math.nan, valid_loss=math.inf)
+    epoch_end(hooks, ctx, train_loss=-math.inf)
+    assert rows(path)[1:] == [["1", "10", "nan", "inf"], ["2", "20", "-inf", ""]]
+    table = pandas.read_csv(path)
+    assert math.isnan(table["train/loss"][0]) and table["valid/loss"][0] == math.inf
+
+
+def test_a_number_that_appears_later_gets_a_column(tmp_path):
+    path, ctx = tmp_path / "epochs.csv", context(epochs=3)
+    hooks = Hooks([CSV(path)])
+    epoch_end(hooks, ctx, train_loss=1.0)
+    epoch_end(hooks, ctx, train_loss=2.0, valid_loss=3.0)
+    epoch_end(hooks, ctx, train_loss=4.0)
+    assert rows(path) == [
+        ["epoch", "update", "train/loss", "valid/loss"],
+        ["1", "10", "1.0", ""],
+        ["2", "20", "2.0", "3.0"],
+        ["3", "30", "4.0", ""],
+    ]
+    assert [each.name for each in tmp_path.iterdir()] == ["epochs.csv"]
+
+
+@pytest.mark.parametrize("wider", [False, True])
+def test_a_torn_last_line_does_not_eat_the_next_row(tmp_path, wider):
+    path, ctx = tmp_path / "epochs.csv", context(epochs=3)
+    hooks = Hooks([CSV(path)])
+    epoch_end(hooks, ctx, train_loss=1.0)
+    with path.open("a") as file:
+        file.write("2,2")
+    epoch_end(hooks, ctx, train_loss=3.0, **({"valid_loss": 1.0} if wider else {}))
+    assert rows(path)[-1][:3] == ["2", "20", "3.0"] and rows(path)[1][:3] == ["1", "10", "1.0"]
+    assert rows(path)[2][:2] == ["2", "2"]
+
+
+def test_an_empty_file_is_filled(tmp_path):
+    path = tmp_path / "epochs.csv"
+    path.touch()
+    drive(CSV(path), [1.0])
+    assert len(rows(path)) == 2
+
+
+def test_a_file_of_something_else_is_refused_and_kept(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("name,age\nada,36\n")
+    with pytest.raises(
+        BadFile, match=r"people\.csv is no table of epochs \(its first line is 'name,age'\); give CSV another"
+    ):
+        drive(CSV(path), [1.0])
+    assert path.read_text() == "name,age\nada,36\n"

@@ -1,0 +1,56 @@
+import gzip
+import json
+
+import pytest
+
+from stoker import InvalidArgument
+from stoker.callbacks import Callback, Hooks, Profile
+from tests.callbacks.fits import context, train
+
+
+def updates_in(trace):
+    """How often the model's first layer was run: once an update."""
+    return sum(event.get("name") == "aten::tanh" for event in trace["traceEvents"])
+
+
+def test_the_trace_holds_the_asked_updates(tmp_path):
+    path = tmp_path / "deep" / "trace.json"
+    ctx = train([Profile(path, updates=(2, 5))], epochs=2, batches=4)
+    assert updates_in(json.loads(path.read_text())) == 3
+    assert [note.text for note in ctx.record.events_of("note")] == [f"the trace of updates 3 to 5 is in {path}"]
+
+
+def test_a_short_fit_writes_what_there_is_compressed_where_asked(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    train([Profile(path, updates=(2, 500))], epochs=1, batches=4)
+    with gzip.open(path) as file:
+        assert updates_in(json.load(file)) == 2
+
+
+def test_a_fit_without_those_updates_says_so(tmp_path):
+    path = tmp_path / "trace.json"
+    ctx = train([Profile(path)], epochs=1, batches=4)
+    (warning,) = ctx.record.events_of("warning")
+    assert "wrote nothing: the fit ended after 4 updates" in warning.text and not path.exists()
+
+
+def test_an_exception_ends_the_profiler(tmp_path):
+    path = tmp_path / "trace.json"
+
+    class Broken(Callback):
+        def on_update(self, ctx):
+            raise RuntimeError("boom")
+
+    profile = Profile(path, updates=(0, 5))
+    with pytest.raises(RuntimeError, match="boom"):
+        train([profile, Broken()])
+    Hooks([profile]).fire("on_exception", context())
+    assert updates_in(json.loads(path.read_text())) == 1
+    train([profile])  # another fit has its own trace
+    assert updates_in(json.loads(path.read_text())) == 5
+
+
+@pytest.mark.parametrize("updates", [(5, 5), (5, 2), (-1, 3)])
+def test_the_updates_are_a_range(tmp_path, updates):
+    with pytest.raises(InvalidArgument, match=r"updates is \(first, last\) with 0 <= first < last"):
+        Profile(tmp_path / "trace.json", updates=updates)

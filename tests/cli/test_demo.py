@@ -1,0 +1,17 @@
+"""`stoker demo`, on few digits."""
+
+import stoker
+from stoker.cli import _demo
+from stoker.record import Run
+
+
+def test_it_trains_judges_saves_and_says_where_to_look(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = _demo.DemoConfig(epochs=1, images=600)
+    for name in ("demo", "demo-2"):
+        _demo.main("runs", config)
+        out = capsys.readouterr().out
+        assert f"stoker show runs/{name}" in out and "on digits it has not seen: loss" in out
+        run = Run.open(tmp_path / "runs" / name)
+        assert run.summary()["state"] == "finished" and _demo.DemoConfig.from_dict(run.config) == config
+        stoker.load(_demo.Digits(config.model), run.path / "model.safetensors")

@@ -1,0 +1,64 @@
+"""The command line as a user meets it: help, exit codes, errors."""
+
+import subprocess
+import sys
+
+import pytest
+
+import stoker
+from stoker.cli import main
+from stoker.record import Run
+from tests.record.stories import fill
+
+PROGRAM = "import sys; from stoker.cli import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["runs"], ["show"], ["doctor"]])
+def test_help_everywhere(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith(" ".join(["usage: stoker", *command]))
+
+
+def test_without_a_command_it_says_what_there_is(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("demo", "runs", "show", "doctor"))
+
+
+def test_the_version(capsys):
+    assert main(["--version"]) == 0 and capsys.readouterr().out.strip() == stoker.__version__
+
+
+@pytest.mark.parametrize("command", [["train"], ["show"], ["runs", "a", "b"]])
+def test_a_command_line_that_makes_no_sense(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2 and "usage: stoker" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stoker.cli._doctor.main", interrupted)
+    assert main(["doctor"]) == 130
+
+
+def test_a_real_process_with_a_reader_that_goes_away(tmp_path):
+    run = Run.create(tmp_path / "runs" / "digits", config={str(number): "x" * 100 for number in range(3000)})
+    fill(run.record)
+    run.close()
+    shown = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM, "show", str(run.path)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PYTHONPATH": str(next(iter(stoker.__path__)) + "/.."), "PYTHONIOENCODING": "ascii"},
+    )
+    assert shown.stdout is not None and shown.stderr is not None
+    assert shown.stdout.readline().endswith(b"digits: finished\n")
+    shown.stdout.close()
+    errors = shown.stderr.read()
+    shown.stderr.close()
+    assert shown.wait() == 1 and errors == b""

@@ -1,0 +1,78 @@
+"""`stoker show RUN`."""
+
+import pytest
+
+from stoker.cli import main
+from stoker.record import Event, Run
+from tests.record.stories import fill
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = Run.create("runs/digits", config={"model": {"hidden": 128}, "names": ["[b]x"]}, facts={"git": "abc123"})
+    yield made
+    made.close()
+
+
+def shown(capsys, name="digits"):
+    assert main(["show", name]) == 0
+    return capsys.readouterr().out
+
+
+def test_everything_about_a_run(run, capsys):
+    fill(run.record, stop="Early stopping at epoch 5 of 9", planned=9)
+    run.record.append(Event("warning", text="careful [b]"))
+    out = shown(capsys)
+    assert shown(capsys, "runs/digits") == out
+    lines = out.splitlines()
+    assert lines[0] == "runs/digits: stopped"
+    for line in (
+        "  Net, 1,234 parameters, on cpu",
+        "  5 of 9 epochs, 50 updates, 50.0 s",
+        "  best valid/loss 0.5 (epoch 3)",
+        "  git abc123",
+        "*     3      0.3333          0.7500      0.5000          0.5300  0.03333",
+        "  model.hidden = 128",
+        "  names = ['[b]x']",
+        "  careful [b]",
+        "  Early stopping at epoch 5 of 9",
+    ):
+        assert line in lines, line
+    assert "━ train/loss  ━ valid/loss" in out and "⠑" in out
+
+
+def test_a_run_that_goes_on_or_went_away(run, capsys):
+    fill(run.record, end=False)
+    assert "it is still running\n  the last event came 1970-" in shown(capsys)
+    run.close()
+    assert "how it ended\n  the process went away without a word; the last event came 1970-" in shown(capsys)
+
+
+def test_an_exception_is_shown_with_where_it_came_from(run, capsys):
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in [b]\nRuntimeError: boom\n'
+    run.record.append(Event("error", text="RuntimeError: boom", extra={"traceback": trace}))
+    out = shown(capsys)
+    assert "digits: died" in out and "  error: RuntimeError: boom\n  Traceback" in out and "line 1, in [b]" in out
+
+
+def test_a_run_of_one_epoch_is_drawn_from_what_came_on_the_way(run, capsys):
+    for second in range(20):
+        run.record.append(
+            Event("progress", float(second), epoch=1, update=second, values={"train/loss": 20.0 - second})
+        )
+    run.record.append(Event("epoch", 20.0, epoch=1, update=20, values={"train/loss": 1.0}))
+    assert "━ train/loss" in shown(capsys)
+
+
+def test_an_empty_run(run, capsys):
+    assert "nothing" in shown(capsys) or "still running" in shown(capsys)
+
+
+def test_a_name_that_is_nearly_one(run, capsys):
+    assert main(["show", "digit"]) == 1
+    assert capsys.readouterr().err == "stoker: there is no run 'digit'; did you mean 'digits'?\n"
+    assert main(["show", "zzz"]) == 1
+    assert "there is no run 'zzz'; there are: digits" in capsys.readouterr().err
+    assert main(["show", "runs"]) == 1
+    assert "'runs' is no run: there is no events.jsonl in it" in capsys.readouterr().err

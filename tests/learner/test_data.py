@@ -1,0 +1,228 @@
+"""Whatever holds the data, to loaders."""
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import stoker
+from stoker import BadData, InvalidArgument, WrongType, data, metrics
+from tests.loop.fits import copied, line, linear, same
+
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 1)
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+def learner(**settings):
+    return stoker.Learner(Net, **{"loss": nn.MSELoss(), "lr": 0.05, "seed": 0, **settings})
+
+
+def sources():
+    x, y = line()
+    return {
+        "tensors": (x, y),
+        "arrays": (x.numpy(), y.numpy()),
+        "mapping": {"x": x, "y": y},
+        "mapping of arrays": {"x": x.numpy(), "y": y.numpy()},
+        "target first": {"y": y, "x": x},
+        "data set": TensorDataset(x, y),
+        "list of pairs": [(numpy.asarray(a), numpy.asarray(b)) for a, b in zip(x, y, strict=True)],
+        "list of mappings": [{"x": a, "y": b} for a, b in zip(x, y, strict=True)],
+        "loader": data.Loader((x, y), batch_size=16, shuffle=0),
+    }
+
+
+@pytest.mark.parametrize("source", sources())
+def test_the_same_data_in_any_holder_gives_the_same_bits(source):
+    given = sources()[source]
+    size = {} if source == "loader" else {"batch_size": 16}
+    reference = learner().fit(line(), epochs=2, batch_size=16, show=False)
+    result = learner().fit(given, epochs=2, show=False, **size)
+    assert same(result.model, reference.model)
+    assert result.history["train/loss"] == reference.history["train/loss"]
+
+
+def test_tables_give_their_columns_by_name():
+    import pandas
+    import polars
+
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, a, b):
+            return self.layer(torch.stack([a, b], 1)).squeeze(1)
+
+    x, y = line()
+    columns = {"a": x[:, 0].numpy(), "b": x[:, 1].numpy(), "y": y[:, 0].numpy()}
+    given = stoker.Learner(Table, loss=nn.MSELoss(), seed=0)
+    reference = given.fit(columns, epochs=2, show=False).model
+    for table in (pandas.DataFrame(columns), polars.DataFrame(columns)):
+        assert same(
+            given.fit(table, valid=0.1, epochs=2, keep="last", show=False).model,
+            given.fit(columns, valid=0.1, epochs=2, keep="last", show=False).model,
+        )
+        assert same(given.fit(table, epochs=2, show=False).model, reference)
+
+
+def test_raw_data_is_shuffled_by_the_seed_and_the_epoch():
+    seen = []
+    watch = stoker.callbacks.on(train_batch_begin=lambda ctx: seen.append(ctx.batch[0]))
+    learner(seed=7).fit(line(), epochs=2, batch_size=16, callbacks=[watch], show=False)
+    loader = data.Loader(line(), batch_size=16, shuffle=7)
+    expected = [x for epoch in range(2) for x, _ in loader.at(epoch=epoch)]
+    assert all(torch.equal(a, b) for a, b in zip(seen, expected, strict=True))
+
+
+def test_a_dataloader_is_used_as_it_is():
+    def loop():
+        torch.manual_seed(0)
+        model, loader = Net(), DataLoader(TensorDataset(*line()), batch_size=16, shuffle=True)
+        optimizer = stoker.optim.AdamW(fused=True).init(model)
+        for _ in range(3):
+            for x, y in loader:
+                optimizer.step(stoker.backward(nn.functional.mse_loss(model(x), y), model), lr=0.05)
+        return model
+
+    loader = DataLoader(TensorDataset(*line()), batch_size=16, shuffle=True)
+    assert same(learner().fit(loader, epochs=3, show=False).model, loop())
+
+
+def test_a_stream_trains_and_validates():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(zip(*line(50), strict=True))
+
+    result = learner(accumulate=2).fit(Stream(), valid=Stream(), epochs=2, batch_size=16, show=False)
+    assert result.updates == 4 and len(result.history["valid/loss"]) == 2
+    assert result.record.events_of("begin")[0].extra["batches"] is None
+
+
+def test_a_loader_with_workers():
+    loader = data.Loader([(a, b) for a, b in zip(*line(), strict=True)], batch_size=16, shuffle=0, workers=1)
+    reference = learner().fit(line(), epochs=1, batch_size=16, show=False)
+    assert same(learner().fit(loader, epochs=1, show=False).model, reference.model)
+
+
+def test_several_inputs_and_structured_targets():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, a, b):
+            out = self.layer(a) + b
+            return {"left": out[:, :1], "right": out[:, 1:]}
+
+    def loss(predictions, targets):
+        return sum(nn.functional.mse_loss(predictions[name], targets[name]) for name in ("left", "right"))
+
+    x, y = line()
+    model = stoker.Learner(Two, loss=loss, lr=0.05, seed=0)
+    result = model.fit({"a": x, "b": y, "left": y, "right": -y}, epochs=2, show=False)
+    assert result.history["train/loss"][1] < result.history["train/loss"][0]
+    assert set(result.predict({"a": x, "b": y})) == {"left", "right"}
+
+
+def test_weights_go_through_the_loss():
+    """A weight of 2 is the sample twice, and one of 0 the sample never."""
+    x, y = line(8)
+    weight = torch.tensor([2.0, 0, 1, 1, 2, 0, 0, 1])
+    repeated = weight.long()
+    twice = (x.repeat_interleave(repeated, 0), y.repeat_interleave(repeated, 0))
+    given = learner(metrics=[metrics.MAE()])
+    weighted = given.fit({"x": x, "y": y, "weight": weight}, epochs=3, batch_size=8, show=False)
+    plain = given.fit(twice, epochs=3, batch_size=8, show=False)
+    torch.testing.assert_close(weighted.model.weight, plain.model.weight, rtol=1e-5, atol=1e-6)
+    for name in ("train/loss", "train/mae"):
+        assert weighted.history[name] == pytest.approx(plain.history[name], rel=1e-4)
+
+
+def test_weights_and_windows():
+    x, y = line(60)
+    weight = torch.rand(60, generator=torch.Generator().manual_seed(0))
+    columns = {"x": x, "y": y, "weight": weight}
+
+    def one(batch_size, accumulate):
+        given = learner(accumulate=accumulate, optimizer=stoker.optim.SGD())
+        return given.fit(data.Loader(columns, batch_size=batch_size), epochs=1, show=False).model.weight
+
+    torch.testing.assert_close(one(16, 4), one(60, 1), rtol=1e-6, atol=1e-6)
+
+
+def test_a_fraction_is_held_out_by_the_seed_and_recorded():
+    given = learner(seed=5)
+    result = given.fit(line(), valid=0.25, epochs=1, show=False)
+    train, valid = data.split(line(), [0.75, 0.25], seed=5)
+    explicit = given.fit(train, valid=valid, epochs=1, show=False)
+    assert same(result.model, explicit.model)
+    assert result.history["valid/loss"] == explicit.history["valid/loss"]
+    plan = result.record.events_of("begin")[0].extra["plan"]
+    assert "0.25 of the data, 16 samples, held out for validation (seed 5)" in plan
+
+
+def test_a_mapping_of_columns_is_one_set_and_a_mapping_of_sets_several():
+    x, y = line()
+    for train, valid in (((x, y), {"x": x, "y": y}), ({"x": x, "y": y}, {"x": x, "y": y})):
+        assert "valid/loss" in learner().fit(train, valid=valid, epochs=1, show=False).history.columns
+    several = {"a": (x, y), "b": TensorDataset(x, y), "c": {"x": x, "y": y}, "d": data.Loader((x, y), batch_size=9)}
+    result = learner().fit((x, y), valid=several, epochs=1, show=False)
+    assert {f"{name}/loss" for name in several} <= set(result.history.columns)
+
+
+@pytest.mark.parametrize(
+    ("valid", "error", "text"),
+    [
+        (0, InvalidArgument, "valid is data, or a fraction between 0 and 1 of the training data; got 0"),
+        (1.0, InvalidArgument, "a fraction between 0 and 1"),
+        (-0.2, InvalidArgument, "a fraction between 0 and 1"),
+        (True, InvalidArgument, "a fraction between 0 and 1"),
+        (0.001, BadData, "part 2 of the split would be empty"),
+        ({}, InvalidArgument, "valid is a mapping without any set"),
+        ({"train": line()}, InvalidArgument, "a validation set can't be called 'train'"),
+        (None, None, None),
+        ("data.csv", stoker.StokerError, "str"),
+    ],
+)
+def test_what_valid_may_be(valid, error, text):
+    if error is None:
+        assert learner().fit(line(), valid=valid, epochs=1, show=False).best is None
+        return
+    with pytest.raises(error, match=text):
+        learner().fit(line(), valid=valid, epochs=1, show=False)
+
+
+@pytest.mark.parametrize(
+    ("train", "error", "text"),
+    [
+        ((torch.zeros(0, 3), torch.zeros(0, 1)), BadData, "no samples"),
+        ([], BadData, "no samples"),
+        ((torch.zeros(4, 3), torch.zeros(5, 1)), BadData, "4|5"),
+        (None, WrongType, "None"),
+        (3, WrongType, "int|3"),
+        (torch.zeros(8, 3), BadData, "the batch has inputs only, and the loss needs a target"),
+        ({"z": torch.zeros(8, 3), "y": torch.zeros(8, 1)}, BadData, r"none of the batch's names \('z', 'y'\)"),
+    ],
+)
+def test_data_that_can_t_be_used(train, error, text):
+    model = Net()
+    before = copied(model)
+    with pytest.raises(error, match=text):
+        linear(model=model).fit(train, epochs=1, show=False)
+    assert same(model, before)
+
+
+def test_a_loader_can_t_be_split_and_has_its_own_batch_size():
+    loader = data.Loader(line(), batch_size=8)
+    with pytest.raises(InvalidArgument, match="valid=0.2 is a fraction, and a Loader can't be split"):
+        learner().fit(loader, valid=0.2, epochs=1, show=False)
+    with pytest.raises(InvalidArgument, match="batch_size=16 has no use"):
+        learner().fit(loader, batch_size=16, epochs=1, show=False)
+    assert learner().fit(loader, valid=line(), batch_size=16, epochs=1, show=False).updates == 8

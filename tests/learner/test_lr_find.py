@@ -1,0 +1,78 @@
+"""A learning rate to start with: sensible where the answer is known, and nothing is touched."""
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker import InvalidArgument, data, optim
+from stoker.loop import put_back
+from tests.loop.fits import copied, line, linear, same
+
+
+def quadratic(curvature):
+    """loss = curvature/2 · w²: gradient descent converges below 2/curvature, and is fastest at 1/curvature."""
+
+    class Bowl(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(()))
+
+        def train_step(self, batch):
+            return curvature / 2 * self.w**2
+
+    return stoker.Learner(Bowl, optimizer=optim.SGD(), seed=0)
+
+
+@pytest.mark.parametrize("curvature", [0.5, 10.0, 1000.0])
+def test_the_suggestion_fits_the_curvature(curvature):
+    curve = stoker.lr_find(quadratic(curvature), (torch.zeros(64, 1),), start_lr=1e-7, end_lr=100.0, steps=200)
+    assert 0.005 / curvature < curve.suggestion < 2 / curvature
+    assert list(curve.rates) == sorted(curve.rates) and len(curve.rates) == len(curve.losses) <= 200
+    assert curve.rates[0] == pytest.approx(1e-7)
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_learner_data_and_random_numbers_are_untouched(seed):
+    model = nn.Linear(3, 1)
+    given, loader = linear(model=model, seed=seed, on_nan="skip"), data.Loader(line(), batch_size=8, shuffle=1)
+    before, said, x = copied(model), repr(given), line()[0]
+    with put_back():
+        expected = torch.rand(4)
+    stoker.lr_find(given, loader, steps=50, end_lr=100.0)
+    assert torch.equal(torch.rand(4), expected)
+    assert same(model, before) and repr(given) == said and model.weight.grad is None
+    assert torch.equal(line()[0], x)
+    assert torch.equal(next(iter(loader))[1], next(iter(loader.at(epoch=0)))[1])
+
+
+def test_it_works_with_groups_objectives_and_ema():
+    given = linear(lr={"bias": 0.1, "*": 0.2}, optimizer={"bias": optim.SGD(), "*": optim.Adam()}, ema=0.9)
+    assert 1e-7 < stoker.lr_find(given, line(), steps=60).suggestion <= 1
+
+
+def test_the_plot():
+    import matplotlib
+
+    matplotlib.use("agg")
+    axes = stoker.lr_find(quadratic(10.0), (torch.zeros(8, 1),), steps=50).plot()
+    assert axes.get_xscale() == "log" and axes.lines
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"start_lr": 1.0, "end_lr": 0.1}, "the rate grows from start_lr to end_lr; got 1.0 and 0.1"),
+        ({"start_lr": 0.0}, "the rate grows"),
+        ({"steps": 5}, "a curve needs 10 steps or more, got 5"),
+    ],
+)
+def test_nonsense(given, text):
+    with pytest.raises(InvalidArgument, match=text):
+        stoker.lr_find(linear(), line(), **given)
+
+
+def test_a_loss_that_is_never_finite():
+    x, y = line()
+    with pytest.raises(InvalidArgument, match="the loss was not finite after 0 updates; begin with a smaller start_lr"):
+        stoker.lr_find(linear(), (x * torch.nan, y))

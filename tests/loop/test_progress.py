@@ -1,0 +1,37 @@
+"""What is told while a phase runs."""
+
+import torch
+
+from stoker import callbacks
+from stoker.data import Loader
+from stoker.loop import length_of
+from tests.loop.fits import line, linear
+
+
+def test_the_first_batch_of_a_fit_tells_how_it_goes():
+    result = linear().fit(line(), valid=line(), epochs=1, batch_size=16, show=False)
+    first = result.record.events_of("progress")[0]
+    assert (first.epoch, first.batch, first.update) == (1, 1, 1)
+    assert first.extra["phase"] == "train" and first.extra["batches"] == 4
+    assert first.extra["samples_per_second"] > 0
+    assert first.values["train/loss"] > 0
+
+
+def test_validation_tells_as_well(monkeypatch):
+    monkeypatch.setattr("stoker.loop._progress._TOLD_EVERY", 0.0)
+    told = []
+    listen = callbacks.on(fit_begin=lambda ctx: ctx.record.subscribe(told.append))
+    sets = {"other": line(32)}
+    linear().fit(line(), valid=sets, epochs=1, batch_size=16, callbacks=[listen], show=False)
+    valid = [event for event in told if event.kind == "progress" and event.extra["phase"] == "valid"]
+    assert [event.batch for event in valid] == [1, 2]
+    assert valid[0].extra["batches"] == 2 and list(valid[0].values) == ["other/loss"]
+
+
+def test_lengths_that_are_known_and_one_that_is_not():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    assert length_of(Loader(line(20), batch_size=8)) == 3
+    assert length_of(Loader(Stream(), batch_size=8)) is None

@@ -1,0 +1,60 @@
+"""Weights beside the model's own."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from stoker import InvalidArgument
+from stoker.loop import Average, restore, snapshot
+from tests.loop.fits import Net, same
+
+
+def test_a_snapshot_is_a_copy_and_goes_back_in_place():
+    model = Net()
+    kept, own = snapshot(model), model.head.weight
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.add_(1)
+    assert not same(model, kept)
+    restore(model, kept)
+    assert same(model, kept) and model.head.weight is own
+
+
+def test_the_average_is_torchs_and_buffers_are_the_newest():
+    model = Net()
+    ours = Average(model, 0.9)
+    theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    theirs.update_parameters(model)  # its first update is a copy, where ours has begun already
+    for _ in range(20):
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.add_(torch.rand_like(tensor) if tensor.is_floating_point() else 1)
+        ours.update()
+        theirs.update_parameters(model)
+    for own, other in zip(ours.model.parameters(), theirs.module.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
+    for own, other in zip(ours.model.buffers(), model.buffers(), strict=True):
+        assert torch.equal(own, other)
+    assert not any(parameter.requires_grad for parameter in ours.model.parameters())
+
+
+def test_tied_weights_are_averaged_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+            self.b.weight = self.a.weight
+
+    model = Tied()
+    average = Average(model, 0.5)
+    before = average.model.a.weight.clone()
+    with torch.no_grad():
+        model.a.weight.add_(1)
+    average.update()
+    torch.testing.assert_close(average.model.b.weight, before + 0.5)
+
+
+def test_a_decay_that_is_none():
+    with pytest.raises(InvalidArgument, match="ema is a decay of at least 0 and below 1"):
+        Average(nn.Linear(1, 1), 1.0)

@@ -1,0 +1,90 @@
+import math
+
+import pytest
+import torch
+import torchmetrics
+from torchmetrics import classification, regression, wrappers
+
+from stoker import WrongType
+from stoker.metrics import AUROC, MAE, Accuracy, as_metric, named
+from stoker.step import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput, SupervisedOutput
+from tests.metrics.cases import CPU, value
+
+LOSS = torch.tensor(0.0)
+DRAW = torch.Generator().manual_seed(0)
+LOGITS, TARGETS = torch.randn(12, 4, generator=DRAW), torch.randint(4, (12,), generator=DRAW)
+PARTS = [ClassificationOutput(LOSS, LOGITS[rows], TARGETS[rows]) for rows in (slice(0, 5), slice(5, 12))]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        classification.MulticlassAccuracy(4, average="micro"),
+        classification.MulticlassAccuracy(4, average=None),
+        classification.MulticlassAUROC(4),  # keeps lists
+        classification.MulticlassConfusionMatrix(4),
+        wrappers.ClasswiseWrapper(classification.MulticlassRecall(4, average=None)),
+        wrappers.MinMaxMetric(classification.MulticlassAccuracy(4)),
+    ],
+)
+def test_a_torchmetric_gives_what_it_gives_alone(given):
+    alone = given.clone()
+    alone.update(LOGITS, TARGETS)
+    alone = alone.compute()
+    metric = as_metric(given)
+    expected = {name: each.item() for name, each in alone.items()} if isinstance(alone, dict) else alone.tolist()
+    assert named("it", value(metric, *PARTS)) == pytest.approx(named("it", expected))
+    inner = [part for part in given.modules() if isinstance(part, torchmetrics.Metric)]
+    untouched = [each == [] or not each.any() for part in inner for each in part.metric_state.values()]
+    assert all(untouched), "the user's own metric is left alone"
+
+
+def test_states_are_values():
+    for given in (classification.MulticlassAccuracy(4, average="micro"), classification.MulticlassAUROC(4)):
+        metric = as_metric(given)
+        first = metric.update(metric.init(CPU), PARTS[0])
+        other = metric.update(metric.init(CPU), PARTS[1])  # validation in the middle of training, say
+        both = metric.compute(metric.update(first, PARTS[1]))
+        assert both == pytest.approx(value(metric, *PARTS)) == metric.compute(metric.merge(first, other))
+        assert metric.compute(first) == value(metric, PARTS[0])
+        assert metric.compute(metric.merge(metric.init(CPU), first)) == metric.compute(first)
+        assert math.isnan(metric.compute(metric.init(CPU)))
+        assert all(isinstance(each, torch.Tensor) for each in first.values())
+
+
+def test_a_metric_that_adds_in_place_changes_no_older_state():
+    metric, numbers = as_metric(regression.MeanAbsoluteError()), RegressionOutput(LOSS, torch.zeros(3), torch.ones(3))
+    first = metric.update(metric.init(CPU), numbers)
+    metric.update(first, RegressionOutput(LOSS, torch.zeros(3), torch.full((3,), 5.0)))
+    assert metric.compute(first) == 1 and value(metric, numbers) == 1
+
+
+def test_outputs_are_given_in_the_layout_that_torchmetrics_wants():
+    logits, targets = torch.randn(9, 1, generator=DRAW), torch.randint(2, (9,), generator=DRAW).float()
+    for output in (SupervisedOutput(LOSS, logits, targets), MultiLabelOutput(LOSS, logits[:, 0], targets)):
+        assert value(as_metric(classification.BinaryAccuracy()), output) == pytest.approx(value(Accuracy(), output))
+        assert value(as_metric(classification.BinaryAUROC()), output) == pytest.approx(value(AUROC(), output))
+    logits, targets = torch.randn(3, 5, 4, generator=DRAW), torch.randint(4, (3, 5), generator=DRAW)
+    mask = torch.rand(3, 5, generator=DRAW) < 0.5
+    accuracy = as_metric(classification.MulticlassAccuracy(4, average="micro"))
+    for output in (SequenceOutput(LOSS, logits, targets), SequenceOutput(LOSS, logits, targets, mask)):
+        assert value(accuracy, output) == pytest.approx(value(Accuracy(), output))
+    dense = ClassificationOutput(LOSS, logits.mT, targets)
+    assert value(accuracy, dense) == pytest.approx(value(Accuracy(), dense))
+    square = SequenceOutput(LOSS, logits[:, :4], targets[:, :4])  # as many places as classes
+    assert value(accuracy, square) == pytest.approx(value(Accuracy(), square))
+    numbers = RegressionOutput(LOSS, logits, logits + 2)
+    assert value(as_metric(regression.MeanAbsoluteError()), numbers) == pytest.approx(value(MAE(), numbers))
+
+
+def test_names_and_directions_come_from_the_metric():
+    metric = as_metric(regression.MeanAbsoluteError())
+    assert (metric.name, metric.direction, metric.static, metric.unit) == ("mean_absolute_error", "min", False, "")
+    assert as_metric(classification.BinaryAUROC()).direction == "max"
+
+
+def test_what_it_cannot_be_given_is_named():
+    with pytest.raises(WrongType, match="binary_auroc needs scores .* SupervisedOutput has none"):
+        value(as_metric(classification.BinaryAUROC()), SupervisedOutput(LOSS, {}, None))
+    with pytest.raises(WrongType, match=r"write metrics=\[\*collection.values\(\)\]"):
+        as_metric(torchmetrics.MetricCollection([classification.BinaryAUROC()]))

@@ -1,0 +1,86 @@
+"""A run in a few values."""
+
+import json
+
+import pytest
+
+from stoker.record import Event, Record
+from tests.record.stories import numbers, story
+
+
+def test_a_finished_run():
+    found = story().summary()
+    assert found["state"] == "finished" and found["reason"] == ""
+    assert (found["epochs"], found["epochs_planned"], found["updates"], found["seconds"]) == (5, 5, 50, 50.0)
+    assert found["best"] == {"epoch": 3, "update": 30, "value": 0.5, "name": "valid/loss"}
+    assert found["last"]["train/loss"] == 0.2 and found["monitor"] == "valid/loss"
+    assert (found["model"], found["parameters"], found["device"], found["started"]) == ("Net", 1234, "cpu", 1000.0)
+    json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("story_of", "state", "reason"),
+    [
+        ({"end": False}, "running", ""),
+        ({"end": False, "stop": "Early stopping"}, "running", "Early stopping"),
+        ({"stop": "Early stopping", "planned": 9}, "stopped", "Early stopping"),
+        ({"stop": "Completed 5 epochs", "planned": 5}, "finished", "Completed 5 epochs"),
+    ],
+)
+def test_how_it_ended(story_of, state, reason):
+    found = story(**story_of).summary()
+    assert (found["state"], found["reason"]) == (state, reason)
+
+
+@pytest.mark.parametrize(("plan", "state"), [({"updates": 50}, "finished"), ({"updates": 51}, "stopped")])
+def test_a_plan_in_updates(plan, state):
+    record = Record()
+    record.append(Event("begin", extra=plan))
+    record.append(Event("stop", epoch=2, update=50, text="a reason"))
+    record.append(Event("end", epoch=2, update=50, extra={"seconds": 3.0}))
+    assert record.summary()["state"] == state
+
+
+def test_an_error_is_a_death_also_where_an_end_follows():
+    record = story(end=False)
+    record.append(Event("error", 2000.0, text="RuntimeError: boom"))
+    record.append(Event("end", 2001.0))
+    assert (record.summary()["state"], record.summary()["reason"]) == ("died", "RuntimeError: boom")
+
+
+def test_a_run_that_goes_on_is_running_again():
+    record = story(stop="enough")
+    record.append(Event("begin", 3000.0, extra={"epochs": 9}))
+    found = record.summary()
+    assert (found["state"], found["reason"], found["epochs_planned"]) == ("running", "", 9)
+    assert found["seconds"] == 2000.0
+
+
+def test_an_epoch_counts_when_it_is_done():
+    record = story(epochs=2, end=False)
+    record.append(Event("train", 1100.0, epoch=3, values={"train/loss": 0.1}))
+    assert record.summary()["epochs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "monitor"),
+    [
+        (["train/loss", "valid/loss"], "valid/loss"),
+        (["train/loss", "lr"], "train/loss"),
+        (["lr"], None),
+        (["lr", "test/loss"], "test/loss"),
+    ],
+)
+def test_what_is_watched_where_nothing_is_declared(names, monitor):
+    record = Record()
+    record.append(Event("epoch", epoch=1, values=dict.fromkeys(names, 1.0)))
+    assert record.summary()["monitor"] == monitor
+
+
+def test_an_empty_record():
+    found = Record().summary()
+    assert found["state"] == "running" and found["best"] is None and found["started"] is None and found["epochs"] == 0
+
+
+def test_a_run_of_nan_has_no_best():
+    assert numbers([float("nan")]).summary()["best"] is None

@@ -106,7 +106,7 @@ def test_errors():
     def mine(predictions, targets):
         return (predictions - targets).abs().mean()
 
-    with pytest.raises(InvalidArgument, match="samples can't be weighed through mine: it gives one number"):
+    with pytest.raises(InvalidArgument, match="samples can't be weighed through mine: it must be a mean over the batch"):
         weighted_mean(mine, a, a, torch.ones(3))
 
 

@@ -1,0 +1,88 @@
+"""The Learner on a GPU: found, moved to and back, the same numbers, in every precision."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker import callbacks, data, metrics, optim
+
+pytestmark = pytest.mark.cuda
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 3))
+
+
+def samples(n=512):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 8, generator=generator)
+    return x, (x[:, :3] + 0.1 * x[:, 3:6]).argmax(1)
+
+
+def learner(model, **settings):
+    return stoker.Learner(
+        model,
+        loss=nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 1.0])),
+        lr=1e-2,
+        metrics=[metrics.Accuracy()],
+        seed=0,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_it_trains_there_and_comes_back(precision):
+    model = net()
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    fitted = learner(model, precision=precision, ema=0.9, clip_norm=1.0, accumulate=2).fit(
+        samples(), valid=0.25, epochs=15, batch_size=32, show=False
+    )
+    assert fitted.model is model and all(p.device.type == "cpu" for p in model.parameters())
+    assert fitted.history["valid/accuracy"][-1] > 0.8
+    scores = fitted.evaluate(samples())
+    predictions = fitted.predict(samples())
+    assert predictions.device.type == "cpu" and predictions.shape == (512, 3)
+    accuracy = (predictions.float().argmax(1) == samples()[1]).double().mean().item()
+    assert scores["accuracy"] == pytest.approx(accuracy, abs=0.02 if precision != "fp32" else 1e-9)
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+def test_it_is_the_own_loop_there_too():
+    """Bit for bit, with dropout, on the GPU."""
+    x, y = samples()
+    ours, theirs = net(), net()
+    stoker.Learner(
+        ours, loss=nn.CrossEntropyLoss(), optimizer=optim.AdamW(), lr=1e-2, clip_norm=0.5, seed=3, device="cuda"
+    ).fit((x, y), updates=100, batch_size=32, show=False)
+    torch.manual_seed(3)
+    theirs.cuda()
+    optimizer = optim.AdamW(fused=True).init(theirs)
+    loader, done = data.Loader((x, y), batch_size=32, shuffle=3, device="cuda"), 0
+    while done < 100:
+        for inputs, targets in loader:
+            grads = stoker.backward(nn.CrossEntropyLoss()(theirs(inputs), targets), theirs)
+            optimizer.step(grads.clip_norm(0.5), lr=1e-2)
+            done += 1
+            if done == 100:
+                break
+    for name, value in theirs.cpu().state_dict().items():
+        assert torch.equal(value, ours.state_dict()[name]), name
+
+
+def test_the_guard_and_the_data_on_the_device():
+    x, y = samples()
+    bad = x.clone()
+    bad[40] = float("nan")
+    model = net()
+    weights = copy.deepcopy(model.state_dict())
+    with pytest.raises(stoker.NotFinite, match="holds NaN or infinity already"):
+        learner(model).fit((bad.cuda(), y.cuda()), epochs=1, batch_size=512, show=False)
+    assert torch.equal(model.cpu()[0].weight, weights["0.weight"])
+    seen = []
+    watch = callbacks.on(train_batch_end=lambda ctx: seen.append(ctx.batch[0].device.type))
+    learner(net()).fit((x, y), epochs=1, batch_size=256, callbacks=[watch], show=False)
+    assert seen == ["cuda", "cuda"]

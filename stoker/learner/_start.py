@@ -1,9 +1,11 @@
 """A fit from the call to its end: the run directory, the console, the random numbers, the device and back."""
 
+import io
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TextIO, cast
 
 from stoker.learner._plan import beginning, facts_of
 from stoker.learner._prepare import prepare
@@ -23,6 +25,7 @@ def start(spec: Spec, wish: Wish, *, show: bool) -> Fit:
             if wish.run is not None:
                 run = Run.create(wish.run, config=wish.config, facts=facts_of(fit))
                 fit.record = fit.ctx.record = run.record
+                _write_lines(run)
             with watched(fit.record, show), running(fit):
                 fit.record.append(beginning(fit))
                 train(fit)
@@ -51,6 +54,24 @@ def go_on(fit: Fit, *, epochs: int | None, updates: int | None, minutes: float |
         with running(fit):
             fit.record.append(beginning(fit))
             train(fit)
+
+
+def _write_lines(run: Run) -> None:
+    """The plain lines of the console into the run's log, whatever is shown; the run itself writes what goes wrong."""
+    lines = console(run.record, stream=cast(TextIO, _Lines(run)), live=False)
+    run.record.subscribe(lambda event: None if event.kind in ("note", "warning", "stop", "error") else lines(event))
+
+
+class _Lines(io.TextIOBase):
+    """A stream whose lines go into a run's log."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def write(self, text: str, /) -> int:
+        if text.strip():
+            self._run.log(text.rstrip("\n"))
+        return len(text)
 
 
 @contextmanager

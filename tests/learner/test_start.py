@@ -5,6 +5,7 @@ import io
 
 import torch
 
+from stoker import callbacks
 from tests.loop.fits import learner, line, linear, samples
 
 
@@ -49,3 +50,12 @@ def test_a_model_comes_back_to_its_device():
     result = learner(device="cpu").fit(samples(), epochs=1, show=False)
     assert {parameter.device.type for parameter in result.model.parameters()} == {"cpu"}
     assert result.predict(samples()).device.type == "cpu"
+
+
+def test_the_log_of_a_run_has_the_lines_whatever_is_shown(tmp_path):
+    warn = callbacks.on(epoch_end=lambda ctx: ctx.warn("hot") if ctx.epoch == 1 else None)
+    linear().fit(line(), valid=0.25, epochs=2, run=tmp_path / "run", callbacks=[warn], show=False)
+    text = (tmp_path / "run" / "log.txt").read_text()
+    assert text.count("epoch 1/2  train loss") == text.count("epoch 2/2  train loss") == 1
+    assert text.count("warning: hot") == 1
+    assert text.count("Completed 2 epochs") == 1

@@ -88,6 +88,7 @@ def test_an_update_reads_no_value(metric, make):
             state = metric.update(state, batch)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch 2.11, by its own compiler
 @STATIC
 def test_an_update_is_one_graph_and_shapes_stay_after_the_first(metric, make):
     torch._dynamo.reset()
@@ -106,6 +107,7 @@ def on_gpu(output):
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @EACH
 def test_an_update_on_a_gpu_does_not_wait_for_it(metric, make):
     output = make(torch.Generator().manual_seed(0), 8)(slice(None))

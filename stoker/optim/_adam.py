@@ -1,9 +1,10 @@
 """Adam and its relatives: moments of the gradient and of its square."""
 
+from typing import ClassVar
+
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamax import adamax
-from torch.optim.adamw import adamw
 from torch.optim.nadam import nadam
 from torch.optim.radam import radam
 
@@ -78,38 +79,12 @@ class AdamW(Algorithm):
     capturable: bool = False
     fused: bool | None = None
 
-    def keeps(self) -> tuple[str, ...]:
-        return ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.amsgrad else ()))
-
-    def fresh(self, parameter: Tensor, lr: Rate) -> State:
-        step = counter(parameter, fused=self.fused, on_device=self.capturable)
-        return {"step": step} | {name: zeros(parameter) for name in self.keeps()[1:]}
-
-    def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
-    ) -> None:
-        adamw(
-            parameters,
-            grads,
-            state["exp_avg"],
-            state["exp_avg_sq"],
-            state.get("max_exp_avg_sq", []),
-            state["step"],
-            foreach=self.foreach,
-            capturable=self.capturable,
-            fused=self.fused,
-            has_complex=has_complex,
-            amsgrad=self.amsgrad,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            lr=lr,
-            weight_decay=self.weight_decay,
-            eps=self.eps,
-            maximize=self.maximize,
-        )
-
-    def rate_refusal(self) -> str | None:
-        return _FOREACH_RATE if self.foreach and not self.capturable else None
+    decoupled_weight_decay: ClassVar[bool] = True
+    # All else is Adam's, as in torch.
+    keeps = Adam.keeps  # pyright: ignore[reportAssignmentType]
+    fresh = Adam.fresh  # pyright: ignore[reportAssignmentType]
+    update = Adam.update  # pyright: ignore[reportAssignmentType]
+    rate_refusal = Adam.rate_refusal  # pyright: ignore[reportAssignmentType]
 
 
 class Adamax(Algorithm):

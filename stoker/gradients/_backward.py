@@ -68,6 +68,11 @@ def backward(
                 "the graph of this loss has been used already: compute the loss again, "
                 "or keep the graph with backward(..., retain_graph=True) the first time"
             ) from error
+        if "modified by an inplace operation" in str(error):
+            raise NotDifferentiable(
+                "something that this loss was computed from has changed since, most likely the weights, by a step: "
+                "compute each loss after the step before it (in a train_step that yields: after that yield)"
+            ) from error
         raise
     found = {
         name: _owned(tensor, parameter)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from stoker.data import Loader, split
 from stoker.errors import InvalidArgument
@@ -19,7 +19,7 @@ class Data:
     notes: list[str]
 
 
-def loaders(train: Any, valid: Any, *, batch_size: int | None, seed: int) -> Data:
+def loaders(train: Any, valid: Any, *, batch_size: int | None, seed: int, held_out: int = 0) -> Data:
     """Loaders for a fit; `valid` is data, a fraction of the training data, several sets by name, or None."""
     notes: list[str] = []
     if isinstance(valid, bool) or (isinstance(valid, int | float) and not 0 < valid < 1):
@@ -30,8 +30,8 @@ def loaders(train: Any, valid: Any, *, batch_size: int | None, seed: int) -> Dat
                 f"valid={valid} is a fraction, and a {type(train).__name__} can't be split: split its source with "
                 "data.split, or give the source itself"
             )
-        train, valid, share = *split(train, [1 - valid, valid], seed=seed), valid
-        notes.append(f"{share:g} of the data, {len(valid)} samples, held out for validation (seed {seed})")
+        train, valid, share = *split(train, [1 - valid, valid], seed=held_out), valid
+        notes.append(f"{share:g} of the data, {len(valid)} samples, held out for validation (seed {held_out})")
     sets: Any = {} if valid is None else valid if _is_several(valid, train) else {"valid": valid}
     if valid is not None and not sets:
         raise InvalidArgument("valid is a mapping without any set; leave it out, or give it data")
@@ -64,6 +64,10 @@ def loader(source: Any, *, batch_size: int | None, shuffle: int | None = None) -
 
 def in_order(source: Any, *, batch_size: int | None) -> Loader:
     """A loader for predictions: every sample, in the order of the data, also where the given one shuffles."""
+    if isinstance(source, DataLoader) and isinstance(source.sampler, RandomSampler):
+        raise InvalidArgument(
+            "this DataLoader shuffles, so predictions could not be told apart: give its dataset, or one that does not"
+        )
     found = loader(source, batch_size=batch_size)
     if found.shuffle is None and not found.drop_last:
         return found

@@ -92,7 +92,10 @@ class Fitted:
     def continue_(
         self, *, epochs: int | None = None, updates: int | None = None, minutes: float | None = None, show: bool = True
     ) -> "Fitted":
-        """Trains on from where the fit ended (its last weights, not its best), for so much more."""
+        """Trains on with the last weights (not the best), for so much more, as if the last epoch had just ended.
+
+        An epoch that was cut short (by `updates`, `minutes` or Ctrl-C) is not taken up again: the next one begins.
+        """
         go_on(self._fit, epochs=epochs, updates=updates, minutes=minutes, show=show)
         return self
 

@@ -37,7 +37,8 @@ class Learner:
     - `precision`: "fp32" is whatever PyTorch is set to; "tf32", "bf16" and "fp16" hold inside `fit` only.
     - `ema`: the decay of a running average of the weights, which is then what validation judges and `fit` gives.
     - `device`: found where it is not named; the model is moved back afterwards.
-    - `seed`: of all random numbers of a fit; the global ones are as before afterwards.
+    - `seed`: of all random numbers of a fit; the global ones are as before afterwards. torch has one generator for all
+      threads: seeded fits at the same time belong into processes of their own.
     - `on_nan`: a loss or gradient that is not finite never reaches the weights; "stop" raises, "skip" goes on.
     """
 

@@ -33,7 +33,8 @@ def prepare(spec: Spec, wish: Wish) -> Fit:
             "function of (predictions, targets), or give the model a train_step(batch) that returns the loss"
         )
     numbers, hooks = metrics_of(spec.metrics), Hooks(wish.callbacks)
-    data = loaders(wish.train, wish.valid, batch_size=wish.batch_size, seed=seed)
+    held_out = 0 if spec.seed is None else spec.seed  # the same samples in every fit, seeded or not
+    data = loaders(wish.train, wish.valid, batch_size=wish.batch_size, seed=seed, held_out=held_out)
     rates = rates_of(spec.lr, model)
     home, device = device_of(model), device_for(spec.device, model)
     optimizer = init(fastest(spec.optimizer, model, device), model.to(device))

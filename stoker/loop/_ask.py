@@ -94,9 +94,10 @@ def _told(fit: Fit, part: str | None, weight: float | Tensor) -> Iterator[Asked]
         raise WrongType(
             f"a callback set ctx.loss to {type(loss).__name__} in on_train_batch_after_loss; it has to stay a tensor"
         )
+    fit.refused = False
     yield Asked(part, loss, weight)
     if not fit.refused:
-        fit.tally.add_loss(part or "loss", loss, weight)
+        fit.tally.add_loss(part or "loss", loss, weight, is_sum=part is None and fit.reduce == "sum")
 
 
 def as_output(answer: Any, model: nn.Module, step: str = "train_step") -> Output:

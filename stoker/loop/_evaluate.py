@@ -12,7 +12,7 @@ from stoker.loop._ask import BareLoss, as_objective, as_output
 from stoker.loop._precision import forward_in
 from stoker.loop._tally import Tally, samples_in, weight_in
 from stoker.metrics import Metric
-from stoker.step import Output, Supervised, valid
+from stoker.step import Output, Supervised, SupervisedOutput, valid
 
 
 def _same(predictions: Any) -> Any:
@@ -50,11 +50,11 @@ def judged(
     after_pred: Callable[[Any], Any] = _same,
     after_loss: Callable[[Output], Tensor] = _loss_of,
 ) -> None:
-    """One batch, counted: by the supervised default, the model's valid_step, or else its train_step.
+    """One batch, counted: by the model's valid_step, the supervised default, or else its train_step.
 
     What the two functions give is what counts, as the prediction and as the loss.
     """
-    if supervised is not None:
+    if supervised is not None and not hasattr(view, "valid_step"):
         parts = supervised.parts(batch)
         with casting():
             predictions = view(*parts.args, **parts.kwargs)
@@ -73,7 +73,8 @@ def judged(
             if not isinstance(output, BareLoss):
                 tally.add(output)
             return
-    tally.add_loss("loss", after_loss(output), weight_in(output, batch))
+    is_sum = isinstance(output, SupervisedOutput) and supervised is not None and supervised.sums
+    tally.add_loss("loss", after_loss(output), weight_in(output, batch), is_sum=is_sum)
     if not isinstance(output, BareLoss):
         tally.add(output)
 

@@ -68,6 +68,7 @@ class Fit:
     norms: dict[GradientNorm, State] = field(default_factory=dict)  # of the epoch's gradients, where somebody asks
     buffers: Sequence[Tensor] = ()  # as they were before the batch, where it may be skipped
     states: Sequence[dict[str, Any]] = ()  # of the callbacks, to be taken up when the fit goes on
+    validated: int = -1  # the update that was validated last
     skipped: int = 0  # batches whose loss or gradients were not finite
     plan: Sequence[str] = ()  # what was decided, in words
     reported: float = 0.0  # when progress was last told, on the monotonic clock

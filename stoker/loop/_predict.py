@@ -25,10 +25,22 @@ def predict(
             else:
                 parts = supervised.inputs(batch)
                 answer = view(*parts.args, **parts.kwargs)
-            found.append(moved(answer, torch.device("cpu")))
+            found.append(_whole(moved(answer, torch.device("cpu"))))
     if not found:
         raise BadData("there is nothing to predict: the data gave no batches")
     return _joined(found)
+
+
+def _whole(answer: Any) -> Any:
+    """In 32 bits where autocast gave 16: the precision of a fit is no matter of who reads its predictions."""
+    if isinstance(answer, Tensor):
+        return answer.float() if answer.dtype in (torch.float16, torch.bfloat16) else answer
+    if isinstance(answer, Mapping):
+        return {name: _whole(part) for name, part in answer.items()}
+    if isinstance(answer, tuple | list):
+        parts = [_whole(part) for part in answer]
+        return type(answer)(*parts) if hasattr(answer, "_fields") else type(answer)(parts)
+    return answer
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -28,8 +28,10 @@ class Tally:
         self._weights: dict[str, float | Tensor] = {}
         self.samples, self.since = 0, time.monotonic()
 
-    def add_loss(self, name: str, loss: Tensor, weight: float | Tensor) -> None:
-        """A loss that is a mean over so much."""
+    def add_loss(self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False) -> None:
+        """A loss that is a mean over so much, or the sum of it, which is told as a mean all the same."""
+        if is_sum:
+            loss = loss / weight
         total: float | Tensor
         if loss.device.type == "cpu":  # nothing to wait for, and Python adds up in float64 as well
             share = float(weight)

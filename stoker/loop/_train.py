@@ -40,7 +40,8 @@ def train(fit: Fit) -> None:
         ctx.metrics = {}
         fire("on_epoch_begin", ctx)
         train_epoch(fit)
-        if fit.settings.validate_every is None:
+        over = ctx.stopping is not None or ctx.epoch == fit.settings.epochs
+        if fit.settings.validate_every is None or (over and fit.validated != ctx.update):
             validate(fit)
         _close_epoch(fit, time.monotonic() - started)
         fire("on_epoch_end", ctx)
@@ -57,6 +58,7 @@ def train_epoch(fit: Fit) -> None:
     fit.tally.clear()
     fit.norms = {meter: meter.init(fit.device) for meter in fit.meters if isinstance(meter, GradientNorm)}
     ctx.phase, ctx.set_name, before = "train", "train", (ctx.update, fit.skipped)
+    fit.buffers = [buffer.detach().clone() for buffer in fit.model.buffers()]
     fire("on_train_begin", ctx)
     for number, batch in _batches(fit):
         ctx.batch_number, ctx.batch, ctx.loss_mix = number, batch, None
@@ -66,6 +68,8 @@ def train_epoch(fit: Fit) -> None:
         fire("on_train_batch_begin", ctx)
         for each in asked(fit):
             differentiate(fit, each)
+        if not ctx.accumulating:
+            flush(fit)  # of an objective that this batch did not yield, and earlier ones of the window did
         if ctx.output is not None and not fit.refused:
             fit.tally.add(ctx.output)
         fit.tally.samples += samples_in(batch)

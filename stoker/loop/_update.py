@@ -82,6 +82,11 @@ def _refuse(fit: Fit, loss: Tensor | None, grads: Gradients) -> None:
             buffer.copy_(before)  # running statistics have seen the batch already
         return
     found = first_not_finite(fit, loss, grads)
+    for buffer, before in zip(fit.model.buffers(), fit.buffers, strict=False):
+        if not bool(
+            buffer.isfinite().all()
+        ):  # running statistics have seen the batch: as they were at the epoch's start
+            buffer.copy_(before)
     what = "a gradient" if loss is None else f"the loss ({loss.item():g}) or a gradient"
     raise NotFinite(
         f"{what} is not finite at {where}: {found}. The update was not applied. "

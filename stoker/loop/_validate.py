@@ -22,6 +22,7 @@ def validate(fit: Fit) -> None:
     if not fit.valid or fit.interrupted:
         return
     ctx, fire = fit.ctx, fit.hooks.fire
+    fit.validated = ctx.update
     kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss
     with put_back(), fit.optimizer.evaluating():
         for name, loader in fit.valid.items():

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from stoker.errors import InvalidArgument, UnsupportedGradient
 from stoker.optim._algorithm import Algorithm, Piece, Rate, State, any_sparse
@@ -22,7 +23,7 @@ class _Batch(NamedTuple):
 class FunctionalRule:
     """Drives one of torch's functional optimizers over named parameters."""
 
-    __slots__ = ("_algorithm", "_batches", "_kind", "_parameters", "_state", "_takes_sparse")
+    __slots__ = ("_algorithm", "_batches", "_fused", "_kind", "_parameters", "_state", "_takes_sparse")
 
     def __init__(self, algorithm: Algorithm, parameters: Mapping[str, nn.Parameter]) -> None:
         for name, parameter in parameters.items():
@@ -31,6 +32,7 @@ class FunctionalRule:
         self._algorithm = algorithm
         self._kind = type(algorithm).__name__
         self._takes_sparse = algorithm.takes_sparse and not getattr(algorithm, "fused", False)
+        self._fused = bool(getattr(algorithm, "fused", False))
         self._parameters = parameters
         self._state: dict[str, State] = {}
         self._batches: dict[tuple[str, ...], _Batch] = {}  # by the names of a step; the same ones come every time
@@ -44,6 +46,8 @@ class FunctionalRule:
                 if batch is None:
                     batch = self._batch(names, lr)
                 self._algorithm.update(batch.parameters, grads, batch.columns, lr, has_complex=batch.has_complex)
+                if self._fused:  # torch's fused kernels forget to: a graph over old weights would go unnoticed
+                    increment_version(batch.parameters)
                 if not known:
                     self._settle(names, batch)
 

@@ -63,17 +63,10 @@ def backward(
                 allow_unused=True,
             )
     except RuntimeError as error:
-        if "backward through the graph a second time" in str(error):
-            raise NotDifferentiable(
-                "the graph of this loss has been used already: compute the loss again, "
-                "or keep the graph with backward(..., retain_graph=True) the first time"
-            ) from error
-        if "modified by an inplace operation" in str(error):
-            raise NotDifferentiable(
-                "something that this loss was computed from has changed since, most likely the weights, by a step: "
-                "compute each loss after the step before it (in a train_step that yields: after that yield)"
-            ) from error
-        raise
+        ours = _in_our_words(error)
+        if ours is None:
+            raise
+        raise ours from error
     found = {
         name: _owned(tensor, parameter)
         for (name, parameter), tensor in zip(trainable.items(), tensors, strict=True)
@@ -85,6 +78,21 @@ def backward(
             "model, or their outputs were detached on the way (.detach(), .item(), numpy)"
         )
     return Gradients._of(found, parameters, model)
+
+
+def _in_our_words(error: RuntimeError) -> NotDifferentiable | None:
+    """What torch's error means, for the mistakes that people make."""
+    if "backward through the graph a second time" in str(error):
+        return NotDifferentiable(
+            "the graph of this loss has been used already: compute the loss again, "
+            "or keep the graph with backward(..., retain_graph=True) the first time"
+        )
+    if "modified by an inplace operation" in str(error):
+        return NotDifferentiable(
+            "something that this loss was computed from has changed since, most likely the weights, by a step: "
+            "compute each loss after the step before it (in a train_step that yields: after that yield)"
+        )
+    return None
 
 
 def _owned(tensor: Tensor, parameter: nn.Parameter) -> Tensor:

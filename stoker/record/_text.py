@@ -20,8 +20,8 @@ def number(value: float | None) -> str:
     if value is None:
         return ""
     if not math.isfinite(value):
-        return str(value)
-    if 1e4 <= abs(value) < 1e7:  # a count or a rate: no exponent
+        return str(float(value))
+    if 9999.5 <= abs(value) < 1e7:  # a count or a rate: no exponent
         return f"{float(f'{value:.4g}'):.0f}"
     return f"{value:#.4g}".rstrip(".")
 

@@ -1,20 +1,5 @@
 """Numbers and times as people read them: `0.1234`, `1:05`, `12.3k`."""
 
-import math
-
-
-def number(value: float) -> str:
-    """A number in four significant digits, all of the same length where they are of the same size.
-
-    >>> number(0.9), number(12.3456), number(123456.0), number(1e-7), number(math.nan)
-    ('0.9000', '12.35', '123500', '1.000e-07', 'nan')
-    """
-    if not math.isfinite(value):
-        return str(float(value))
-    if 9999.5 <= abs(value) < 1e7:  # a count or a rate: no exponent
-        return f"{float(f'{value:.4g}'):.0f}"
-    return f"{value:#.4g}".rstrip(".")
-
 
 def plain_number(value: float) -> str:
     """A number in at most four significant digits, without the zeros that a column needs: a learning rate, say.

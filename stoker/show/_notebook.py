@@ -4,8 +4,8 @@ import math
 import sys
 from html import escape
 
-from stoker.record import Event, Record
-from stoker.show._format import duration, number, plain_number
+from stoker.record import Event, Record, number
+from stoker.show._format import duration, plain_number
 from stoker.show._pace import Pace
 from stoker.show._story import ending, reason, speed, title
 from stoker.show._watch import Watch

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TextIO
 
-from stoker.record import Event, Record
-from stoker.show._format import duration, number, plain_number
+from stoker.record import Event, Record, number
+from stoker.show._format import duration, plain_number
 from stoker.show._story import ending, plan, reason, speed, title
 from stoker.show._stream import Writer
 from stoker.show._watch import Watch

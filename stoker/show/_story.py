@@ -1,6 +1,7 @@
 """The sentences that every display says: what begins, how it ended."""
 
-from stoker.show._format import duration, number, plural, short
+from stoker.record import number
+from stoker.show._format import duration, plural, short
 from stoker.show._watch import Watch
 
 

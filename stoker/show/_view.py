@@ -4,7 +4,8 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from stoker.show._format import clock, number, plain_number
+from stoker.record import number
+from stoker.show._format import clock, plain_number
 from stoker.show._plot import as_text, dots
 from stoker.show._story import ending, reason, speed, title
 from stoker.show._watch import Row, Watch

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.show._format import clock, duration, number, plural, short
+from stoker.record import number
+from stoker.show._format import clock, duration, plural, short
 
 
 @given(st.floats(-1e300, 1e300).filter(lambda value: abs(value) > 1e-300))

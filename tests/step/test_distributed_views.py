@@ -4,12 +4,12 @@ import copy
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from stoker.step import valid, was_viewed
+from tests.distributed.processes import run
 from tests.step.architectures import BATCH, noisy
 
 
@@ -40,30 +40,27 @@ def sharded(mesh):
     return fully_shard(made, mesh=mesh)
 
 
-def worker(rank, path):
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    try:
-        expected = copy.deepcopy(model()).eval()(BATCH)
-        replicated = nn.parallel.DistributedDataParallel(model())
-        view = valid(replicated)
-        if rank == 0:  # alone: no collective may be waiting for the other process
-            assert torch.equal(view(BATCH), expected)
-            assert was_viewed(replicated)
-        assert view.module is view
-        assert replicated.training
-        both = updated(nn.parallel.DistributedDataParallel(model()), None), updated(replicated, view)
-        assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+def worker(rank, size):
+    expected = copy.deepcopy(model()).eval()(BATCH)
+    replicated = nn.parallel.DistributedDataParallel(model())
+    view = valid(replicated)
+    if rank == 0:  # alone: no collective may be waiting for the other process
+        assert torch.equal(view(BATCH), expected)
+        assert was_viewed(replicated)
+    assert view.module is view
+    assert replicated.training
+    both = updated(nn.parallel.DistributedDataParallel(model()), None), updated(replicated, view)
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
 
-        mesh = init_device_mesh("cpu", (2,))
-        part = sharded(mesh)
-        assert torch.allclose(valid(part)(BATCH), expected, atol=1e-6)
-        assert all(module.training for module in part.modules())
-        assert all(hasattr(parameter, "full_tensor") for parameter in part.parameters())  # shards, as before
-        both = updated(sharded(mesh), None), updated(part, valid(part))
-        assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
-    finally:
-        dist.destroy_process_group()
+    mesh = init_device_mesh("cpu", (2,))
+    part = sharded(mesh)
+    assert torch.allclose(valid(part)(BATCH), expected, atol=1e-6)
+    assert all(module.training for module in part.modules())
+    assert all(hasattr(parameter, "full_tensor") for parameter in part.parameters())  # shards, as before
+    both = updated(sharded(mesh), None), updated(part, valid(part))
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+    return True
 
 
-def test_views_of_ddp_and_fsdp_models(tmp_path):
-    mp.spawn(worker, args=(tmp_path / "store",), nprocs=2)
+def test_views_of_ddp_and_fsdp_models():
+    assert run(worker) == [True, True]

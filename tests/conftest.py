@@ -14,7 +14,7 @@ if os.environ.get("CI"):
 
 
 def pytest_configure():
-    # A shell starts background jobs with Ctrl-C ignored, and children inherit that; tests of it need it as users have it.
+    # A shell starts background jobs with Ctrl-C ignored, and children inherit that; tests need it as users do.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -11,11 +11,12 @@ import signal
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from stoker.errors import SampleFailed, WorkerDied, WrongType
 
 _AHEAD = 2  # batches that each worker has been asked for and that nobody has taken yet
 _SHARED = 2**18  # bytes; a larger tensor is shared, not copied, and costs a file descriptor for as long as it lives
+# What a terminal or a cluster sends to every process of a run is the main process's to handle; then it ends its workers.
+_NOT_OURS = {signal.SIGINT, signal.SIGTERM} | ({signal.SIGUSR1} if hasattr(signal, "SIGUSR1") else set())
 
 
 class Workers:
@@ -69,13 +72,15 @@ class _Pool:
         self._owner = os.getpid()
         self._lines: list[Any] = []  # a Connection each; on Windows a PipeConnection
         self._processes: list[BaseProcess] = []
-        self.close = weakref.finalize(self, _end, self._owner, self._lines, self._processes)
+        # at an exit it comes before multiprocessing's own way of ending daemons, SIGTERM, which workers don't take
+        self.close = Finalize(self, _end, (self._lines, self._processes), exitpriority=100)
         context = torch.multiprocessing.get_context()
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, recipe), daemon=True, name="stoker-loader")
             try:
-                process.start()
+                with _deaf():
+                    process.start()
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 self.close()
                 raise WrongType(
@@ -90,7 +95,7 @@ class _Pool:
 
     def usable(self) -> bool:
         """Whether these are this process's own (not its parent's, across a fork), open, alive and in step."""
-        if os.getpid() != self._owner or not self.close.alive:
+        if os.getpid() != self._owner or not self._processes:
             return False
         return self._whole and all(process.is_alive() for process in self._processes)
 
@@ -160,10 +165,21 @@ class _Pool:
         )
 
 
-def _end(owner: int, lines: list[Connection], processes: list[BaseProcess]) -> None:
-    """Ends the processes; also runs when their pool is garbage, and when the interpreter exits."""
-    if os.getpid() != owner:  # a forked child has the objects, but the processes are not its own
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Holds the main process's signals back: a process started in here hears none, from its first instruction on."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
         return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_OURS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(lines: list[Connection], processes: list[BaseProcess]) -> None:
+    """Ends the processes; also runs when their pool is garbage, and when the process exits (not in a fork of it)."""
     for line in lines:
         line.close()
     for process in processes:
@@ -171,6 +187,8 @@ def _end(owner: int, lines: list[Connection], processes: list[BaseProcess]) -> N
     for process in processes:
         process.join()
         process.close()
+    lines.clear()
+    processes.clear()
 
 
 @dataclass(frozen=True)
@@ -202,8 +220,10 @@ class _Failure:
 
 def _work(line: Connection, recipe: Recipe) -> None:
     """What a worker does: answers one task after another, until its line or its parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle, and then it ends us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the user does on SIGTERM is the main process's to do
+    for number in _NOT_OURS:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOT_OURS)  # held since before we were started
     torch.set_num_threads(1)
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(line, tasks, os.getppid()), daemon=True).start()

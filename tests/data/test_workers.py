@@ -357,6 +357,48 @@ def test_ctrl_c_is_for_the_main_process(run):
     assert (done.out, done.err) == ("stopped\n", "")
 
 
+def test_a_signal_to_the_whole_group_is_for_the_main_process_even_while_workers_start(run):
+    code = """
+        import signal, threading
+        heard = []
+        sent = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        for number in sent:
+            signal.signal(number, lambda number, frame: heard.append((os.getpid(), number)))
+        over = threading.Event()
+        def shout():
+            while not over.is_set():
+                for number in sent:
+                    os.killpg(0, number)
+        shouting = threading.Thread(target=shout)
+        shouting.start()
+        for _ in range(20):
+            loader = Loader(list(range(8)), batch_size=2, transform=int, workers=2)
+            assert len(list(loader)) == 4
+        over.set()
+        shouting.join()
+        print(set(heard) == {(os.getpid(), number) for number in sent})
+    """
+    done = run(code)
+    assert (done.out, done.err) == ("True\n", "")
+
+
+def test_a_process_that_multiprocessing_started_ends_its_workers(run):
+    code = """
+        import multiprocessing
+        def work():
+            loader = Loader([1, 2], batch_size=1, transform=int, workers=1)
+            kept.append(iter(loader))
+            print(next(kept[0]), flush=True)
+        kept = []
+        child = multiprocessing.get_context("fork").Process(target=work)
+        child.start()
+        child.join()
+        print(child.exitcode)
+    """
+    done = run(code)
+    assert (done.out, done.err) == ("tensor([1])\n0\n", "")
+
+
 def test_a_forked_child_starts_its_own(run):
     code = """
         def pid(number):

@@ -28,7 +28,7 @@ from stoker.errors import SampleFailed, WorkerDied, WrongType
 
 _AHEAD = 2  # batches that each worker has been asked for and that nobody has taken yet
 _SHARED = 2**18  # bytes; a larger tensor is shared, not copied, and costs a file descriptor for as long as it lives
-# What a terminal or a cluster sends to every process of a run is the main process's to handle; then it ends its workers.
+# What a terminal or a cluster sends to every process of a run is the main process's; it ends its workers itself.
 _NOT_OURS = {signal.SIGINT, signal.SIGTERM} | ({signal.SIGUSR1} if hasattr(signal, "SIGUSR1") else set())
 
 

@@ -14,13 +14,29 @@ Data walks through the rooms in this order, and the names below stand in it:
 ...     optimizer.step(stoker.backward(loss, model), lr=1e-2)
 """
 
-from stoker import callbacks, data, gradients, learner, loop, metrics, optim, record, schedule, show, step, weights
+from stoker import (
+    callbacks,
+    checkpoint,
+    data,
+    gradients,
+    learner,
+    loop,
+    metrics,
+    optim,
+    record,
+    schedule,
+    show,
+    step,
+    weights,
+)
 from stoker._select import freeze, select, unfreeze
 from stoker.callbacks import Callback
+from stoker.checkpoint import Checkpoint
 from stoker.config import Config
 from stoker.errors import (
     BadData,
     BadFile,
+    CheckpointFailed,
     ConfigError,
     GradientsConsumed,
     InvalidArgument,
@@ -41,7 +57,7 @@ from stoker.errors import (
     WrongType,
 )
 from stoker.gradients import Accumulator, Gradients, backward
-from stoker.learner import Fitted, Learner, lr_find
+from stoker.learner import Fitted, Learner, load_for_inference, lr_find
 from stoker.record import Record
 from stoker.step import (
     ClassificationOutput,
@@ -62,6 +78,8 @@ __all__ = [
     "BadData",
     "BadFile",
     "Callback",
+    "Checkpoint",
+    "CheckpointFailed",
     "ClassificationOutput",
     "Config",
     "ConfigError",
@@ -93,11 +111,13 @@ __all__ = [
     "WrongType",
     "backward",
     "callbacks",
+    "checkpoint",
     "data",
     "freeze",
     "gradients",
     "learner",
     "load",
+    "load_for_inference",
     "load_torch",
     "loop",
     "lr_find",

@@ -18,6 +18,7 @@ StokerError
 ├── NoSuchMetric (KeyError, ValueError) a name that no number has
 ├── NotFinite (ArithmeticError)         a loss or gradient that is NaN or infinite
 ├── RunExists (FileExistsError)         a directory that already holds a run
+├── CheckpointFailed (OSError)          a checkpoint that could not be written, or an old one not deleted
 ├── ConfigError (ValueError)            a field of a config that is unknown, missing or of the wrong type
 └── MissingExtra (ImportError)          an optional dependency that is not installed
 
@@ -101,6 +102,10 @@ class NotFinite(StokerError, ArithmeticError):
 
 class RunExists(StokerError, FileExistsError):
     """A directory that already holds a run."""
+
+
+class CheckpointFailed(StokerError, OSError):
+    """A checkpoint that could not be written, or an old one not deleted; the text says which is still whole."""
 
 
 class ConfigError(StokerError, ValueError):

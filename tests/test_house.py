@@ -18,6 +18,7 @@ ROOMS = [
     "weights",
     "metrics",
     "record",
+    "checkpoint",
     "show",
     "callbacks",
     "loop",

@@ -20,8 +20,13 @@ class Callback:
 
     The methods stand here in the order in which they come. They run without gradients (`with torch.enable_grad():`
     where one changes the loss), and what `ctx` offers is in `Context`. A callback that counts something resets it in
-    `on_fit_begin`, gives it in `state_dict`, and takes it up in `load_state_dict`, which comes after `on_fit_begin`.
+    `on_fit_begin`, gives it in `state_dict`, and takes it up in `load_state_dict`, which comes after `on_fit_begin`
+    where a run is resumed (`ctx` then says where it goes on). `state_dict` may be asked after every batch. A callback
+    that has none and changes all the same is warned about when the run is saved, unless it says `transient = True`:
+    what it keeps does no harm when it starts anew.
     """
+
+    transient: bool = False
 
     def on_fit_begin(self, ctx: Context) -> None:
         """Before anything; the model is on its device."""
@@ -115,6 +120,14 @@ class Callback:
             f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_" and type(value) in plain
         ]
         return f"{type(self).__name__}({', '.join(settings)})"
+
+
+def read_state(state: Mapping[str, Any], *names: str, who: str) -> list[Any]:
+    """The parts of a saved state, in the order of their names; other parts than these are a `StateMismatch`."""
+    if not isinstance(state, Mapping) or set(state) != set(names):
+        given = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise StateMismatch(f"the state of {who} has {', '.join(names)}; got {given or 'nothing'}")
+    return [state[name] for name in names]
 
 
 MILESTONES: tuple[str, ...] = tuple(name for name in vars(Callback) if name.startswith("on_"))

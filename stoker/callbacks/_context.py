@@ -32,6 +32,7 @@ class Context:
         "batch_number",
         "batches",
         "best",
+        "can_save",
         "device",
         "epoch",
         "epochs",
@@ -47,6 +48,7 @@ class Context:
         "phase",
         "pred",
         "record",
+        "saving",
         "seed",
         "set_name",
         "started",
@@ -77,6 +79,8 @@ class Context:
     metrics: dict[str, float]  # the latest finished value of each name
     best: Best | None
     stopping: str | None  # why training is going to stop
+    saving: str | None  # why a checkpoint is going to be written after this batch
+    can_save: bool  # whether there is a run to write it into
     # what the loop takes back
     batch: Any  # (w) at batch_begin
     pred: Any  # (w) at after_pred
@@ -111,7 +115,8 @@ class Context:
         self.accumulating = False
         self.started = time.monotonic()
         self.metrics = {}
-        self.best = self.stopping = None
+        self.best = self.stopping = self.saving = None
+        self.can_save = False
         self.batch = self.pred = self.output = self.loss = self.loss_mix = self.grads = self.lr = None
         self.lr_scale = 1.0
         self.state = {}
@@ -127,6 +132,14 @@ class Context:
             raise InvalidArgument(f"ctx.stop needs the reason, as a text that people will read; got {reason!r}")
         if self.stopping is None:
             self.stopping = reason
+
+    def save(self, reason: str) -> None:
+        """Writes a checkpoint when this batch is done (at the end of an epoch: at once), for a reason that is kept."""
+        if not isinstance(reason, str) or not reason:
+            raise InvalidArgument(f"ctx.save needs the reason, as a text that people will read; got {reason!r}")
+        if not self.can_save:
+            raise InvalidArgument("nothing can be saved: the fit has no run=... (or checkpoint=False), or it is over")
+        self.saving = reason
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Puts a number into the record, and so into the row of this epoch; a tensor on a device is waited for."""

@@ -2,11 +2,11 @@
 
 import csv
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from stoker.callbacks._callback import Callback
+from stoker.callbacks._callback import Callback, read_state
 from stoker.callbacks._context import Context
 from stoker.errors import BadFile
 
@@ -18,11 +18,13 @@ class CSV(Callback):
     CSV('epochs.csv')
 
     A file that is there is continued. A number that appears later gets a column of its own, empty in the rows before;
-    one that is not a number is `nan`, and one that was not measured in an epoch is empty.
+    one that is not a number is `nan`, and one that was not measured in an epoch is empty. A run that is resumed takes
+    the rows back that were written after it was saved, as those epochs come again.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
+        self._rows = 0  # in the file, those of earlier fits included
 
     def on_fit_begin(self, ctx: Context) -> None:
         """Refuses a file that holds something else, before anything is trained."""
@@ -32,10 +34,24 @@ class CSV(Callback):
                 f"{self._path} is no table of epochs (its first line is {','.join(header)[:60]!r}); give CSV another "
                 "path, or move that file away"
             )
+        self._rows = len(read_rows(self._path))
 
     def on_epoch_end(self, ctx: Context) -> None:
         """Writes the row."""
         append_row(self._path, {"epoch": ctx.epoch, "update": ctx.update, **ctx.record.rows.get(ctx.epoch, {})})
+        self._rows += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many rows there are."""
+        return {"rows": self._rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Cuts the file after the rows that it had; it is not lengthened where somebody has taken rows away."""
+        (count,) = read_state(state, "rows", who="CSV")
+        rows = read_rows(self._path)
+        if len(rows) > count:
+            write_rows(self._path, read_header(self._path), rows[:count])
+        self._rows = min(len(rows), count)
 
     def __repr__(self) -> str:
         return f"CSV({str(self._path)!r})"
@@ -58,18 +74,35 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
             if not _ends_with_newline(path):  # somebody died while writing
                 file.write("\r\n")
             csv.DictWriter(file, header).writerow(row)
+            _flush(file)
         return
-    rows: list[Mapping[str, Any]] = []
-    if header:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file, restval=""))
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_rows(path, list(dict.fromkeys([*header, *row])), [*read_rows(path), row])
+
+
+def read_rows(path: Path) -> list[Mapping[str, Any]]:
+    """The rows of a file below its header; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file, restval=""))
+
+
+def write_rows(path: Path, header: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """The whole file anew, beside the old one and then in its place."""
     new = path.with_name(f"{path.name}.new")
     with new.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys([*header, *row])), restval="", extrasaction="ignore")
+        writer = csv.DictWriter(file, header, restval="", extrasaction="ignore")
         writer.writeheader()
-        writer.writerows([*rows, row])
+        writer.writerows(rows)
+        _flush(file)
     os.replace(new, path)
+
+
+def _flush(file: TextIO) -> None:
+    """To the disk: a checkpoint that counts the row may outlive a failure of the machine."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.callbacks._callback import Callback
+from stoker.callbacks._callback import Callback, read_state
 from stoker.callbacks._context import Context
 from stoker.callbacks._monitor import check_count, check_monitor, direction_of, fresh, improved
 from stoker.record import Direction
@@ -64,7 +64,8 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on counting where `state_dict` was taken."""
-        self._best, self._best_epoch, self._waited = state["best"], state["best_epoch"], state["waited"]
+        parts = read_state(state, "best", "best_epoch", "waited", who="EarlyStopping")
+        self._best, self._best_epoch, self._waited = parts
 
     def _reason(self, ctx: Context) -> str:
         planned = "" if ctx.epochs is None else f" of {ctx.epochs}"

@@ -1,11 +1,14 @@
 """Training a part of the model later than the rest."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import nn
 
 from stoker._select import Selector, describe, select
-from stoker.callbacks._callback import Callback
+from stoker.callbacks._callback import Callback, read_state
 from stoker.callbacks._context import Context
-from stoker.errors import InvalidArgument
+from stoker.errors import InvalidArgument, StateMismatch
 
 
 class FreezeUntil(Callback):
@@ -26,14 +29,14 @@ class FreezeUntil(Callback):
             )
         self.selector = selector
         self.epoch = epoch
-        self._frozen: list[nn.Parameter] = []
+        self._chosen: dict[str, nn.Parameter] = {}
+        self._frozen: dict[str, nn.Parameter] = {}
 
     def on_fit_begin(self, ctx: Context) -> None:
         """Freezes what would train."""
+        self._chosen = select(ctx.model, self.selector)
         if ctx.epoch < self.epoch:
-            self._frozen = [each for each in select(ctx.model, self.selector).values() if each.requires_grad]
-            for parameter in self._frozen:
-                parameter.requires_grad_(False)
+            self._freeze([name for name, each in self._chosen.items() if each.requires_grad])
 
     def on_epoch_begin(self, ctx: Context) -> None:
         """Lets it train, from its epoch on."""
@@ -49,10 +52,30 @@ class FreezeUntil(Callback):
         """Leaves the model as it was found."""
         self._thaw()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What is frozen now, and was not before the fit."""
+        return {"frozen": list(self._frozen)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Answers for what was frozen: a model that was saved so comes back frozen, as if the user had done that."""
+        (names,) = read_state(state, "frozen", who="FreezeUntil")
+        unknown = [name for name in names if name not in self._chosen]
+        if unknown:
+            raise StateMismatch(
+                f"{describe(self.selector)} does not choose {', '.join(unknown)} in this model, which was frozen by it "
+                "when the state was saved"
+            )
+        self._freeze([*self._frozen, *names])
+
+    def _freeze(self, names: list[str]) -> None:
+        for name in names:
+            self._frozen[name] = self._chosen[name]
+            self._frozen[name].requires_grad_(False)
+
     def _thaw(self) -> None:
-        for parameter in self._frozen:
+        for parameter in self._frozen.values():
             parameter.requires_grad_(True)
-        self._frozen = []
+        self._frozen = {}
 
     def __repr__(self) -> str:
         return f"FreezeUntil({describe(self.selector)}, epoch={self.epoch})"

@@ -1,6 +1,7 @@
 """Callbacks at work: who listens to which milestone, and where it went wrong when one fails."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ class Hooks:
     has to be prepared for a milestone, and can be asked once for a whole fit.
     """
 
-    __slots__ = ("_callbacks", "_listeners")
+    __slots__ = ("_callbacks", "_listeners", "_stateful")
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = _checked(callbacks)
@@ -33,6 +34,8 @@ class Hooks:
             name: [(each, getattr(each, name)) for each in self._callbacks if _listens(each, name)]
             for name in MILESTONES
         }
+        named = zip(_names(self._callbacks), self._callbacks, strict=True)
+        self._stateful = {name: each for name, each in named if type(each).state_dict is not Callback.state_dict}
 
     def wanted(self, name: str) -> bool:
         """Whether any callback has a method for the milestone."""
@@ -57,6 +60,18 @@ class Hooks:
         """Whether a callback has a method for the milestone."""
         return any(each is callback for each, _ in self._at(name))
 
+    @property
+    def stateful(self) -> Mapping[str, Callback]:
+        """The callbacks that have a state to keep, by the name of their class ("CSV", a second one "CSV 2")."""
+        return self._stateful
+
+    def load_states(self, states: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Gives each callback its state back, by name; returns the names of states that nobody takes any more."""
+        for name, callback in self._stateful.items():
+            if name in states:
+                callback.load_state_dict(states[name])
+        return [name for name in states if name not in self._stateful]
+
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
 
@@ -68,6 +83,14 @@ class Hooks:
             return self._listeners[name]
         except KeyError:
             raise UnknownHook(f"{name!r} is no milestone{did_you_mean(name, MILESTONES)}") from None
+
+
+def _names(callbacks: Iterable[Callback]) -> Iterator[str]:
+    seen: dict[str, int] = {}
+    for callback in callbacks:
+        name = type(callback).__name__
+        seen[name] = seen.get(name, 0) + 1
+        yield name if seen[name] == 1 else f"{name} {seen[name]}"
 
 
 def _listens(callback: Callback, name: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.callbacks._callback import Callback
+from stoker.callbacks._callback import Callback, read_state
 from stoker.callbacks._context import Context
 from stoker.callbacks._monitor import check_count, check_monitor, direction_of, fresh, improved
 from stoker.errors import InvalidArgument
@@ -82,4 +82,5 @@ class ReduceLROnPlateau(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on counting where `state_dict` was taken."""
-        self._best, self._waited, self._cooling = state["best"], state["waited"], state["cooling"]
+        parts = read_state(state, "best", "waited", "cooling", who="ReduceLROnPlateau")
+        self._best, self._waited, self._cooling = parts

@@ -18,8 +18,11 @@ class Profile(Callback):
     Profile('trace.json', updates=(10, 20))
 
     It starts once the first number of updates was applied, so that warming up is not measured, and ends with the
-    second. A path that ends in `.gz` is compressed. A fit that ends in between writes what there is.
+    second. A path that ends in `.gz` is compressed. A fit that ends in between writes what there is, and one that is
+    resumed later than that leaves the trace alone.
     """
+
+    transient = True
 
     def __init__(self, path: str | os.PathLike[str], *, updates: tuple[int, int] = (10, 20)) -> None:
         first, last = updates
@@ -28,11 +31,12 @@ class Profile(Callback):
         self._path = Path(path)
         self.updates = (first, last)
         self._profiler: Any = None
+        self._first = 0
         self._done = False
 
     def on_fit_begin(self, ctx: Context) -> None:
-        """Waits for its updates."""
-        self._done = False
+        """Waits for its updates, unless they are over."""
+        self._done = ctx.update >= self.updates[1]
 
     def on_train_batch_begin(self, ctx: Context) -> None:
         """Starts, when its updates have come."""
@@ -45,6 +49,7 @@ class Profile(Callback):
             # there is one cycle only; acc_events keeps torch 2.11 from warning about several
             self._profiler = profile(activities=activities, record_shapes=True, acc_events=True)
             self._profiler.start()
+            self._first = ctx.update + 1
 
     def on_update(self, ctx: Context) -> None:
         """Ends, when its updates are over."""
@@ -68,7 +73,7 @@ class Profile(Callback):
         profiler.stop()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self._path))
-        ctx.note(f"the trace of updates {self.updates[0] + 1} to {ctx.update} is in {self._path}")
+        ctx.note(f"the trace of updates {self._first} to {ctx.update} is in {self._path}")
 
     def __repr__(self) -> str:
         return f"Profile({str(self._path)!r}, updates={self.updates})"

@@ -14,9 +14,11 @@ class StopOnTime(Callback):
     >>> StopOnTime(minutes=90)
     StopOnTime(seconds=5400.0)
 
-    The time runs from `on_fit_begin`, validation included, and anew in a run that was continued. `clock` gives
-    seconds that never go back.
+    The time runs from `on_fit_begin`, validation included, and anew in a run that is resumed or continued: it limits
+    this process, and `fit(minutes=...)` the run. `clock` gives seconds that never go back.
     """
+
+    transient = True
 
     def __init__(
         self,

@@ -7,6 +7,11 @@ from collections.abc import Sequence
 
 from stoker.errors import StokerError
 
+_RUN = "a run's directory, or its name in the folder runs"
+_RESUME = """Starts the script of a run again, in the folder and with the arguments that it was started with, and has it
+go on from the run's newest whole checkpoint (STOKER_RESUME names the run to it). That runs a command out of a file,
+run.json, so it is shown first, and you are asked. The exit code is the script's."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command (`sys.argv` where no `arguments` are given) and returns its exit code.
@@ -15,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = parser().parse_args(arguments)
     try:
-        _run(given)
+        code = _run(given)
         sys.stdout.flush()
     except StokerError as error:
         print(f"stoker: {error}", file=sys.stderr)
@@ -25,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `stoker show … | head`; without this, Python complains again as it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
+    return code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,13 +46,20 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument("folder", nargs="?", default="runs", help="where to look, with all folders below (default: runs)")
 
     show = commands.add_parser("show", help="show a run: how it went, its curves, its config")
-    show.add_argument("run", metavar="RUN", help="a run's directory, or its name in the folder runs")
+    show.add_argument("run", metavar="RUN", help=_RUN)
+    show.add_argument(
+        "--verify", action="store_true", help="read the checkpoints whole, and name those that are damaged"
+    )
+
+    resume = commands.add_parser("resume", help="go on with a run that was cut short", description=_RESUME)
+    resume.add_argument("run", metavar="RUN", help=_RUN)
+    resume.add_argument("--yes", action="store_true", help="don't ask: the directory comes from somebody you trust")
 
     commands.add_parser("doctor", help="say what is installed, what is missing, and what this machine can do")
     return top
 
 
-def _run(given: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> int:
     if given.version:
         import stoker
 
@@ -63,10 +75,15 @@ def _run(given: argparse.Namespace) -> None:
     elif given.command == "show":
         from stoker.cli import _show
 
-        _show.main(given.run)
+        _show.main(given.run, verify=given.verify)
+    elif given.command == "resume":
+        from stoker.cli import _resume
+
+        return _resume.main(given.run, yes=given.yes)
     elif given.command == "doctor":
         from stoker.cli import _doctor
 
         _doctor.main()
     else:
         parser().print_help()
+    return 0

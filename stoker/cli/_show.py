@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from stoker.cli import _checkpoints as checkpoints
 from stoker.cli._canvas import Points, curves
 from stoker.cli._runs import STATES, best, epochs, when
 from stoker.cli._screen import duration, screen
@@ -16,8 +17,8 @@ from stoker.record import History, Record, Run, runs_in
 _PANELS, _LINES = 6, 6  # more pictures, and more lines in a picture, are left out
 
 
-def main(name: str) -> None:
-    """Prints everything that is worth knowing about a run."""
+def main(name: str, *, verify: bool = False) -> None:
+    """Prints everything that is worth knowing about a run; to verify its checkpoints, all of them are read."""
     run = Run.open(find(name))
     console = screen()
     found = run.summary()
@@ -31,6 +32,7 @@ def main(name: str) -> None:
         console.print("\nconfig", style="bold")
         for key, value in flat(run.config):
             console.print(f"  {key} = {value}", markup=False)
+    checkpoints.show(console, run, verify=verify)
     _warnings(console, run)
     console.print("\nhow it ended" if found["state"] != "running" else "\nit is still running", style="bold")
     for line in ending(found, run.record):

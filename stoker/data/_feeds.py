@@ -1,14 +1,17 @@
 """The four ways to batches, one for each kind of source: rows of columns, samples by number, a stream, a DataLoader."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from stoker.data._batches import Task, tasks_in_order, tasks_of_stream
-from stoker.data._order import permutation
+from stoker.data._generators import generators_of, set_states, states_of
+from stoker.data._order import own_random_numbers, permutation
 from stoker.data._source import Stream, tell_epoch
 from stoker.data._view import View
 from stoker.errors import InvalidArgument, WrongType
@@ -161,10 +164,30 @@ class Foreign:
             raise WrongType(f"this DataLoader has no length: {error}") from None
 
     def check(self, batch: int) -> None:
-        if batch:
-            raise InvalidArgument("a DataLoader can't start inside an epoch; give its dataset to Loader, which can")
+        with suppress(WrongType):  # without a length, only reading tells where it ends
+            if batch > self.batches():
+                raise InvalidArgument(f"there is no batch {batch}: an epoch has {self.batches()}, counted from 0")
 
     def open(self, epoch: int, batch: int) -> Iterator[Any]:
         for thing in (self.loader.dataset, self.loader.sampler, self.loader.batch_sampler):
             tell_epoch(thing, epoch)
-        return iter(self.loader)
+        if epoch:
+            self._wake()
+        walk = iter(self.loader)
+        # Read here, and not when the first batch is asked for: its generators may stand where they stood for now only.
+        read = sum(1 for _ in islice(walk, batch))
+        if read < batch:
+            raise InvalidArgument(f"there is no batch {batch} in epoch {epoch}: the DataLoader ended after {read}")
+        return walk
+
+    def _wake(self) -> None:
+        """Starts workers that live on from epoch to epoch, where another process has walked the epochs before.
+
+        A DataLoader draws a seed when it starts them, and no more then. So this is to leave no trace in the generators.
+        """
+        if self.loader.persistent_workers and self.loader._iterator is None:
+            generators = generators_of(self.loader)
+            before = states_of(generators)
+            with own_random_numbers():
+                iter(self.loader)
+            set_states(generators, before)

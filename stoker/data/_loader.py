@@ -1,6 +1,6 @@
 """The loader: batches of a source, in an order that is a pure function of (seed, epoch)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from stoker.data._batches import Recipe, built_here
 from stoker.data._feeds import Feed, Foreign, Numbered, Rows, Samples, Streamed
+from stoker.data._generators import generators_of, set_states, states_of
 from stoker.data._move import moved
 from stoker.data._order import seed_of
 from stoker.data._source import Stream, as_source
@@ -93,11 +94,51 @@ class Loader:
         >>> list(loader.at(epoch=0, batch=1))
         [tensor([2, 3]), tensor([4, 5])]
 
-        A stream has to be read up to there, and a `DataLoader` only starts at 0. A walk can be walked again, and gives
-        the same batches.
+        A stream and a `DataLoader` have to be read up to there, which takes the time that reading takes. A walk can be
+        walked again, and gives the same batches; that of a `DataLoader` where its generators stand as they did before
+        (see `replays`).
         """
         self._feed.check(_whole("batch", batch, least=0))
         return Walk(self._feed, _whole("epoch", epoch, least=0), batch, self.device)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the order comes from generators, so that these have to stand where they stood when the epoch began.
+
+        >>> Loader(DataLoader(list(range(6)), shuffle=True)).replays, Loader(torch.arange(6), batch_size=2).replays
+        (True, False)
+
+        So it is for a torch `DataLoader`: the global generators, and those of `generators_state`.
+        """
+        return isinstance(self._feed, Foreign)
+
+    @property
+    def unrepeatable(self) -> str | None:
+        """Why a run that is resumed may get other batches than one that was not; None where it gets the same."""
+        if isinstance(self._feed, Foreign) and self._feed.loader.persistent_workers:
+            return (
+                "the workers of this DataLoader live on from epoch to epoch (persistent_workers=True), and where their "
+                "random numbers stand can't be saved; what a transform draws there is not what it would have drawn"
+            )
+        return None
+
+    def generators_state(self) -> dict[str, Any]:
+        """Where a `DataLoader`'s generators stand beside the global ones: its own, its samplers', its dataset's.
+
+        >>> loader = Loader(DataLoader(list(range(6)), shuffle=True, generator=torch.Generator().manual_seed(0)))
+        >>> before = loader.generators_state()
+        >>> first = list(loader)
+        >>> loader.load_generators_state(before)
+        >>> list(loader) == first
+        True
+
+        Tensors and plain values. To start inside an epoch, it is the state when the epoch began that is needed.
+        """
+        return states_of(generators_of(self._feed.loader)) if isinstance(self._feed, Foreign) else {}
+
+    def load_generators_state(self, state: Mapping[str, Any]) -> None:
+        """Puts the generators where they stood; a `StateMismatch` where there are others."""
+        set_states(generators_of(self._feed.loader) if isinstance(self._feed, Foreign) else {}, state)
 
     def __repr__(self) -> str:
         said = {"batch_size": self.batch_size, "shuffle": self.shuffle, "workers": self.workers or None}

@@ -1,15 +1,17 @@
 """One update's gradients out of many micro-batches."""
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from stoker._select import Models
+from stoker._select import Models, named_parameters
 from stoker.errors import GradientsConsumed, InvalidArgument, WrongType
 from stoker.gradients._clip import on_values, single
 from stoker.gradients._gradients import Gradients, merged
+from stoker.gradients._saved import apart, sums_of
 
 
 class Accumulator:
@@ -96,3 +98,37 @@ class Accumulator:
                 tensors[name] = tensor.to(parameter.dtype)
         self._clear()
         return Gradients._of(tensors, parameters, model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was added since the last `take`, as tensors and plain values; the tensors are not copies.
+
+        >>> from torch import nn
+        >>> model, accumulator, other = nn.Linear(1, 1, bias=False), Accumulator(), Accumulator()
+        >>> accumulator.add(Gradients({"weight": torch.tensor([[3.0]])}, model), weight=2)
+        >>> other.load_state_dict(accumulator.state_dict(), model)
+        >>> len(other), other.take()["weight"]
+        (1, tensor([[3.]]))
+        """
+        weight = self._weight
+        return {
+            "reduce": self._reduce,
+            "count": self._count,
+            "weight": weight,
+            "weight_on_host": isinstance(weight, Tensor) and weight.device.type == "cpu",
+            "parameters": list(self._parameters),
+            "sums": {name: apart(total) for name, total in self._wide.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], model: Models) -> None:
+        """Goes on where `state_dict` was taken, for gradients of `model`; what was in the accumulator is dropped.
+
+        Where the state doesn't fit, nothing is changed, and a `StateMismatch` lists what differs.
+        """
+        own = named_parameters(model)
+        sums, weight = sums_of(state, own, self._reduce), state["weight"]
+        if isinstance(weight, Tensor):  # where it was: dividing by a number on the host rounds otherwise
+            there = next((total.device for total in sums.values()), weight.device)
+            weight = weight.detach().to("cpu" if state["weight_on_host"] else there, copy=True)
+        self._count, self._weight, self._wide = state["count"], weight, sums
+        self._parameters = {name: own[name] for name in state["parameters"]}
+        self._model = model if self._parameters else None

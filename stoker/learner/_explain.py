@@ -1,4 +1,4 @@
-"""What a fit would do, and why, in words: the loop with what hangs on it, the data's way, the plan, the parameters."""
+"""What a fit would do, and why, in words: the plan, the data's way, the parameters, the loop with what hangs on it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 from stoker._select import assign, describe, named_parameters
 from stoker.callbacks import MILESTONES
 from stoker.data import Loader
+from stoker.learner._outlook import outlook
 from stoker.learner._prepare import fastest, prepare
+from stoker.learner._resume import earlier, seed_of
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish
 from stoker.loop import Fit, put_back
@@ -41,9 +43,10 @@ _LOOP = [
 def explain(spec: Spec, wish: Wish) -> str:
     """The explanation of a fit that is made ready and not run."""
     with put_back():
-        fit = prepare(spec, wish)
+        fit = prepare(spec, wish, seed=seed_of(earlier(wish)))
         fit.model.to(fit.home)
     parts = [["Plan", *(f"  {line}" for line in fit.plan)], _data(fit), _groups(fit, spec), _loop(fit)]
+    parts += [["Run", *(f"  {line}" for line in outlook(fit, wish))]] if wish.run is not None else []
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 

@@ -1,92 +1,125 @@
 """What came out of a fit: the model with its best weights, how it went, and what it says to other data."""
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
+from stoker.errors import InvalidArgument, WrongType
 from stoker.learner._data import in_order, loader
+from stoker.learner._load import outcome_in
+from stoker.learner._outcome import Outcome, outcome_of
 from stoker.learner._prepare import metrics_of
+from stoker.learner._spec import Spec
 from stoker.learner._start import go_on, on_device
 from stoker.loop import Fit, evaluate, predict
 from stoker.metrics import Metric
 from stoker.record import Best, History, Record
 from stoker.step import Supervised
 
+if TYPE_CHECKING:
+    from stoker.learner._learner import Learner
+
 
 class Fitted:
-    """A trained model and its history; `Learner.fit` gives it.
+    """A trained model and its history; `Learner.fit` gives it, and `Fitted.load` out of a run's directory.
 
     `model` is an ordinary module with the best weights by the validation loss (the last, where there was no validation
     or `keep="last"`), on the device that it came from. `best` says which epoch they are of.
     """
 
-    __slots__ = ("_fit",)
+    __slots__ = ("_fit", "_outcome")
 
-    def __init__(self, fit: Fit) -> None:
-        self._fit = fit
+    def __init__(self, outcome: Outcome, fit: Fit | None = None) -> None:
+        self._outcome, self._fit = outcome, fit
+
+    @classmethod
+    def load(cls, run: str | os.PathLike[str], learner: "Learner | nn.Module | None" = None) -> Self:
+        """What a run has come to, without its data; with the learner (or a model), also the model with its weights.
+
+        >>> import stoker, torch
+        >>> x = torch.randn(64, 3)
+        >>> learner = stoker.Learner(nn.Linear(3, 1), loss=nn.MSELoss(), seed=0)
+        >>> fitted = learner.fit((x, x.sum(1, keepdim=True)), epochs=2, run="runs/sum", show=False)
+        >>> Fitted.load("runs/sum").history["train/loss"] == fitted.history["train/loss"]
+        True
+        >>> Fitted.load("runs/sum", learner).evaluate((x, x.sum(1, keepdim=True))) == fitted.evaluate(
+        ...     (x, x.sum(1, keepdim=True))
+        ... )
+        True
+        """
+        spec = learner if isinstance(learner, nn.Module) else getattr(learner, "_spec", None)
+        if learner is not None and not isinstance(spec, Spec | nn.Module):
+            given = f"the class {learner.__name__}" if isinstance(learner, type) else type(learner).__name__
+            raise WrongType(f"Fitted.load takes a run, and the learner or a model to put its weights into; got {given}")
+        return cls(outcome_in(run, spec))
 
     @property
     def model(self) -> nn.Module:
         """The module itself, with the weights that were kept."""
-        return self._fit.model
+        if self._outcome.model is None:
+            raise InvalidArgument(
+                "this run was loaded without its model, which is code: Fitted.load(run, learner) or (run, model)"
+            )
+        return self._outcome.model
 
     @property
     def best(self) -> Best | None:
         """The best validation: its epoch, update and value; None where there was no validation."""
-        return self._fit.ctx.best
+        return self._outcome.best
 
     @property
     def epochs(self) -> int:
         """Epochs that were begun."""
-        return self._fit.ctx.epoch
+        return self._outcome.epochs
 
     @property
     def updates(self) -> int:
         """Updates that were applied."""
-        return self._fit.ctx.update
+        return self._outcome.updates
 
     @property
     def stopped(self) -> str:
-        """Why the fit ended."""
-        return self._fit.ctx.stopping or ""
+        """Why the fit ended; empty for a run that has not."""
+        return self._outcome.stopped
 
     @property
     def history(self) -> History:
         """The numbers of every epoch."""
-        return History(self._fit.record)
+        return History(self._outcome.record)
 
     @property
     def record(self) -> Record:
         """Everything that happened."""
-        return self._fit.record
+        return self._outcome.record
 
     def evaluate(
         self, data: Any, *, metrics: Sequence[Any] | None = None, batch_size: int | None = None
     ) -> dict[str, float]:
         """The loss and the metrics on other data, by name; other `metrics` for this once."""
-        fit = self._fit
-        asked = fit.valid_metrics if metrics is None else [m for m in metrics_of(metrics) if isinstance(m, Metric)]
-        with on_device(fit):
+        model, outcome = self.model, self._outcome
+        asked = outcome.metrics if metrics is None else [m for m in metrics_of(metrics) if isinstance(m, Metric)]
+        with on_device(model, outcome.device, outcome.home):
             return evaluate(
-                fit.model,
+                model,
                 loader(data, batch_size=batch_size).at(epoch=0),
-                supervised=fit.supervised,
+                supervised=outcome.supervised,
                 metrics=asked,
-                device=fit.device,
-                precision=fit.settings.precision,
+                device=outcome.device,
+                precision=outcome.precision,
             )
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """What the model says to each sample, in the data's order, on the CPU, in the structure that it gives."""
-        fit = self._fit
-        with on_device(fit):
+        model, outcome = self.model, self._outcome
+        with on_device(model, outcome.device, outcome.home):
             return predict(
-                fit.model,
+                model,
                 in_order(data, batch_size=batch_size).at(epoch=0),
-                supervised=fit.supervised or Supervised(fit.model, None),
-                device=fit.device,
-                precision=fit.settings.precision,
+                supervised=outcome.supervised or Supervised(model, None),
+                device=outcome.device,
+                precision=outcome.precision,
             )
 
     def continue_(
@@ -94,9 +127,15 @@ class Fitted:
     ) -> "Fitted":
         """Trains on with the last weights (not the best), for so much more, as if the last epoch had just ended.
 
-        An epoch that was cut short (by `updates`, `minutes` or Ctrl-C) is not taken up again: the next one begins.
+        An epoch that was cut short (by `updates`, `minutes` or Ctrl-C) is not taken up again: the next one begins. To
+        go on exactly, give the fit a `run` and fit it again with `resume=True` and more epochs.
         """
-        go_on(self._fit, epochs=epochs, updates=updates, minutes=minutes, show=show)
+        if self._fit is None:
+            raise InvalidArgument("this run was loaded without its data: go on with fit(..., run=..., resume=True)")
+        try:
+            go_on(self._fit, epochs=epochs, updates=updates, minutes=minutes, show=show)
+        finally:
+            self._outcome = outcome_of(self._fit)
         return self
 
     def plot(self, *names: str, ax: Any = None) -> Any:
@@ -104,14 +143,18 @@ class Fitted:
         return self.history.plot(*names, ax=ax)
 
     def __repr__(self) -> str:
-        best = self.best
-        seconds = sum(event.extra["seconds"] for event in self.record.events_of("end"))
-        length = f"{self.epochs} epochs, {self.updates} updates in {seconds:.3g} s"
-        lines = [f"{type(self.model).__name__} fitted: {length}. {self.stopped}"]
+        best, ends = self.best, self.record.events_of("end")
+        length = f"{self.epochs} epochs, {self.updates} updates"
+        if ends:
+            length += f" in {sum(event.extra['seconds'] for event in ends):.3g} s"
+        name = "a model" if self._outcome.model is None else type(self._outcome.model).__name__
+        lines = [f"{name} fitted: {length}. {self.stopped or 'The run is not over'}"]
         if best is not None:
             lines.append(f"best: {best.name} {best.value:.4g} in epoch {best.epoch}")
         last = {name: self.record.last(name) for name in self.record.columns}
-        lines.append("last: " + ", ".join(f"{name} {value:.4g}" for name, value in last.items() if value is not None))
+        if last:
+            numbers = [f"{name} {value:.4g}" for name, value in last.items() if value is not None]
+            lines.append(f"last: {', '.join(numbers)}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

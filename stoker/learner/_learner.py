@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from stoker.callbacks import Callback
+from stoker.checkpoint import Checkpoint
 from stoker.errors import InvalidArgument, WrongType, did_you_mean
 from stoker.learner._explain import explain
 from stoker.learner._fitted import Fitted
+from stoker.learner._outcome import outcome_of
 from stoker.learner._spec import Spec
 from stoker.learner._start import start
 from stoker.learner._wish import Wish
@@ -99,6 +101,8 @@ class Learner:
         config: Any = None,
         validate_every: Literal["epoch"] | int = "epoch",
         keep: Literal["best", "last"] = "best",
+        checkpoint: Checkpoint | bool | None = None,
+        resume: bool | Literal["force"] = False,
         show: bool = True,
     ) -> Fitted:
         """Trains until one of `epochs`, `updates` or `minutes` is over, or something says stop.
@@ -107,9 +111,18 @@ class Learner:
         `Loader`. `valid` is the same, a fraction of the training data, or several sets by name. `validate_every` is
         "epoch" or a number of updates. With `run`, a directory of that name records the fit, and `config` beside it.
         The best weights by the validation loss are what `fitted.model` has, unless `keep="last"`.
+
+        A run is saved as `checkpoint` says (every epoch, where it says nothing; never, where it is False), and when it
+        ends in any way that leaves it the time. `resume=True` goes on from its newest whole checkpoint to the bits that
+        it would have come to, starts it where there is none, and gives back what came out where it is over already.
+        What has to be the same (model, optimizer, data, seed) is checked; `resume="force"` goes on with what differs.
         """
-        wish = Wish(train, valid, epochs, updates, minutes, batch_size, callbacks, run, config, validate_every, keep)
-        return Fitted(start(self._spec, wish, show=show))
+        wish = Wish(
+            *(train, valid, epochs, updates, minutes, batch_size),
+            *(callbacks, run, config, validate_every, keep, checkpoint, resume),
+        )
+        fit = start(self._spec, wish, show=show)
+        return Fitted(outcome_of(fit), fit)
 
     def explain(self, train: Any, **fit: Any) -> str:
         """What `fit` with these arguments would do, and why; nothing is trained, and the model stays as it is."""

@@ -12,6 +12,7 @@ from stoker._select import assign, named_parameters
 from stoker.callbacks import Context, Hooks
 from stoker.errors import InvalidArgument
 from stoker.learner._data import Data, loaders
+from stoker.learner._identity import identity_of
 from stoker.learner._plan import plan_of
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish
@@ -22,9 +23,16 @@ from stoker.schedule import as_schedule
 from stoker.step import Supervised
 
 
-def prepare(spec: Spec, wish: Wish) -> Fit:
-    """A fit that is ready to run: model on its device, loaders, optimizer, schedules, metrics, hooks."""
-    seed = spec.seed if spec.seed is not None else int(torch.randint(2**31, ()).item())
+def prepare(spec: Spec, wish: Wish, *, seed: int | None = None) -> Fit:
+    """A fit that is ready to run: model on its device, loaders, optimizer, schedules, metrics, hooks.
+
+    `seed` is what an earlier part of the run drew; the spec's own goes before.
+    """
+    if spec.seed is None:
+        drawn = int(torch.randint(2**31, ()).item())  # also where it has no use: the model's numbers come after it
+        seed = drawn if seed is None else seed
+    else:
+        seed = spec.seed
     model = spec.make_model()
     has_step = callable(getattr(model, "train_step", None))
     if spec.loss is None and not has_step:
@@ -54,7 +62,7 @@ def prepare(spec: Spec, wish: Wish) -> Fit:
         train=data.train,
         valid=data.valid,
         model=model,
-        supervised=None if has_step else Supervised(model, _loss_on(spec.loss, device)),
+        supervised=None if has_step else Supervised(model, loss_on(spec.loss, device)),
         optimizer=optimizer,
         rates=rates,
         train_metrics=[metric for metric in numbers if isinstance(metric, Metric) and metric.on != "valid"],
@@ -66,6 +74,7 @@ def prepare(spec: Spec, wish: Wish) -> Fit:
         average=None if spec.ema is None else Average(model, spec.ema),
         scaler=Scaler() if spec.precision == "fp16" else None,
     )
+    fit.identity = identity_of(fit, spec)
     fit.plan = [*plan_of(fit, spec), *data.notes]
     return fit
 
@@ -160,7 +169,7 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def _loss_on(loss: Any, device: torch.device) -> Any:
+def loss_on(loss: Any, device: torch.device) -> Any:
     """A loss with class weights needs them on the device; the user's own stays where it is."""
     if isinstance(loss, nn.Module) and device.type != "cpu" and any(True for _ in loss.buffers()):
         return copy.deepcopy(loss).to(device)

@@ -7,28 +7,41 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TextIO, cast
 
-from stoker.learner._plan import beginning, facts_of
+import torch
+from torch import nn
+
+from stoker.learner._plan import beginning
 from stoker.learner._prepare import prepare
+from stoker.learner._resume import earlier, finished, open_run, seed_of, tell_resume
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish, check_limits
-from stoker.loop import Fit, put_back, restore, running, seeded, set_random_state, train
-from stoker.record import Record, Run
+from stoker.loop import Fit, put_back, restore, running, seeded, train
+from stoker.record import Event, Record, Run
 from stoker.show import console
+
+_TERMINATED = 143  # what a shell says of a process that SIGTERM has ended
 
 
 def start(spec: Spec, wish: Wish, *, show: bool) -> Fit:
-    """Makes everything ready and trains."""
+    """Makes everything ready and trains; a run that is over already is given back as it is."""
+    before = earlier(wish)
     with seeded(spec.seed):
-        fit = prepare(spec, wish)
-        with on_device(fit):
+        fit = prepare(spec, wish, seed=seed_of(before))
+        with on_device(fit.model, fit.device, fit.home):
+            if before is not None and finished(fit, before, wish):
+                _tell_over(fit, wish, show)
+                return fit
             # The last thing before it starts: what could not be made ready leaves no run behind.
-            if wish.run is not None:
-                run = Run.create(wish.run, config=wish.config, facts=facts_of(fit))
-                fit.record = fit.ctx.record = run.record
-                _write_lines(run)
+            opened = None if wish.run is None else open_run(fit, wish, again=before is not None)
+            if opened is not None:
+                _write_lines(opened.run)
             with watched(fit.record, show), running(fit):
+                if opened is not None:
+                    tell_resume(fit, opened)
                 fit.record.append(beginning(fit))
                 train(fit)
+    if fit.terminated:
+        raise SystemExit(_TERMINATED)
     return fit
 
 
@@ -36,24 +49,34 @@ def go_on(fit: Fit, *, epochs: int | None, updates: int | None, minutes: float |
     """Trains on from the last weights, for so much more, as if the fit had not ended."""
     check_limits(epochs=epochs, updates=updates, minutes=minutes)
     ctx = fit.ctx
+    if fit.reopen is not None:
+        _write_lines(fit.reopen())
     fit.settings = replace(
         fit.settings,
         epochs=None if epochs is None else ctx.epoch + epochs,
         updates=None if updates is None else ctx.update + updates,
-        minutes=minutes,
+        minutes=None if minutes is None else fit.trained / 60 + minutes,
     )
-    ctx.epochs, ctx.updates_planned, ctx.started = fit.settings.epochs, fit.settings.updates, time.monotonic()
-    ctx.stopping, fit.interrupted = None, False
-    fit.states = [callback.state_dict() for callback in fit.hooks]
-    with put_back(), on_device(fit), watched(fit.record, show):
-        if fit.random is not None:
-            set_random_state(fit.random)
+    ctx.epochs, ctx.updates_planned = fit.settings.epochs, fit.settings.updates
+    ctx.started = time.monotonic() - fit.trained
+    ctx.stopping, fit.interrupted, fit.cut, ctx.can_save = None, False, False, fit.saver is not None
+    if fit.resumed is None:
+        callbacks = {name: callback.state_dict() for name, callback in fit.hooks.stateful.items()}
+        fit.resumed = {"callbacks": callbacks, "random": fit.random}
+    with put_back(), on_device(fit.model, fit.device, fit.home), watched(fit.record, show):
         if fit.last is not None:
             restore(fit.model, fit.last)
             fit.last = None
         with running(fit):
             fit.record.append(beginning(fit))
             train(fit)
+
+
+def _tell_over(fit: Fit, wish: Wish, show: bool) -> None:
+    said = Record()  # of its own: nothing has happened to the run
+    with watched(said, show):
+        text = f"{wish.run} is over already ({fit.ctx.stopping}), and is given back as it is; more epochs would go on"
+        said.append(Event("note", text=text))
 
 
 def _write_lines(run: Run) -> None:
@@ -90,10 +113,10 @@ def watched(record: Record, show: bool) -> Iterator[None]:
 
 
 @contextmanager
-def on_device(fit: Fit) -> Iterator[None]:
+def on_device(model: nn.Module, device: torch.device, home: torch.device) -> Iterator[None]:
     """The model where it computes, and back home."""
-    fit.model.to(fit.device)
+    model.to(device)
     try:
         yield
     finally:
-        fit.model.to(fit.home)
+        model.to(home)

@@ -11,7 +11,8 @@ from stoker.loop._precision import PRECISIONS, Scaler, check_precision
 from stoker.loop._predict import predict
 from stoker.loop._progress import length_of
 from stoker.loop._random import put_back, random_state, seeded, set_random_state
-from stoker.loop._run import running
+from stoker.loop._run import running, settle, tell_end
+from stoker.loop._state import state_of, take_up
 from stoker.loop._train import train, train_epoch
 from stoker.loop._validate import validate
 from stoker.loop._weights import Average, restore, snapshot
@@ -32,7 +33,11 @@ __all__ = [
     "running",
     "seeded",
     "set_random_state",
+    "settle",
     "snapshot",
+    "state_of",
+    "take_up",
+    "tell_end",
     "train",
     "train_epoch",
     "validate",

@@ -8,16 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from stoker.callbacks import Context, Hooks
+from stoker.checkpoint import RandomWatch, Saver, Unsaved
 from stoker.data import Loader
 from stoker.gradients import Accumulator
 from stoker.loop._precision import Scaler
-from stoker.loop._random import RandomState
 from stoker.loop._tally import Tally
 from stoker.loop._weights import Average, Snapshot
 from stoker.metrics import GradientNorm, Meter, Metric, State
 from stoker.optim import Optimizer
-from stoker.record import Record
+from stoker.record import Record, Run
 from stoker.step import Supervised
+
+Stage = Literal["closed", "train", "validate"]
 
 
 @dataclass(frozen=True)
@@ -60,18 +62,40 @@ class Fit:
     scaler: Scaler | None = None
     accumulators: dict[str | None, Accumulator] = field(default_factory=dict)
     best: Snapshot | None = None
-    random: RandomState | None = None  # where the random numbers stood at the end, to go on from
+    random: Mapping[str, Any] | None = None  # where the random numbers stood at the end, to go on from
     last: Snapshot | None = None  # where the model was when the best weights took its place
     applied: bool = False  # whether the current batch has changed the weights
     refused: bool = False  # whether the current batch's loss is no number
-    interrupted: bool = False
+    interrupted: bool = False  # by somebody who wants it to end, and perhaps to go on later
+    left: str | None = None  # why it was interrupted: a run that goes on does not stop for that
+    terminated: bool = False  # by SIGTERM
+    waiting: bool = False  # for a batch that other processes make: an interrupt need not wait for it
     norms: dict[GradientNorm, State] = field(default_factory=dict)  # of the epoch's gradients, where somebody asks
     buffers: Sequence[Tensor] = ()  # as they were before the batch, where it may be skipped
-    states: Sequence[dict[str, Any]] = ()  # of the callbacks, to be taken up when the fit goes on
     validated: int = -1  # the update that was validated last
     skipped: int = 0  # batches whose loss or gradients were not finite
     plan: Sequence[str] = ()  # what was decided, in words
+    trained: float = 0.0  # seconds, when it was last over
     reported: float = 0.0  # when progress was last told, on the monotonic clock
+    # where in an epoch it stands, between two batches
+    stage: Stage = "closed"  # before an epoch, inside its training, or after that
+    before: tuple[int, int] = (0, 0)  # updates and skipped batches when the epoch began
+    began: float = 0.0  # when the epoch did, on the monotonic clock
+    opened: Mapping[str, Any] = field(default_factory=dict)  # generators when it began, for a loader that needs them
+    # what makes it durable
+    identity: Mapping[str, Any] = field(default_factory=dict)  # what a run that goes on must have in common with it
+    saver: Saver | None = None
+    watch: RandomWatch | None = None
+    unsaved: Unsaved | None = None
+    homes: Sequence[Mapping[str, Tensor | None]] = ()  # the modules' own tables of buffers
+    extras: Sequence[nn.Module] = ()  # modules with a `get_extra_state` of their own
+    warned: set[str] = field(default_factory=set)  # of what no checkpoint can hold
+    mark: Any = None  # the last good state: a `Mark`, until the next update begins
+    saved: Any = None  # the place that was saved last
+    resumed: Mapping[str, Any] | None = None  # the state to go on from
+    reopen: Callable[[], Run] | None = None  # takes the run up, where it was over already and nothing was written
+    cut: bool = False  # it has ended in a way that a longer fit would not go through
+    leave_at: float | None = None  # seconds since 1970: the cluster's deadline, less what saving takes
     tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,14 +1,14 @@
 """The types that a forward pass computes in, and the scale that keeps 16-bit gradients from vanishing."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from stoker.errors import InvalidArgument
+from stoker.errors import InvalidArgument, StateMismatch
 from stoker.gradients import Gradients
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -77,3 +77,16 @@ class Scaler:
         self.steady += 1
         if self.steady >= 2000 and math.isfinite(self.factor * 2):
             self.factor, self.steady = self.factor * 2, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The factor, and for how long it has been that."""
+        return {"factor": self.factor, "steady": self.steady}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken."""
+        factor, steady = (state or {}).get("factor"), (state or {}).get("steady")
+        if type(factor) is not float or type(steady) is not int or not factor >= 1 or steady < 0:
+            raise StateMismatch(
+                f"a scaler's state is a factor of at least 1 and a count of updates; got {state!r:.100}"
+            )
+        self.factor, self.steady = factor, steady

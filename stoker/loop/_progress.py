@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from stoker.loop._fit import Fit
+from stoker.loop._signals import leave
 from stoker.loop._tally import Tally
 from stoker.record import Event
 
@@ -11,10 +12,12 @@ _TOLD_EVERY = 0.25  # seconds between two reports: each waits for the device onc
 
 
 def tell(fit: Fit, tally: Tally) -> None:
-    """Progress of the phase that runs; and the time limit, which is looked at with every batch."""
+    """Progress of the phase that runs; and the limits in time, which are looked at with every batch."""
     ctx, now, minutes = fit.ctx, time.monotonic(), fit.settings.minutes
     if minutes is not None and ctx.phase == "train" and now - ctx.started > 60 * minutes:
         ctx.stop(f"Stopped after {minutes:g} minutes")
+    if fit.leave_at is not None and fit.saver is not None and time.time() > fit.leave_at - fit.saver.slowest:
+        leave(fit, f"Stopped before the deadline, in epoch {ctx.epoch}, after {ctx.update} updates")
     if now - fit.reported < _TOLD_EVERY:
         return
     fit.reported = now

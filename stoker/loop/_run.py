@@ -1,7 +1,5 @@
 """A fit from its start to its end: signals, exceptions, and the best weights however it ends."""
 
-import signal
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -9,8 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from stoker.loop._fit import Fit
+from stoker.loop._keep import rescue
 from stoker.loop._precision import held
 from stoker.loop._random import random_state
+from stoker.loop._signals import interruptible
 from stoker.loop._weights import restore, snapshot
 from stoker.record import Event
 
@@ -22,21 +22,24 @@ def running(fit: Fit) -> Iterator[None]:
     A context, and not a function that calls the loop: a traceback of the user's is a frame shorter.
     """
     started = time.monotonic()
-    try:
-        with held(fit.settings.precision), interruptible(fit):
-            yield
-    except BaseException as error:
-        fit.ctx.stopping = fit.ctx.stopping or f"{type(error).__name__}: {error}"
-        trace = "".join(traceback.format_exception(error))
-        fit.record.append(_event(fit, "error", text=f"{type(error).__name__}: {error}", traceback=trace))
-        fit.hooks.fire("on_exception", fit.ctx)
-        raise
-    finally:
-        fit.random = random_state()
-        settle(fit)
-        fit.record.append(_event(fit, "stop", text=fit.ctx.stopping or ""))
-        fit.record.append(_event(fit, "end", **_outcome(fit, time.monotonic() - started)))
-        fit.record.close()
+    with interruptible(fit):
+        try:
+            with held(fit.settings.precision):
+                yield
+        except BaseException as error:
+            fit.ctx.stopping = fit.ctx.stopping or f"{type(error).__name__}: {error}"
+            trace = "".join(traceback.format_exception(error))
+            fit.record.append(_event(fit, "error", text=f"{type(error).__name__}: {error}", traceback=trace))
+            rescue(fit, error)
+            fit.hooks.fire("on_exception", fit.ctx)
+            raise
+        finally:
+            if fit.saver is not None:
+                fit.saver.close()
+            fit.random, fit.trained = random_state(), time.monotonic() - fit.ctx.started
+            settle(fit)
+            tell_end(fit, time.monotonic() - started)
+            fit.record.close()
 
 
 def settle(fit: Fit) -> None:
@@ -52,25 +55,10 @@ def settle(fit: Fit) -> None:
         restore(fit.model, chosen)
 
 
-@contextmanager
-def interruptible(fit: Fit) -> Iterator[None]:
-    """One Ctrl-C ends the batch and the fit in order, a second one at once; only the main thread can have that."""
-    before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if before is not signal.default_int_handler:  # another thread, or a handler of the user's own
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        if fit.interrupted:
-            raise KeyboardInterrupt
-        fit.interrupted = True
-        fit.ctx.stop(f"Interrupted in epoch {fit.ctx.epoch}, after {fit.ctx.update} updates")
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def tell_end(fit: Fit, seconds: float) -> None:
+    """The last two events: why it stopped, and how far it came in so many seconds."""
+    fit.record.append(_event(fit, "stop", text=fit.ctx.stopping or ""))
+    fit.record.append(_event(fit, "end", **_outcome(fit, seconds)))
 
 
 def _outcome(fit: Fit, seconds: float) -> dict[str, Any]:

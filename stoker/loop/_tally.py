@@ -1,15 +1,27 @@
 """The numbers of one phase: the losses, weighed by samples, and the metrics; on the device until somebody asks."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from stoker.errors import StateMismatch
 from stoker.metrics import Metric, named, weight_of
 from stoker.step import Output
+
+HOST = torch.device("cpu")
+
+
+class Mark(NamedTuple):
+    """What a tally has added up at some moment."""
+
+    states: list[Any]
+    sums: dict[str, float | Tensor]
+    weights: dict[str, float | Tensor]
+    samples: int
 
 
 class Tally:
@@ -64,6 +76,67 @@ class Tally:
             for metric, state in zip(self._metrics, self._states, strict=True):
                 found.update(named(f"{phase}/{metric.name}", metric.compute(state)))
         return found
+
+    def mark(self) -> Mark:
+        """What was added up so far; nothing in it changes later, and nothing waits for the device."""
+        return Mark(list(self._states), dict(self._sums), dict(self._weights), self.samples)
+
+    def state_dict(self, mark: Mark | None = None) -> dict[str, Any]:
+        """What was added up so far, or up to a mark, as tensors and plain values that are no copies."""
+        here = self.mark() if mark is None else mark
+        states = dict(zip((metric.name for metric in self._metrics), here.states, strict=True))
+        for name, state in states.items():
+            if (odd := _odd(state)) is not None:
+                raise StateMismatch(
+                    f"the metric {name!r} keeps a {odd} in its state, which can't be saved; a state is made of tensors "
+                    "and plain values, in mappings, lists and tuples"
+                )
+        return {
+            "metrics": states,
+            # Of a state on another device, what stays on the host all the same: a count that is looked at, say.
+            "on_host": {} if self._device == HOST else {name: _on_host(state) for name, state in states.items()},
+            "sums": here.sums,
+            "weights": here.weights,
+            "samples": here.samples,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken, with metrics of the same names; else it changes nothing."""
+        expected, own = {"metrics", "on_host", "sums", "weights", "samples"}, [metric.name for metric in self._metrics]
+        if not isinstance(state, Mapping) or set(state) != expected:
+            raise StateMismatch(f"this is no state of a Tally, which has {', '.join(sorted(expected))}")
+        if set(state["metrics"]) != set(own):
+            saved = ", ".join(state["metrics"]) or "none"
+            raise StateMismatch(f"the metrics have changed: {saved} in the state, {', '.join(own) or 'none'} here")
+        self.clear()
+        on_host = state["on_host"]
+        self._states = [_copied(state["metrics"][name], self._device, on_host.get(name, ())) for name in own]
+        self._sums, self._weights = _copied(state["sums"], self._device), _copied(state["weights"], self._device)
+        self.samples = state["samples"]
+
+
+def _odd(value: Any) -> str | None:
+    """What in a state is neither a tensor nor a plain value, by its type."""
+    if value is None or isinstance(value, Tensor | bool | int | float | str | bytes):
+        return None
+    if isinstance(value, Mapping) or type(value) in (list, tuple):
+        parts = value.values() if isinstance(value, Mapping) else value
+        return next((odd for each in parts if (odd := _odd(each)) is not None), None)
+    return type(value).__name__
+
+
+def _on_host(state: Any) -> list[str]:
+    if not isinstance(state, Mapping):
+        return []
+    return [name for name, each in state.items() if (found := _first(each)) is not None and found.device == HOST]
+
+
+def _copied(value: Any, device: torch.device, on_host: Collection[str] = ()) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to(device, copy=True)
+    if isinstance(value, Mapping):
+        return {name: _copied(each, HOST if name in on_host else device) for name, each in value.items()}
+    return type(value)(_copied(each, device) for each in value) if isinstance(value, list | tuple) else value
 
 
 def _mean(total: float | Tensor, weight: float | Tensor) -> float:

@@ -11,10 +11,13 @@ from stoker.data import moved
 from stoker.errors import BadData, NotFinite
 from stoker.loop._ask import asked
 from stoker.loop._fit import Fit
+from stoker.loop._keep import begin, between, cut_short, end, mark
 from stoker.loop._progress import event, tell
+from stoker.loop._signals import awaited
 from stoker.loop._tally import samples_in
 from stoker.loop._update import differentiate, flush
 from stoker.loop._validate import validate
+from stoker.loop._walk import walked
 from stoker.metrics import GradientNorm
 
 
@@ -29,24 +32,29 @@ class Reading:
 
 
 def train(fit: Fit) -> None:
-    """Trains until something says stop; `ctx.stopping` says what it was."""
+    """Trains until something says stop; `ctx.stopping` says what it was. A fit that goes on may stand in an epoch."""
     ctx, fire = fit.ctx, fit.hooks.fire
-    fire("on_fit_begin", ctx)
-    for callback, state in zip(fit.hooks, fit.states, strict=False):  # where the fit goes on: what they had counted
-        callback.load_state_dict(state)
-    while ctx.stopping is None:
-        started = time.monotonic()
-        ctx.epoch += 1
-        ctx.metrics = {}
-        fire("on_epoch_begin", ctx)
-        train_epoch(fit)
-        over = ctx.stopping is not None or ctx.epoch == fit.settings.epochs
-        if fit.settings.validate_every is None or (over and fit.validated != ctx.update):
+    begin(fit)
+    _stop_at_limits(fit)
+    while ctx.stopping is None or fit.stage != "closed":
+        if fit.stage == "closed":
+            _open_epoch(fit)
+        if fit.stage == "train":
+            train_epoch(fit)
+        over = ctx.stopping is not None or _is_last(fit)
+        if fit.settings.validate_every is None or _is_owed(fit):
             validate(fit)
-        _close_epoch(fit, time.monotonic() - started)
+        elif over and fit.validated != ctx.update:
+            cut_short(fit)  # a longer fit would not validate here
+            validate(fit)
+        if fit.interrupted:
+            cut_short(fit, validating=True)
+        _close_epoch(fit)
         fire("on_epoch_end", ctx)
-        if ctx.stopping is None and ctx.epoch == fit.settings.epochs:
-            ctx.stop(f"Completed {ctx.epoch} epochs")
+        fit.stage = "closed"
+        _stop_at_limits(fit)
+        between(fit, epoch_ended=True)
+    end(fit)
     if fit.interrupted:
         fire("on_interrupt", ctx)
     fire("on_fit_end", ctx)
@@ -55,11 +63,8 @@ def train(fit: Fit) -> None:
 def train_epoch(fit: Fit) -> None:
     """One walk over the training data: batch, forward, loss, gradients, update, metrics."""
     ctx, fire, accumulate = fit.ctx, fit.hooks.fire, fit.settings.accumulate
-    fit.tally.clear()
-    fit.norms = {meter: meter.init(fit.device) for meter in fit.meters if isinstance(meter, GradientNorm)}
-    ctx.phase, ctx.set_name, before = "train", "train", (ctx.update, fit.skipped)
-    fit.buffers = [buffer.detach().clone() for buffer in fit.model.buffers()]
-    fire("on_train_begin", ctx)
+    ctx.phase = ctx.set_name = "train"
+    _validate_in_between(fit)  # which a fit that goes on may have been stopped in
     for number, batch in _batches(fit):
         ctx.batch_number, ctx.batch, ctx.loss_mix = number, batch, None
         ctx.lr = fit.rates(ctx.update, ctx.lr_scale)
@@ -77,24 +82,56 @@ def train_epoch(fit: Fit) -> None:
         fire("on_train_batch_end", ctx)
         _validate_in_between(fit)
         tell(fit, fit.tally)
+        between(fit)
         if ctx.stopping is not None:
             break
+    if ctx.stopping is not None and (ctx.batch_number != ctx.batches or _is_owed(fit)):
+        cut_short(fit)
     fit.applied = False
     flush(fit)  # of a stream, whose last batch is only known when it is over, and of a window that was stopped in
     _count_update(fit)
-    _check_progress(fit, *before)
+    _check_progress(fit)
     values = fit.tally.values("train")
     ctx.metrics |= values
     fit.record.append(event(fit, "train", values, losses=fit.tally.losses))
-    _validate_in_between(fit)
     fire("on_train_end", ctx)
+    fit.stage = "validate"
+    mark(fit)
+
+
+def _is_last(fit: Fit) -> bool:
+    return fit.settings.epochs is not None and fit.ctx.epoch >= fit.settings.epochs
+
+
+def _stop_at_limits(fit: Fit) -> None:
+    ctx, updates = fit.ctx, fit.settings.updates
+    if fit.stage == "closed" and _is_last(fit):
+        ctx.stop(f"Completed {ctx.epoch} epochs")
+    if updates is not None and ctx.update >= updates:
+        ctx.stop(f"Completed {ctx.update} updates")
+
+
+def _open_epoch(fit: Fit) -> None:
+    ctx, fire = fit.ctx, fit.hooks.fire
+    ctx.epoch += 1
+    ctx.batch_number, ctx.metrics = 0, {}
+    fit.began, fit.applied, fit.before = time.monotonic(), False, (ctx.update, fit.skipped)
+    fire("on_epoch_begin", ctx)
+    fit.tally.clear()
+    fit.norms = {meter: meter.init(fit.device) for meter in fit.meters if isinstance(meter, GradientNorm)}
+    ctx.phase = ctx.set_name = "train"
+    fit.buffers = [buffer.detach().clone() for buffer in fit.model.buffers()]
+    fire("on_train_begin", ctx)
+    fit.stage = "train"
 
 
 def _batches(fit: Fit) -> Iterator[tuple[int, Any]]:
-    number = 0
-    for number, batch in enumerate(fit.train.at(epoch=fit.ctx.epoch - 1), start=1):
+    if fit.ctx.stopping is not None:  # the fit goes on where it had reached its limit
+        return
+    done = number = fit.ctx.batch_number  # 0, unless the fit goes on inside an epoch
+    for number, batch in enumerate(awaited(fit, fit.train, walked(fit)), start=done + 1):
         yield number, batch if fit.device.type == "cpu" else moved(batch, fit.device)
-    if number == 0:
+    if number == 0 and not fit.interrupted:
         raise BadData(f"the training data gave no batch in epoch {fit.ctx.epoch}: look at what its __iter__ gives")
 
 
@@ -107,19 +144,27 @@ def _count_update(fit: Fit) -> None:
     if fit.average is not None:
         fit.average.update()
     fit.hooks.fire("on_update", ctx)
-    if ctx.update == fit.settings.updates:
-        ctx.stop(f"Completed {ctx.update} updates")
+    _stop_at_limits(fit)
+
+
+def _is_owed(fit: Fit) -> bool:
+    """Whether the update that was just applied is one to validate after."""
+    every = fit.settings.validate_every
+    return bool(every and fit.applied and fit.ctx.update % every == 0)
 
 
 def _validate_in_between(fit: Fit) -> None:
-    every = fit.settings.validate_every
-    if every and fit.applied and fit.ctx.update % every == 0:
+    if _is_owed(fit):
+        mark(fit)
         validate(fit)
+        if fit.interrupted:
+            cut_short(fit, validating=True)  # it is still owed
         fit.applied = False
 
 
-def _check_progress(fit: Fit, updates: int, skipped: int) -> None:
+def _check_progress(fit: Fit) -> None:
     """An epoch in which every update was skipped is no training, and a limit in updates would never be reached."""
+    updates, skipped = fit.before
     settled = fit.scaler is None or fit.scaler.factor == 1.0
     if fit.ctx.update == updates and fit.skipped > skipped and settled and fit.ctx.stopping is None:
         raise NotFinite(
@@ -128,9 +173,10 @@ def _check_progress(fit: Fit, updates: int, skipped: int) -> None:
         )
 
 
-def _close_epoch(fit: Fit, seconds: float) -> None:
-    ctx = fit.ctx
-    reading = Reading(ctx.lr, fit.tally.samples, seconds)
+def _close_epoch(fit: Fit) -> None:
+    ctx, seconds = fit.ctx, time.monotonic() - fit.began
+    rate = fit.rates(ctx.update, ctx.lr_scale) if ctx.lr is None else ctx.lr  # None before the first batch of all
+    reading = Reading(rate, fit.tally.samples, seconds)
     for meter in fit.meters:
         if isinstance(meter, GradientNorm):
             ctx.metrics |= meter.compute(fit.norms[meter])

@@ -50,6 +50,7 @@ def apply(fit: Fit, grads: Gradients, asked: Asked | None = None) -> None:
         grads = grads.clip_norm(settings.clip_norm, norm=norm if settings.clip_value is None else None)
     if norm is not None:
         fit.norms = {meter: meter.update_update(state, norm) for meter, state in fit.norms.items()}
+    fit.mark = None  # from here on there is no way back
     fit.optimizer.step(grads, lr=ctx.lr)
     fit.applied = True
     fit.hooks.fire("on_train_batch_after_step", ctx)

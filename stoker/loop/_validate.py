@@ -1,17 +1,19 @@
 """Validation between updates: every set judged on a view, and the weights kept where they are the best so far."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from stoker.data import moved
+from stoker.data import Loader, moved
 from stoker.loop._evaluate import judged
 from stoker.loop._fit import Fit
 from stoker.loop._precision import forward_in
 from stoker.loop._progress import event, length_of, tell
 from stoker.loop._random import put_back
+from stoker.loop._signals import awaited
 from stoker.loop._tally import Tally, samples_in
 from stoker.loop._weights import snapshot
 from stoker.step import Output, valid
@@ -22,14 +24,13 @@ def validate(fit: Fit) -> None:
     if not fit.valid or fit.interrupted:
         return
     ctx, fire = fit.ctx, fit.hooks.fire
-    fit.validated = ctx.update
     kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss
-    with put_back(), fit.optimizer.evaluating():
+    with put_back(), _drawing_again(fit.valid.values()), fit.optimizer.evaluating():
         for name, loader in fit.valid.items():
             ctx.phase, ctx.set_name, ctx.batches = "valid", name, length_of(loader)
             fire("on_valid_begin", ctx)
             # Always the same epoch: what a transform draws is the same in every validation.
-            values = judge(fit, loader.at(epoch=0), name)
+            values = judge(fit, awaited(fit, loader, loader.at(epoch=0)), name)
             if not fit.interrupted:  # numbers of a part of the set would be no numbers of the set
                 ctx.metrics |= values
                 # At the place of the training: the batches of the set itself are of no interest afterwards.
@@ -39,7 +40,19 @@ def validate(fit: Fit) -> None:
     ctx.phase, ctx.set_name = "train", "train"
     ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss = kept
     if not fit.interrupted:
+        fit.validated = ctx.update
         fire("on_validation", ctx)
+
+
+@contextmanager
+def _drawing_again(loaders: Iterable[Loader]) -> Iterator[None]:
+    """Generators of DataLoaders' own stand afterwards where they stood: every validation draws the same."""
+    before = [(loader, loader.generators_state()) for loader in loaders if loader.replays]
+    try:
+        yield
+    finally:
+        for loader, state in before:
+            loader.load_generators_state(state)
 
 
 def judge(fit: Fit, batches: Iterable[Any], name: str) -> dict[str, float]:

@@ -1,11 +1,13 @@
 """Weights beside the model's own: a running average of them, and the best so far."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from stoker.checkpoint import load_model_state, model_state
 from stoker.errors import InvalidArgument
 
 Snapshot = dict[str, Tensor]
@@ -13,16 +15,22 @@ lerp_all: Any = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage
 
 
 def snapshot(model: nn.Module) -> Snapshot:
-    """A copy of the weights and buffers, on their device."""
-    return {name: value.detach().clone() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    """A copy of the weights and buffers, on their device, by the user's own names."""
+    return {name: value.clone() for name, value in places(model).items()}
 
 
 def restore(model: nn.Module, weights: Snapshot) -> None:
     """Writes a copy back, in place: parameters stay the same objects."""
-    own = model.state_dict()
+    own = places(model)
     with torch.no_grad():
         for name, value in weights.items():
             own[name].copy_(value)
+
+
+def places(model: nn.Module) -> Snapshot:
+    """The weights and buffers themselves, by the names of a snapshot."""
+    state = model_state(model)
+    return {**state["parameters"], **state["buffers"]}
 
 
 class Average:
@@ -56,3 +64,11 @@ class Average:
             lerp_all(self._pairs[0], self._pairs[1], 1 - self.decay)
         for own, theirs in zip(self.model.buffers(), self._source.buffers(), strict=True):
             own.copy_(theirs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The twin as it is, as `stoker.checkpoint.model_state` gives it; the tensors are not copies."""
+        return model_state(self.model)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state_dict` was taken; a `StateMismatch` lists what doesn't fit."""
+        load_model_state(self.model, state)

@@ -102,7 +102,7 @@ class FunctionalRule:
     def _placed(self, name: str, kept: Any, lines: list[str]) -> State:
         """The state of one parameter, as it is kept here; what does not fit is left out and gets a line."""
         parameter = self._parameters[name]
-        blank = torch.empty_like(parameter, device="meta", requires_grad=False)
+        blank = parameter.detach()
         expected = self._algorithm.fresh(blank, 0.0) or dict.fromkeys(self._algorithm.keeps(), blank)
         if not isinstance(kept, Mapping) or set(kept) != set(expected):
             given = sorted(map(str, kept)) if isinstance(kept, Mapping) else type(kept).__name__
@@ -110,9 +110,7 @@ class FunctionalRule:
             return {}
         placed: State = {}
         for key, like in expected.items():
-            # What `fresh` makes on the host for a parameter that isn't there stays on the host.
-            device = like.device if like.device.type == "cpu" else parameter.device
-            fitting = moment(kept[key], like, device)
+            fitting = moment(kept[key], like)
             if isinstance(fitting, str):
                 lines.append(f"{name}: {key} {fitting}")
             else:

@@ -59,8 +59,8 @@ def from_plain(value: Any) -> Any:
     raise StateMismatch(f"the state holds a {kind!r} of {items!r}, which is not known here")
 
 
-def moment(value: Any, like: Tensor, device: torch.device) -> Tensor | str:
-    """A copy of a saved tensor in the type of `like`, on a device; or why it can't be one."""
+def moment(value: Any, like: Tensor) -> Tensor | str:
+    """A copy of a saved tensor in the type and the order of memory of `like`, where that is; or why it can't be one."""
     if not isinstance(value, Tensor):
         return f"is {type(value).__name__} in the state, not a tensor"
     if value.shape != like.shape:
@@ -68,7 +68,7 @@ def moment(value: Any, like: Tensor, device: torch.device) -> Tensor | str:
     if value.is_complex() != like.is_complex() or value.is_floating_point() != like.is_floating_point():
         kinds = [str(each.dtype).removeprefix("torch.") for each in (value, like)]
         return f"is {kinds[0]} in the state, {kinds[1]} here"
-    return value.detach().to(device=device, dtype=like.dtype, copy=True)
+    return torch.empty_like(like).copy_(value.detach())
 
 
 def differences_of(state: Any, parameters: Mapping[str, Tensor], kinds: list[str]) -> list[str]:

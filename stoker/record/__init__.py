@@ -9,7 +9,8 @@ from stoker.record._event import Event
 from stoker.record._history import History
 from stoker.record._numbers import Best, Direction
 from stoker.record._record import Listener, Record
-from stoker.record._run import Run, runs_in
+from stoker.record._run import Run
+from stoker.record._runs_in import runs_in
 from stoker.record._text import number
 
 __all__ = ["Best", "Direction", "Event", "History", "Listener", "Record", "Run", "number", "runs_in"]

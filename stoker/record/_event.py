@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
-from stoker.errors import WrongType
+from stoker.errors import InvalidArgument, WrongType
 
 _POSITION = ("epoch", "batch", "update")
 
@@ -44,6 +44,16 @@ def checked_values(event: Event) -> dict[str, float]:
     return {name: float(value) for name, value in event.values.items()}
 
 
+def kept_by(event: Event) -> int:
+    """How many of the events before a "resume" stand; the others are void."""
+    kept = event.extra.get("kept")
+    if type(kept) is not int or kept < 0:
+        raise InvalidArgument(
+            f'a "resume" event with kept={kept!r}; expected how many of the events before it stand, from 0 up'
+        )
+    return kept
+
+
 def to_line(event: Event) -> bytes:
     r"""An event as one line of JSON; what is empty is left out.
 
@@ -69,7 +79,7 @@ def from_line(line: bytes) -> Event:
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
         raise ValueError('expected an object with a "kind"')
     try:
-        return Event(
+        event = Event(
             kind=data["kind"],
             time=float(data["time"]),
             epoch=int(data.get("epoch", 0)),
@@ -79,8 +89,11 @@ def from_line(line: bytes) -> Event:
             text=str(data.get("text", "")),
             extra=dict(data.get("extra", {})),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
+    if event.kind == "resume":
+        kept_by(event)
+    return event
 
 
 def plain(value: Any) -> Any:

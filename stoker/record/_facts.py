@@ -15,9 +15,10 @@ def facts_of_this_process() -> dict[str, Any]:
     """Plain values that say what ran, for `run.json`.
 
     >>> sorted(facts_of_this_process())
-    ['command', 'folder', 'git', 'pid', 'platform', 'started', 'versions']
+    ['command', 'folder', 'git', 'host', 'pid', 'platform', 'started', 'versions']
 
     `started` is in seconds since 1970; `git` is the commit of the working folder, "-dirty" where files differ from it.
+    `command` and `folder` are what `stoker resume` starts it again with.
     """
     return {
         "started": time.time(),
@@ -25,9 +26,15 @@ def facts_of_this_process() -> dict[str, Any]:
         "folder": os.getcwd(),
         "git": git_commit(),
         "pid": os.getpid(),
+        "host": platform.node(),
         "platform": platform.platform(),
-        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}},
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python and of the packages that a run's numbers depend on."""
+    return {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}}
 
 
 def version_of(package: str) -> str | None:

@@ -2,14 +2,14 @@
 
 import io
 import os
-import time
 from pathlib import Path
 
-from stoker.errors import BadFile, RunExists, did_you_mean
+from stoker.errors import BadFile, MissingFile, did_you_mean
 from stoker.record._event import Event, from_line
+from stoker.record._jsonfile import sync_folder
+from stoker.record._lock import give_back, take
 
 EVENTS = "events.jsonl"
-_TRIES = 50  # 10 ms apart: a reader that asks whether a run is alive holds the lock for microseconds
 
 
 class Journal:
@@ -25,14 +25,14 @@ class Journal:
 
     def open(self) -> None:
         """Takes the file for this process, and cuts off what a killed one left of its last line."""
-        if self._file is not None:
+        if self._file is not None and not self._file.closed:  # a fork closes it
             return
         file = io.FileIO(self.path, "a+")
         try:
-            _lock(file)
+            take(file)
             _mend(file)
         except BaseException:
-            file.close()
+            give_back(file)
             raise
         self._file = file
 
@@ -44,45 +44,27 @@ class Journal:
             written = self._file.write(self._waiting)  # less than all of it where the disk is full
             self._waiting = self._waiting[written:]
 
+    def sync(self) -> None:
+        """Brings every line onto the disk, where a power cut can't reach it any more."""
+        was_open = self._file is not None
+        self.write(b"")
+        while self._waiting:  # as far as there is room; then the operating system says that there is none
+            self.write(b"")
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+        sync_folder(self.path.parent)
+        if not was_open:
+            self.close()
+
     def close(self) -> None:
         """Lets go of the file; readers see that nobody writes it any more."""
         if self._file is not None:
-            self._file.close()
+            give_back(self._file)
         self._file = None
 
     def __del__(self) -> None:  # nothing is buffered, so nobody has to close it
-        self.close()
-
-
-def _lock(file: io.FileIO) -> None:
-    """Says to readers, for as long as this process lives, that the run is alive; and keeps second writers out."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    for _ in range(_TRIES):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(0.01)
-        except OSError:  # a file system without locks
-            return
-    raise RunExists(f"{file.name} is being written by another run; choose another path, or wait until it has ended")
-
-
-def is_written(path: Path) -> bool:
-    """Whether a living process has this file open for its events."""
-    try:
-        import fcntl
-
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):  # no locks here: a run that has been silent for a minute counts as dead
-        return path.exists() and time.time() - path.stat().st_mtime < 60
+        if self._file is not None:
+            self._file.close()
 
 
 def _mend(file: io.FileIO) -> None:
@@ -118,7 +100,7 @@ def read_events(path: Path) -> list[Event]:
     try:
         *lines, torn = path.read_bytes().split(b"\n")
     except FileNotFoundError as error:
-        raise _no_run(path) from error
+        raise no_run(path) from error
     events = []
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -133,9 +115,9 @@ def read_events(path: Path) -> list[Event]:
     return events if last is None else [*events, last]
 
 
-def _no_run(path: Path) -> BadFile:
+def no_run(path: Path) -> MissingFile:
     folder = path.parent if path.name == EVENTS else path
     if folder.is_dir():
-        return BadFile(f"{str(folder)!r} is no run: there is no {EVENTS} in it")
+        return MissingFile(f"{str(folder)!r} is no run: there is no {EVENTS} in it")
     near = [each.name for each in folder.parent.iterdir()] if folder.parent.is_dir() else []
-    return BadFile(f"there is no run at {str(folder)!r}{did_you_mean(folder.name, near)}")
+    return MissingFile(f"there is no run at {str(folder)!r}{did_you_mean(folder.name, near)}")

@@ -28,6 +28,11 @@ class Numbers:
         self._lowest: dict[str, Best] = {}
         self._highest: dict[str, Best] = {}
 
+    def clear(self) -> None:
+        """Forgets all numbers; views of the rows stay."""
+        for numbers in (self.points, self.rows, self.columns, self._lowest, self._highest):
+            numbers.clear()
+
     def add(self, event: Event) -> None:
         """Takes the numbers of an event in."""
         if event.kind not in KINDS or not event.values:

@@ -2,13 +2,15 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
 from stoker.errors import InvalidArgument
 from stoker.record._event import Event, checked_values, to_line
+from stoker.record._fold import folded
 from stoker.record._journal import Journal, events_file, read_events
 from stoker.record._numbers import Best, Direction, Numbers
 from stoker.record._summary import summarize
@@ -42,15 +44,17 @@ class Record:
         self._journal = None if path is None else Journal(events_file(path))
         if self._journal is not None:
             self._journal.open()
-            for event in read_events(self._journal.path):
-                self._keep(event)
+            try:
+                self._keep_all(read_events(self._journal.path))
+            except BaseException:
+                self._journal.close()
+                raise
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Reads a run's directory, or its `events.jsonl`, also while it is being written; nothing is written to it."""
         record = cls()
-        for event in read_events(events_file(path)):
-            record._keep(event)
+        record._keep_all(read_events(events_file(path)))
         return record
 
     def append(self, event: Event) -> None:
@@ -58,11 +62,31 @@ class Record:
         if any(type(value) is not float for value in event.values.values()):
             event = replace(event, values=checked_values(event))
         if event.kind != "progress" or self._is_due(event):
-            self._keep(event)
+            if event.kind == "resume":
+                self._keep_all([*self._events, event])
+            else:
+                self._keep(event)
             if self._journal is not None:
                 self._write(self._journal, event)
         if self._listeners:
             self._tell(event)
+
+    def rewind(self, kept: int, event: Event) -> None:
+        """Appends a "resume" event: of everything before it the first `kept` events stand, and the rest is void.
+
+        >>> record = Record()
+        >>> for loss in (0.5, 0.2, 0.3):
+        ...     record.append(Event("valid", epoch=1, values={"valid/loss": loss}))
+        >>> record.rewind(1, Event("resume", epoch=1, extra={"checkpoint": "00000120"}))
+        >>> record.last("valid/loss"), [event.kind for event in record.events]
+        (0.5, ['valid', 'resume'])
+
+        The rest never happened: a killed process wrote it after its last checkpoint. Its lines stay in the file, and
+        every answer leaves them out. `kept` is what `len(record.events)` was when the checkpoint was taken.
+        """
+        if event.kind != "resume":
+            raise InvalidArgument(f'rewind was given a {event.kind!r} event; expected Event("resume", …)')
+        self.append(replace(event, extra={**event.extra, "kept": kept}))
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener(event)` for each event from now on, until the function that this returns is called.
@@ -86,8 +110,17 @@ class Record:
 
     @property
     def events(self) -> Sequence[Event]:
-        """Everything that happened, in order."""
+        """Everything that happened, in order, without what a `rewind` made void."""
         return tuple(self._events)
+
+    def __len__(self) -> int:
+        """How many events there are, without copying them."""
+        return len(self._events)
+
+    @property
+    def path(self) -> Path | None:
+        """The file of events, where there is one."""
+        return None if self._journal is None else self._journal.path
 
     def events_of(self, kind: str) -> list[Event]:
         """The events of one kind, in order."""
@@ -142,6 +175,11 @@ class Record:
         """The run in a few plain values: how it stands or ended, how far it came, the best and the last numbers."""
         return summarize(self)
 
+    def sync(self) -> None:
+        """Brings everything that was appended onto the disk; an `OSError` where that can't be done."""
+        if self._journal is not None:
+            self._journal.sync()
+
     def close(self) -> None:
         """Lets go of the file; the questions can still be asked, and another event would open it again."""
         if self._journal is not None:
@@ -158,6 +196,14 @@ class Record:
     def _is_due(self, event: Event) -> bool:
         kept = self._by_kind.get("progress")
         return not kept or not 0 <= event.time - kept[-1].time < _PROGRESS_SECONDS
+
+    def _keep_all(self, events: Iterable[Event]) -> None:
+        """What stands of these events in the place of all that was kept."""
+        stand = folded(events)
+        self._events, self._by_kind = [], {}
+        self._numbers.clear()
+        for event in stand:
+            self._keep(event)
 
     def _keep(self, event: Event) -> None:
         self._events.append(event)

@@ -11,22 +11,18 @@ if TYPE_CHECKING:
 def summarize(record: "Record") -> dict[str, Any]:
     """How a run stands or ended, how far it came, and its best and last numbers; see `Record.summary`."""
     begin = _last(record, "begin")
-    end = _last(record, "end")
-    if begin is not None and end is not None and end.time < begin.time:
-        end = None  # of an earlier part of a run that goes on
     state, reason = _state(record)
     events = record.events
     first, latest = (events[0], events[-1]) if events else (None, None)
     watched = monitor(record)
     best = record.best(watched) if watched is not None else None
-    seconds = latest.time - first.time if first is not None and latest is not None else 0.0
     return {
         "state": state,
         "reason": reason,
         "epochs": max((event.epoch for event in record.events_of("epoch")), default=0),  # those that are done
         "epochs_planned": begin.extra.get("epochs") if begin is not None else None,
         "updates": max((event.update for event in events), default=0),
-        "seconds": end.extra.get("seconds", seconds) if end is not None else seconds,
+        "seconds": sum(_seconds(part) for part in _parts(record)),
         "started": first.time if first is not None else None,
         "last_event": latest.time if latest is not None else None,
         "monitor": watched,
@@ -51,7 +47,7 @@ def _state(record: "Record") -> tuple[str, str]:
     """Running, finished, stopped or died, and why, by the latest event that says so."""
     state, reason = "running", ""
     for event in record.events:
-        if event.kind == "begin":
+        if event.kind in ("begin", "resume"):
             state, reason = "running", ""
         elif event.kind == "stop":
             reason = event.text
@@ -67,8 +63,34 @@ def _as_planned(record: "Record", end: Event) -> bool:
     begin = _last(record, "begin")
     plan = begin.extra if begin is not None else {}
     done = {"epochs": end.epoch or end.extra.get("epochs", 0), "updates": end.update}
-    done["minutes"] = end.extra.get("seconds", 0) / 60
+    done["minutes"] = sum(_seconds(part) for part in _parts_of_the_last_fit(record)) / 60
     return any(plan.get(limit) is not None and done[limit] >= plan[limit] for limit in done)
+
+
+def _parts(record: "Record") -> list[list[Event]]:
+    """What each process, and each fit of it, has done; between two of them nobody trained."""
+    parts: list[list[Event]] = [[]]
+    kinds: set[str] = set()  # of the latest part
+    for event in record.events:
+        if event.kind == "resume" or (event.kind == "begin" and kinds & {"begin", "end"}):
+            parts.append([])
+            kinds = set()
+        parts[-1].append(event)
+        kinds.add(event.kind)
+    return [part for part in parts if part]
+
+
+def _parts_of_the_last_fit(record: "Record") -> list[list[Event]]:
+    """Those from the last fit that was no resumed one."""
+    parts = _parts(record)
+    first = max((place for place, part in enumerate(parts) if part[0].kind != "resume"), default=0)
+    return parts[first:]
+
+
+def _seconds(part: list[Event]) -> float:
+    """How long a part took: as its end says, else from its first event to its last."""
+    span = max(0.0, part[-1].time - part[0].time)
+    return next((event.extra.get("seconds", span) for event in reversed(part) if event.kind == "end"), span)
 
 
 def _last(record: "Record", kind: str) -> Event | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TextIO
 from stoker.record import Event, Record
 from stoker.show._block import Block
 from stoker.show._pace import Pace
+from stoker.show._story import aside
 from stoker.show._view import last_view, view
 from stoker.show._watch import Watch
 
@@ -33,8 +34,8 @@ class Live:
         if event.kind == "begin":
             self.block.open()
             atexit.register(self.close)  # for the program that ends without closing it
-        elif event.kind in ("note", "warning"):
-            self.block.above(event.text if event.kind == "note" else f"warning: {event.text}")
+        elif line := aside(event):
+            self.block.above(line)
         elif event.kind == "end":
             self.close()
             return

@@ -7,7 +7,7 @@ from html import escape
 from stoker.record import Event, Record, number
 from stoker.show._format import duration, plain_number
 from stoker.show._pace import Pace
-from stoker.show._story import ending, reason, speed, title
+from stoker.show._story import aside, ending, reason, speed, title
 from stoker.show._watch import Watch
 
 _WIDTH, _HEIGHT = 320, 110  # of the plot, in pixels
@@ -42,8 +42,8 @@ class Notebook:
         if self.closed:
             return
         self.watch.see(event)
-        if event.kind in ("note", "warning"):
-            self.notes.append(event.text if event.kind == "note" else f"warning: {event.text}")
+        if line := aside(event):
+            self.notes.append(line)
         elif event.kind == "end":
             self.close()
             return

@@ -5,7 +5,7 @@ from typing import TextIO
 
 from stoker.record import Event, Record, number
 from stoker.show._format import duration, plain_number
-from stoker.show._story import ending, plan, reason, speed, title
+from stoker.show._story import aside, ending, plan, reason, speed, title
 from stoker.show._stream import Writer
 from stoker.show._watch import Watch
 
@@ -43,15 +43,11 @@ class Plain:
         if event.kind == "progress":
             self._progress(event)
             return
-        line = ""
+        line = aside(event)
         if event.kind == "epoch":
             line = self._epoch(event)
         elif event.kind == "valid" and event.batch < (watch.planned("batches") or 0):
             line = f"{self._place(event)}  update {event.update:,}  {self._numbers(event.values)}"
-        elif event.kind == "warning":
-            line = f"warning: {event.text}"
-        elif event.kind == "note":
-            line = event.text
         elif event.kind == "begin":
             line = f"{title(watch)}: {plan(watch)} (* = best so far)"
         if line:

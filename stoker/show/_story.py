@@ -1,6 +1,6 @@
 """The sentences that every display says: what begins, how it ended."""
 
-from stoker.record import number
+from stoker.record import Event, number
 from stoker.show._format import duration, plural, short
 from stoker.show._watch import Watch
 
@@ -23,12 +23,35 @@ def plan(watch: Watch) -> str:
     return " or ".join(limits) or "until something stops it"
 
 
+def aside(event: Event) -> str:
+    """What an event says in a line of its own, beside the numbers; empty for most."""
+    if event.kind == "resume":
+        return resumed(event)
+    return {"note": event.text, "warning": f"warning: {event.text}"}.get(event.kind, "")
+
+
+def resumed(event: Event) -> str:
+    """Where a run goes on, from its "resume" event.
+
+    >>> found = {"checkpoint": "00000132", "batches": 20}
+    >>> resumed(Event("resume", epoch=7, batch=12, update=132, extra=found))
+    'resumed from 00000132: epoch 7, batch 12 of 20, update 132'
+    """
+    name, batches = event.extra.get("checkpoint"), event.extra.get("batches")
+    if name is None:
+        return "resumed from the start: there is no checkpoint to go on from"
+    of = f" of {batches:,}" if batches else ""
+    batch = f", batch {event.batch:,}{of}" if event.batch else ""
+    return f"resumed from {name}: epoch {event.epoch:,}{batch}, update {event.update:,}"
+
+
 def ending(watch: Watch) -> str:
     """How much was done, in what time, and which epoch was the best."""
     done = watch.end.extra if watch.end else {}
     epochs = done.get("epochs", max(0, watch.epoch - (watch.progress is not None)))
     updates = done.get("updates", watch.updates)
-    told = f"{plural(epochs, 'epoch')}, {plural(updates, 'update')} in {duration(done.get('seconds', watch.seconds))}"
+    seconds = watch.before + done["seconds"] if "seconds" in done else watch.seconds
+    told = f"{plural(epochs, 'epoch')}, {plural(updates, 'update')} in {duration(seconds)}"
     best = done.get("best")
     if not best:
         return told

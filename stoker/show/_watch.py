@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from stoker.record import Best, Event, Record
+
+_BESIDE = {"checkpoint", "note", "warning"}  # events that don't move the training on
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Watch:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.begin: Event | None = None
+        self.start = 0.0  # when this part of the run began: its begin, or its resume
+        self.before = 0.0  # seconds of the parts before it
         self.now: Event | None = None  # the latest event that has a position
         self.updates = 0
         self.progress: Event | None = None  # of the running epoch
@@ -51,16 +56,29 @@ class Watch:
             if kind == "epoch":
                 self.progress = None
         elif kind == "begin":
-            self.begin = event
+            self.begin, self.start = event, event.time
+        elif kind == "resume":
+            self._see_again(event)
         elif kind == "stop":
             self.stopped = event.text
         elif kind == "error":
             self.failed = event
         elif kind == "end":
             self.end = event
-        if event.epoch:
+        if event.epoch and kind not in _BESIDE:
             self.now = event
             self.updates = max(self.updates, event.update)
+
+    def _see_again(self, resume: Event) -> None:
+        """What stands of the record, from its first event on, in the place of all that was seen."""
+        self.now, self.updates, self.running, self.sets = None, 0, [], ["train"]
+        self.values, self.when = {}, {}
+        for event in takewhile(lambda each: each is not resume, self.record.events):
+            if event.kind != "resume":
+                self.see(event)
+        self.end, self.failed, self.stopped = None, None, ""
+        self.progress = resume if resume.batch else None  # so far this epoch has come
+        self.start, self.before = resume.time, self.record.summary()["seconds"]
 
     def _meet(self, event: Event) -> None:
         for name in event.values:
@@ -94,9 +112,9 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """From the begin event to the latest one."""
+        """From the begin event to the latest one, and those of the parts before that a resumed run goes on from."""
         last = self.end or self.failed or self.now
-        return max(0.0, last.time - self.begin.time) if self.begin and last else 0.0
+        return self.before + (max(0.0, last.time - self.start) if self.begin and last else 0.0)
 
     def within(self) -> float | None:
         """How much of the running phase is done, from 0 to 1; None where nobody knows."""

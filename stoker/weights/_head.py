@@ -94,8 +94,8 @@ def read_entry(file: str, name: str, dtype: torch.dtype | None, said: Any, shape
             f"{file}: the tensor {short(name)} has the shape {short(shape)}; sizes are whole and not negative"
         )
     entry = Entry(dtype, tuple(shape))
-    if entry.bytes >= 2**63:
-        raise BadFile(f"{file}: the tensor {short(name)} has the shape {short(shape)}, more than any memory holds")
+    if math.prod(max(size, 1) for size in shape) >= 2**60:  # also of an empty tensor: torch counts its strides
+        raise BadFile(f"{file}: the tensor {short(name)} has the shape {short(shape)}, which torch can't hold")
     return entry
 
 
@@ -146,5 +146,8 @@ def unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 def short(thing: Any) -> str:
     """A value out of a file for an error's text, cut where a damaged file would fill the screen."""
-    text = repr(thing)
+    try:
+        text = repr(thing)
+    except RecursionError:
+        return "something nested too deeply"
     return text if len(text) <= 80 else f"{text[:77]}..."

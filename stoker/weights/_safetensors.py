@@ -6,7 +6,7 @@ complex128, and doesn't sync. The package reads our files and we read its files;
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,14 @@ _DTYPES = {
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
+class Writable(Protocol):
+    """What tensors are written to: a file, or something that looks on while they pass."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Takes all of `data`."""
+        ...
+
+
 def storage_order(tensors: Mapping[str, Entry]) -> list[str]:
     """Wide dtypes first, so that every tensor starts at a multiple of its own width."""
     return sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
@@ -38,13 +46,20 @@ def storage_order(tensors: Mapping[str, Entry]) -> list[str]:
 
 def write(file: IO[bytes], head: Head, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Writes the head, and then the tensors, which have to come in `storage_order`."""
+    write_header(file, head.tensors, {**head.metadata, "format": "pt", "stoker": json.dumps(head.sealed())})
+    for _, tensor in tensors:
+        file.write(raw(tensor))
+
+
+def write_header(file: Writable, tensors: Mapping[str, Entry], metadata: dict[str, str]) -> None:
+    """Writes everything up to the first tensor's bytes."""
     offsets: dict[str, int] = {}
     end = 0
-    for name in storage_order(head.tensors):
+    for name in storage_order(tensors):
         offsets[name] = end
-        end += head.tensors[name].bytes
-    header: dict[str, Any] = {"__metadata__": {**head.metadata, "format": "pt", "stoker": json.dumps(head.sealed())}}
-    for name, entry in head.tensors.items():
+        end += tensors[name].bytes
+    header: dict[str, Any] = {"__metadata__": metadata}
+    for name, entry in tensors.items():
         code, shape = _CODES.get(entry.dtype), list(entry.shape)
         if code is None:  # complex128, which the format doesn't know, as pairs of real numbers
             code, shape = "F64", [*shape, 2]
@@ -53,8 +68,6 @@ def write(file: IO[bytes], head: Head, tensors: Iterable[tuple[str, Tensor]]) ->
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little"))
     file.write(text)
-    for _, tensor in tensors:
-        file.write(raw(tensor))
 
 
 class Contents:

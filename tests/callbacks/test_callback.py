@@ -71,3 +71,10 @@ def test_the_repr_shows_plain_settings_only():
             self.width, self._hidden, self.weights = 3, 4, torch.ones(1000)
 
     assert repr(Mine()) == "Mine(width=3)"
+
+
+def test_nothing_is_transient_unless_it_says_so():
+    class Mine(Callback):
+        transient = True
+
+    assert not Callback.transient and not EarlyStopping().transient and Mine().transient

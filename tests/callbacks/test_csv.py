@@ -1,10 +1,11 @@
 import csv
+import json
 import math
 
 import pandas
 import pytest
 
-from stoker import BadFile
+from stoker import BadFile, StateMismatch
 from stoker.callbacks import CSV, Hooks
 from tests.callbacks.fits import context, drive, epoch_end
 
@@ -83,3 +84,49 @@ def test_a_file_of_something_else_is_refused_and_kept(tmp_path):
     ):
         drive(CSV(path), [1.0])
     assert path.read_text() == "name,age\nada,36\n"
+
+
+@pytest.mark.parametrize("saved_at", [0, 1, 2])
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_resumed_fit_takes_back_what_was_written_after_it_was_saved(tmp_path, saved_at, torn):
+    path = tmp_path / "epochs.csv"
+    drive(CSV(path), [9.0])  # another fit, before
+    callback, states = CSV(path), []
+    hooks, ctx = Hooks([callback]), context(epochs=4)
+    hooks.fire("on_fit_begin", ctx)
+    for value in (0.5, 0.4, 0.3, 0.2):
+        states.append(json.loads(json.dumps(callback.state_dict())))
+        epoch_end(hooks, ctx, valid_loss=value, **({"train_late": 1.0} if value < 0.35 else {}))
+    whole = path.read_bytes()
+    if torn:
+        with path.open("a") as file:
+            file.write("5,")
+
+    callback, record = CSV(path), ctx.record
+    hooks, ctx = Hooks([callback]), context(epochs=4, record=record)
+    ctx.epoch, ctx.update = saved_at, 10 * saved_at
+    hooks.fire("on_fit_begin", ctx)
+    callback.load_state_dict(states[saved_at])
+    assert [row[0] for row in rows(path)] == ["epoch", "1", *"123"[:saved_at]]
+    for value in (0.5, 0.4, 0.3, 0.2)[saved_at:]:
+        epoch_end(hooks, ctx, valid_loss=value, **({"train_late": 1.0} if value < 0.35 else {}))
+    assert path.read_bytes() == whole
+    assert callback.state_dict() == {"rows": 5}
+    assert [each.name for each in tmp_path.iterdir()] == ["epochs.csv"]
+
+
+def test_rows_that_somebody_took_away_are_not_made_up(tmp_path):
+    path = tmp_path / "epochs.csv"
+    callback = CSV(path)
+    drive(callback, [0.5, 0.4])
+    state = callback.state_dict()
+    path.unlink()
+    again = CSV(path)
+    Hooks([again]).fire("on_fit_begin", context())
+    again.load_state_dict(state)
+    assert again.state_dict() == {"rows": 0} and not path.exists()
+
+
+def test_a_state_of_something_else_is_refused(tmp_path):
+    with pytest.raises(StateMismatch, match="the state of CSV has rows; got nothing"):
+        CSV(tmp_path / "epochs.csv").load_state_dict({})

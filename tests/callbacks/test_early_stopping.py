@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import InvalidArgument
+from stoker import InvalidArgument, StateMismatch
 from stoker.callbacks import EarlyStopping, Hooks
 from tests.callbacks.fits import context, drive, epoch_end
 
@@ -93,3 +93,10 @@ def test_it_needs_some_patience():
         EarlyStopping(patience=0)
     with pytest.raises(InvalidArgument, match="warmup is a whole number of epochs, at least 0; got -1"):
         EarlyStopping(warmup=-1)
+
+
+def test_a_state_of_something_else_is_refused():
+    callback = EarlyStopping()
+    with pytest.raises(StateMismatch, match="the state of EarlyStopping has best, best_epoch, waited; got waited"):
+        callback.load_state_dict({"waited": 3})
+    assert callback.state_dict() == {"best": None, "best_epoch": 0, "waited": 0}

@@ -1,10 +1,11 @@
 import copy
+import json
 
 import pytest
 import torch
 from torch import nn
 
-from stoker import InvalidArgument, NoSuchParameter, optim
+from stoker import InvalidArgument, NoSuchParameter, StateMismatch, optim
 from stoker.callbacks import FreezeUntil, Hooks
 from tests.callbacks.fits import context, train
 
@@ -103,3 +104,59 @@ def test_wrong_arguments():
     with pytest.raises(NoSuchParameter, match="'backbone' chooses no parameter"):
         train([FreezeUntil("backbone", epoch=2)])
     assert repr(FreezeUntil(net(), epoch=2)) == "FreezeUntil(the module Sequential, epoch=2)"
+
+
+@pytest.mark.parametrize("saved_at", [1, 2, 3])
+@pytest.mark.parametrize("marked", [True, False], ids=["frozen-in-the-model", "not-in-the-model"])
+def test_a_resumed_fit_trains_the_chosen_part_from_the_same_epoch_on(saved_at, marked):
+    """The model comes back as it was saved, frozen part and all; it is not the user who froze that."""
+    model, callback = net(), FreezeUntil("0", epoch=3)
+    ctx, hooks = context(model=model), Hooks([callback])
+    hooks.fire("on_fit_begin", ctx)
+    for ctx.epoch in range(1, saved_at + 1):
+        hooks.fire("on_epoch_begin", ctx)
+    state, trains = json.loads(json.dumps(callback.state_dict())), trainable(model)
+    assert trains == ([False] * 2 + [True] * 2 if saved_at < 3 else [True] * 4)
+
+    other, callback = net(), FreezeUntil("0", epoch=3)
+    if marked:
+        for parameter, flag in zip(other.parameters(), trains, strict=True):
+            parameter.requires_grad_(flag)
+    ctx, hooks = context(model=other), Hooks([callback])
+    ctx.epoch = saved_at
+    hooks.fire("on_fit_begin", ctx)
+    callback.load_state_dict(state)
+    assert trainable(other) == trains
+    for ctx.epoch in range(saved_at + 1, 5):
+        hooks.fire("on_epoch_begin", ctx)
+        assert trainable(other) == ([False] * 2 + [True] * 2 if ctx.epoch < 3 else [True] * 4)
+    hooks.fire("on_fit_end", ctx)
+    assert trainable(other) == [True] * 4
+
+
+def test_a_fit_that_ended_and_goes_on_is_frozen_again_until_its_epoch():
+    model, callback = net(), FreezeUntil("0", epoch=3)
+    ctx, hooks = context(model=model), Hooks([callback])
+    hooks.fire("on_fit_begin", ctx)
+    ctx.epoch = 1
+    hooks.fire("on_epoch_begin", ctx)
+    hooks.fire("on_fit_end", ctx)
+    state = callback.state_dict()
+    assert trainable(model) == [True] * 4 and state == {"frozen": []}
+    hooks.fire("on_fit_begin", ctx)
+    model.requires_grad_(True)  # as the state of the model says
+    callback.load_state_dict(state)
+    assert trainable(model) == [False] * 2 + [True] * 2
+
+
+def test_a_state_of_another_model_or_callback_is_refused():
+    callback = FreezeUntil("0", epoch=3)
+    Hooks([callback]).fire("on_fit_begin", context(model=net()))
+    with pytest.raises(StateMismatch, match=r"'0' does not choose 2.bias in this model, which was frozen by it"):
+        callback.load_state_dict({"frozen": ["0.weight", "2.bias"]})
+    with pytest.raises(StateMismatch, match="the state of FreezeUntil has frozen; got best, waited"):
+        callback.load_state_dict({"best": 1, "waited": 2})
+
+
+def trainable(model):
+    return [parameter.requires_grad for parameter in model.parameters()]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import InvalidArgument
+from stoker import InvalidArgument, StateMismatch
 from stoker.callbacks import Hooks, ReduceLROnPlateau
 from tests.callbacks.fits import context, drive, epoch_end
 
@@ -108,3 +108,8 @@ def test_the_other_settings():
         ReduceLROnPlateau(min_scale=2)
     with pytest.raises(InvalidArgument, match="cooldown is a whole number of epochs"):
         ReduceLROnPlateau(cooldown=-1)
+
+
+def test_a_state_of_something_else_is_refused():
+    with pytest.raises(StateMismatch, match="the state of ReduceLROnPlateau has best, waited, cooling; got list"):
+        ReduceLROnPlateau().load_state_dict([])

@@ -54,3 +54,25 @@ def test_an_exception_ends_the_profiler(tmp_path):
 def test_the_updates_are_a_range(tmp_path, updates):
     with pytest.raises(InvalidArgument, match=r"updates is \(first, last\) with 0 <= first < last"):
         Profile(tmp_path / "trace.json", updates=updates)
+
+
+def test_a_resumed_fit_leaves_the_trace_alone(tmp_path):
+    path = tmp_path / "trace.json"
+    ctx, profile = train([Profile(path, updates=(2, 4))], epochs=1, batches=6), Profile(path, updates=(2, 4))
+    text = path.read_text()
+    again, hooks = context(record=ctx.record), Hooks([profile])
+    again.update = 6
+    for name in ("on_fit_begin", "on_train_batch_begin", "on_update", "on_fit_end"):
+        hooks.fire(name, again)
+    assert path.read_text() == text and not ctx.record.events_of("warning")
+
+
+def test_a_fit_that_is_resumed_in_between_traces_the_rest(tmp_path):
+    path, ctx = tmp_path / "trace.json", context()
+    hooks = Hooks([Profile(path, updates=(2, 5))])
+    ctx.update = 4
+    hooks.fire("on_fit_begin", ctx)
+    hooks.fire("on_train_batch_begin", ctx)
+    ctx.update = 5
+    hooks.fire("on_update", ctx)
+    assert [note.text for note in ctx.record.events_of("note")] == [f"the trace of updates 5 to 5 is in {path}"]

@@ -58,3 +58,11 @@ def test_the_usual_clock_is_monotonic():
 def test_one_limit_above_zero(given, text):
     with pytest.raises(InvalidArgument, match=text):
         StopOnTime(**given)
+
+
+def test_a_resumed_fit_has_its_time_anew():
+    clock = Clock()
+    callback = StopOnTime(seconds=50, clock=clock)
+    assert callback.transient and callback.state_dict() == {}
+    assert train([on(update=clock.tick), callback], epochs=1, batches=4).stopping is None
+    assert train([on(update=clock.tick), callback], epochs=1, batches=4).stopping is None

@@ -13,7 +13,7 @@ from tests.record.stories import fill
 PROGRAM = "import sys; from stoker.cli import main; sys.exit(main())"
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["runs"], ["show"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["runs"], ["show"], ["resume"], ["doctor"]])
 def test_help_everywhere(command, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*command, "--help"])
@@ -23,14 +23,14 @@ def test_help_everywhere(command, capsys):
 def test_without_a_command_it_says_what_there_is(capsys):
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in ("demo", "runs", "show", "doctor"))
+    assert all(word in out for word in ("demo", "runs", "show", "resume", "doctor"))
 
 
 def test_the_version(capsys):
     assert main(["--version"]) == 0 and capsys.readouterr().out.strip() == stoker.__version__
 
 
-@pytest.mark.parametrize("command", [["train"], ["show"], ["runs", "a", "b"]])
+@pytest.mark.parametrize("command", [["train"], ["show"], ["resume"], ["runs", "a", "b"]])
 def test_a_command_line_that_makes_no_sense(command, capsys):
     with pytest.raises(SystemExit) as ended:
         main(command)

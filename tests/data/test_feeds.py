@@ -131,12 +131,20 @@ def test_a_dataloader_is_used_as_it_is():
         assert expected == [batch.tolist() for batch in Loader(theirs())]
     assert len(ours) == 3
     assert sorted(number for batch in ours for number in batch.tolist()) == list(range(7))
-    with pytest.raises(InvalidArgument, match="a DataLoader can't start inside an epoch; give its dataset to Loader"):
-        ours.at(epoch=0, batch=1)
+    with pytest.raises(InvalidArgument, match="there is no batch 4: an epoch has 3, counted from 0"):
+        ours.at(epoch=0, batch=4)
+    assert len(ours.at(epoch=0, batch=2)) == 1
     with pytest.raises(WrongType, match=r"a DataLoader does not say how many samples it gives"):
         ours.samples
     with pytest.raises(WrongType, match="this DataLoader has no length"):
         len(Loader(DataLoader(Letters())))
+
+
+def test_a_dataloader_without_a_length_says_where_it_ended():
+    loader = Loader(DataLoader(Letters(), batch_size=3))
+    assert list(loader.at(epoch=0, batch=2)) == [["g"]] and list(loader.at(epoch=0, batch=3)) == []
+    with pytest.raises(InvalidArgument, match="there is no batch 4 in epoch 1: the DataLoader ended after 3"):
+        iter(loader.at(epoch=1, batch=4))
 
 
 def test_a_distributed_sampler_is_told_the_epoch():

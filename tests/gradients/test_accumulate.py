@@ -194,3 +194,162 @@ def test_a_weight_is_one_number():
     assert len(grads) == 1 and len(accumulator) == 0
     accumulator.add(grads, weight=torch.tensor([2]))
     assert torch.equal(accumulator.take()["p"], torch.tensor(3.0))  # no dimension gained
+
+
+# --- as a value
+
+
+def through(state):
+    """As a file gives it back: plain values, and tensors that are contiguous and share nothing."""
+    copied = {}
+    for name, parts in state["sums"].items():
+        values = {key: each.contiguous().clone() for key, each in parts.items() if isinstance(each, torch.Tensor)}
+        copied[name] = {**parts, **values}
+    weight = state["weight"]
+    return {**state, "sums": copied, "weight": weight.clone() if isinstance(weight, torch.Tensor) else weight}
+
+
+def bits(grads):
+    dense = {name: (each.to_dense() if each.is_sparse else each) for name, each in grads.items()}
+    return {name: (each.dtype, each.flatten().view(torch.uint8).tolist()) for name, each in dense.items()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0, 1, 3, 0.7, torch.tensor(2.5), torch.tensor(0)]), min_size=1, max_size=7),
+    place=st.integers(0, 7),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    reduce=st.sampled_from(["mean", "sum"]),
+    seed=st.integers(0, 99),
+)
+def test_a_window_goes_on_to_the_same_bits_wherever_it_was_stopped(weights, place, dtype, reduce, seed):
+    generator = torch.Generator().manual_seed(seed)
+    model, whole, first = nn.Linear(4, 3, dtype=dtype), Accumulator(reduce), Accumulator(reduce)
+    parts = []
+    for weight in (*weights, 1):
+        names = [name for name in ("weight", "bias") if torch.rand((), generator=generator) < 0.8] or ["bias"]
+        shapes = {name: dict(model.named_parameters())[name].shape for name in names}
+        parts.append(({name: torch.randn(shapes[name], generator=generator).to(dtype) for name in names}, weight))
+    for number, (tensors, weight) in enumerate(parts):
+        if number == min(place, len(weights)):
+            other = nn.Linear(4, 3, dtype=dtype)  # another process makes the model anew
+            state, first = through(first.state_dict()), Accumulator(reduce)
+            first.load_state_dict(state, other)
+            assert len(first) == number
+            model_now = other
+        elif number == 0:
+            model_now = model
+        whole.add(Gradients({name: each.clone() for name, each in tensors.items()}, model), weight)
+        first.add(Gradients({name: each.clone() for name, each in tensors.items()}, model_now), weight)
+    a, b = whole.take(), first.take()
+    assert list(a) == list(b) and bits(a) == bits(b)
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_sparse_sums_are_saved_as_they_are(place):
+    """One that was added to is not coalesced: what stands for a row adds up only later, in this order."""
+    rows, weights = [torch.tensor([1, 1, 4]), torch.tensor([0, 4]), torch.tensor([4, 1])], torch.randn(5, 2)
+
+    def grads(table, chosen):
+        return backward((table(chosen) * weights[chosen]).sum(), table)
+
+    table, other = nn.Embedding(5, 2, sparse=True), nn.Embedding(5, 2, sparse=True)
+    whole, half, again = Accumulator(), Accumulator(), Accumulator()
+    for number, chosen in enumerate(rows):
+        if number < place:
+            half.add(grads(table, chosen), weight=3)
+        whole.add(grads(table, chosen), weight=3)
+    state = through(half.state_dict())
+    again.load_state_dict(state, other)
+    assert again.state_dict()["sums"]["weight"]["coalesced"] == state["sums"]["weight"]["coalesced"]
+    for chosen in rows[place:]:
+        again.add(grads(other, chosen), weight=3)
+    a, b = whole.take()["weight"], again.take()["weight"]
+    assert b.is_sparse and torch.equal(a._indices(), b._indices()) and torch.equal(a._values(), b._values())
+
+
+def test_a_sum_that_is_coalesced_stays_so():
+    model, accumulator, other = nn.Embedding(3, 2, sparse=True), Accumulator(), Accumulator()
+    sparse = torch.sparse_coo_tensor([[0, 2]], torch.ones(2, 2), (3, 2), check_invariants=True).coalesce()
+    accumulator.add(Gradients({"weight": sparse}, model))
+    other.load_state_dict(through(accumulator.state_dict()), model)
+    assert accumulator.state_dict()["sums"]["weight"]["coalesced"] is True
+    assert other.state_dict()["sums"]["weight"]["coalesced"] is True
+
+
+def test_sums_keep_the_order_of_their_memory():
+    """A norm adds up in the order of memory, and so its last bit depends on it."""
+    model, differing = nn.Conv2d(24, 32, 3, bias=False), 0
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        tensor = torch.randn(32, 24, 3, 3, generator=generator).to(memory_format=torch.channels_last)
+        accumulator, other = Accumulator(), Accumulator()
+        accumulator.add(Gradients({"weight": tensor}, model))
+        other.load_state_dict(through(accumulator.state_dict()), model)
+        a, b = accumulator.take(), other.take()
+        assert a["weight"].stride() == b["weight"].stride() == tensor.stride()
+        assert torch.equal(a.norm(), b.norm()) and torch.equal(a["weight"], b["weight"])
+        differing += not torch.equal(Gradients({"weight": tensor.contiguous()}, model).norm(), a.norm())
+    assert differing, "the norm doesn't depend on it any more, and this test can go"
+
+
+def test_a_state_is_a_reference_and_loading_copies():
+    model, accumulator, other = nn.Linear(1, 1, bias=False), Accumulator(), Accumulator()
+    accumulator.add(Gradients({"weight": torch.tensor([[1.0]])}, model), weight=torch.tensor(1.0))
+    other.load_state_dict(accumulator.state_dict(), model)
+    accumulator.add(Gradients({"weight": torch.tensor([[5.0]])}, model), weight=torch.tensor(1.0))
+    assert other.take()["weight"].item() == 1.0 and accumulator.take()["weight"].item() == 3.0
+
+
+def test_an_empty_window_is_one_afterwards():
+    model, accumulator = nn.Linear(1, 1, bias=False), Accumulator()
+    accumulator.add(Gradients({"weight": torch.ones(1, 1)}, model))
+    accumulator.load_state_dict(Accumulator().state_dict(), model)
+    assert len(accumulator) == 0
+    with pytest.raises(GradientsConsumed, match="the accumulator is empty"):
+        accumulator.take()
+
+
+def test_what_does_not_fit_is_listed_and_changes_nothing():
+    model, accumulator = nn.Linear(2, 1), Accumulator()
+    accumulator.add(backward(model(torch.ones(1, 2)).sum(), model))
+    state = accumulator.state_dict()
+    fresh, other = Accumulator("sum"), nn.ModuleDict({"weigth": nn.Linear(3, 1)})
+    with pytest.raises(stoker.StateMismatch) as error:
+        fresh.load_state_dict(state, other)
+    assert str(error.value).split("\n  ") == [
+        "this state of an Accumulator doesn't fit here",
+        "its reduce is 'mean', here it is 'sum'",
+        "weight: not in the model; did you mean 'weigth.weight'?",
+        "bias: not in the model",
+    ]
+    with pytest.raises(stoker.StateMismatch, match=r"weight: shape \[1, 2\] in the state, \[1, 3\] in the model"):
+        fresh.load_state_dict({**state, "reduce": "sum"}, nn.Linear(3, 1))
+    assert len(fresh) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("count"),
+        lambda state: state.update(count=-1),
+        lambda state: state.update(weight="much"),
+        lambda state: state.update(sums=[]),
+        lambda state: state.update(sums={"weight": 3}),
+        lambda state: state.update(sums={"weight": {"values": torch.ones(1, 2), "order": [0]}}),
+        lambda state: state.update(sums={"weight": {"values": torch.ones(1, 2), "order": [0, 0]}}),
+        lambda state: state.update(
+            sums={"weight": {"values": torch.ones(1), "indices": torch.tensor([[9], [0]]), "coalesced": True}}
+        ),
+        lambda state: state.update(sums={"strange": {"values": torch.ones(1, 2), "order": [0, 1]}}),
+    ],
+    ids=["missing", "count", "weight", "list", "number", "order", "twice", "outside", "strange"],
+)
+def test_what_is_no_state_is_refused(change):
+    model, accumulator, other = nn.Linear(2, 1), Accumulator(), Accumulator()
+    accumulator.add(backward(model(torch.ones(1, 2)).sum(), model))
+    state = accumulator.state_dict()
+    change(state)
+    with pytest.raises(stoker.StateMismatch):
+        other.load_state_dict(state, model)
+    assert len(other) == 0

@@ -52,10 +52,12 @@ def test_continuing_by_updates_and_minutes():
     assert result.continue_(updates=5, show=False).updates == 9
     assert result.stopped == "Completed 9 updates"
     result.continue_(minutes=1e-9, show=False)
-    assert result.stopped == "Stopped after 1e-09 minutes"
-    result._fit.ctx.started -= 2 * 60 * 60  # a fit of two hours ago: the clock starts anew
+    assert result.stopped.startswith("Stopped after ")
+    result._fit.trained = 2 * 60 * 60.0  # seconds; so many minutes more are meant
     result.continue_(minutes=60, updates=3, show=False)
     assert result.stopped == f"Completed {result.updates} updates"
+    result.continue_(minutes=1e-9, show=False)
+    assert result.stopped == "Stopped after 120 minutes"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,13 @@ def test_continuing_in_the_same_run(tmp_path):
     assert len(record.series("train/loss")) == 3
     assert [event.extra["epochs"] for event in record.events_of("begin")] == [1, 3]
     assert record.summary()["state"] != "running"
+
+
+def test_continuing_saves_in_the_same_run(tmp_path):
+    result = linear().fit(line(), epochs=1, run=tmp_path / "run", show=False)
+    result.continue_(epochs=2, show=False)
+    again = stoker.Fitted.load(tmp_path / "run", nn.Linear(3, 1))
+    assert (again.epochs, again.stopped) == (3, "Completed 3 epochs") and same(again.model, result.model)
 
 
 def test_continuing_after_a_stop():

@@ -65,7 +65,7 @@ def walk(loader, updates):
 def same(a, b):
     """Every parameter and buffer, bit for bit."""
     left, right = (each if isinstance(each, dict) else each.state_dict() for each in (a, b))
-    assert list(left) == list(right)
+    assert left.keys() == right.keys()
     return all(torch.equal(left[name], right[name]) for name in left)
 
 

@@ -11,6 +11,7 @@ import stoker
 from stoker import callbacks, metrics, optim
 from stoker.gradients import Gradients
 from stoker.loop import Scaler
+from tests.checkpoint.trees import through
 from tests.loop.fits import line, linear, same
 
 
@@ -117,6 +118,29 @@ def test_the_scale_grows_after_many_good_updates_and_falls_to_one_at_most():
     for _ in range(40):
         scaler.after(False)
     assert scaler.factor == 1.0
+
+
+def test_a_scale_goes_on_where_it_was_stopped():
+    for place in (0, 1, 3, 1999, 2002, 2100):
+        whole, part = Scaler(), Scaler()
+        for number in range(2200):
+            if number == place:
+                state, part = through(part.state_dict()), Scaler()
+                part.load_state_dict(state)
+            for scaler in (whole, part):
+                scaler.after(number != 2)
+        assert (part.factor, part.steady) == (whole.factor, whole.steady)
+
+
+@pytest.mark.parametrize(
+    "state", [{}, None, {"factor": 2.0}, {"factor": 0.5, "steady": 0}, {"factor": float("nan"), "steady": 0},
+              {"factor": 2.0, "steady": -1}, {"factor": "2", "steady": 0}], ids=str
+)  # fmt: skip
+def test_what_is_no_state_of_a_scale_is_refused(state):
+    scaler = Scaler()
+    with pytest.raises(stoker.StateMismatch, match="a scaler's state is a factor of at least 1 and a count of updates"):
+        scaler.load_state_dict(state)
+    assert scaler.state_dict() == {"factor": 65536.0, "steady": 0}
 
 
 def test_the_scale_cancels_out_exactly():

@@ -5,8 +5,10 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from stoker import InvalidArgument
+from stoker import InvalidArgument, StateMismatch
+from stoker.checkpoint import load_model_state, model_state
 from stoker.loop import Average, restore, snapshot
+from tests.checkpoint.trees import through
 from tests.loop.fits import Net, same
 
 
@@ -53,6 +55,52 @@ def test_tied_weights_are_averaged_once():
         model.a.weight.add_(1)
     average.update()
     torch.testing.assert_close(average.model.b.weight, before + 0.5)
+
+
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(2, 2), nn.BatchNorm1d(2)
+        self.norm.bias = self.layer.bias
+        self.register_buffer("cache", torch.zeros(3), persistent=False)
+
+
+def step(model, average, seed):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.add_(torch.rand(tensor.shape, generator=generator).to(tensor.dtype))
+    average.update()
+
+
+@pytest.mark.parametrize("place", [0, 1, 5])
+def test_an_average_goes_on_to_the_same_bits(place):
+    model = Cached()
+    average = Average(model, 0.9)
+    for seed in range(5):
+        if seed == place:
+            other = Cached()
+            again = Average(other, 0.9)
+            load_model_state(other, through(model_state(model)))
+            again.load_state_dict(through(average.state_dict()))
+        step(model, average, seed)
+        if seed >= place:
+            step(other, again, seed)
+    if place == 5:
+        again = Average(Cached(), 0.9)
+        again.load_state_dict(through(average.state_dict()))
+    ours, theirs = dict(average.model.named_buffers()), dict(again.model.named_buffers())
+    assert "cache" in ours and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same(average.model, again.model) and again.model.norm.bias is again.model.layer.bias
+    assert not any(parameter.requires_grad for parameter in again.model.parameters())
+
+
+def test_an_average_of_another_model_is_refused():
+    average = Average(nn.Linear(2, 2), 0.9)
+    with pytest.raises(
+        StateMismatch, match=r"'weight' is float32 \[3, 2\] in the state, float32 \[2, 2\] in the model"
+    ):
+        average.load_state_dict(Average(nn.Linear(2, 3), 0.9).state_dict())
 
 
 def test_a_decay_that_is_none():

@@ -1,5 +1,7 @@
 """What ran: asked of real repositories and a real process."""
 
+import os
+import platform
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ def test_versions_command_and_time():
     assert torch.__version__.startswith(facts["versions"]["torch"])
     assert facts["versions"]["python"] == sys.version.split()[0]
     assert facts["command"] == sys.orig_argv and facts["started"] > 1.7e9
+    assert facts["host"] == platform.node() and facts["folder"] == os.getcwd()
 
 
 def test_the_commit_of_the_working_folder(tmp_path, monkeypatch):

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from stoker.errors import BadFile
 from stoker.record import Event, Record, Run
 from stoker.record._event import to_line
-from stoker.record._journal import Journal, is_written, read_events
+from stoker.record._journal import Journal, read_events
+from stoker.record._lock import is_written
+from tests.record.stories import LIGHT
 
 LINES = [to_line(Event("log", float(number), update=number, text="ü\n" * number)) for number in range(5)]
 
 # Each line that it reads lets it write 200 events, so that readers can keep up.
-WRITER = """
-import sys
+WRITER = (
+    LIGHT
+    + """
 from stoker.record import Event, Run
 run = Run.create(sys.argv[1])
 for block, _ in enumerate(sys.stdin):
@@ -26,6 +29,7 @@ for block, _ in enumerate(sys.stdin):
         run.record.append(Event("log", epoch=1, update=number, values={"x": number / 3}, text="x" * (number % 1000)))
     print(number, flush=True)
 """
+)
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,8 +5,9 @@ import resource
 
 import pytest
 
-from stoker.errors import InvalidArgument, RunExists
+from stoker.errors import BadFile, InvalidArgument
 from stoker.record import Best, Event, Record
+from stoker.record._lock import is_written
 from tests.record.stories import METRICS, numbers, same, story
 
 
@@ -173,12 +174,54 @@ def test_a_record_goes_on_where_its_file_ends(tmp_path):
     assert Record.open(tmp_path).events == second.events
 
 
-def test_two_writers_of_one_file_are_one_too_many(tmp_path):
-    record = Record(tmp_path / "events.jsonl")
-    with pytest.raises(RunExists, match="events.jsonl is being written by another run"):
-        Record(tmp_path / "events.jsonl")
+def test_a_rewind_makes_void_what_came_after(tmp_path):
+    record, heard = Record(tmp_path / "events.jsonl"), []
+    rows = record.rows
+    for event in story(end=False).events:
+        record.append(event)
+    record.subscribe(heard.append)
+    record.rewind(9, Event("resume", 2000.0, epoch=2, update=20, extra={"checkpoint": "00000020"}))
+    assert record.series("valid/loss") == pytest.approx([0.7, 0.6]) and record.best("valid/loss").epoch == 2
+    assert record.last("train/loss") == 0.5 and record.all("lr") == [(10, 0.1), (20, 0.05)]
+    assert list(rows) == [1, 2] and len(record.events) == 10  # a view from before shows what stands
+    assert [(event.kind, event.extra) for event in heard] == [("resume", {"checkpoint": "00000020", "kept": 9})]
+    record.append(Event("valid", epoch=3, update=30, values={"valid/loss": 0.4}))
+    assert record.best("valid/loss") == Best(3, 30, 0.4, "valid/loss")
+    record.rewind(0, Event("resume", extra={"checkpoint": None}))
+    assert record.columns == [] == record.series("valid/loss") and record.direction("valid/accuracy") is None
+    assert Record.open(tmp_path).events == record.events
+    record.rewind(99, Event("resume"))  # more than there are: all stand
+    assert len(record.events) == 2
+
+
+def test_what_is_no_rewind(tmp_path):
+    record = Record()
+    record.append(Event("note"))
+    with pytest.raises(InvalidArgument, match="rewind was given a 'begin' event; expected Event\\(\"resume\", …\\)"):
+        record.rewind(0, Event("begin"))
+    for kept in (-1, 1.5, "1", None, True):
+        with pytest.raises(InvalidArgument, match=f"kept={kept!r}; expected how many of the events before it stand"):
+            record.rewind(kept, Event("resume"))  # type: ignore
+    with pytest.raises(InvalidArgument, match="kept=None"):
+        record.append(Event("resume"))
+    assert len(record.events) == 1
+    for line in (b'{"kind":"resume","time":1}\n', b'{"kind":"resume","time":1,"extra":{"kept":-1}}\n'):
+        (tmp_path / "events.jsonl").write_bytes(line)
+        for read in (Record, Record.open):
+            with pytest.raises(BadFile, match='line 1: expected an event in JSON, but: a "resume" event with kept='):
+                read(tmp_path)
+
+
+def test_after_sync_everything_is_on_the_disk(tmp_path, monkeypatch):
+    Record().sync()
+    record, synced = Record(tmp_path / "events.jsonl"), []
+    record.append(Event("note"))
+    monkeypatch.setattr("os.fsync", synced.append)
+    record.sync()
+    assert len(synced) == 2  # the file, and the name of it in its folder
     record.close()
-    Record(tmp_path / "events.jsonl").close()
+    record.sync()
+    assert len(synced) == 4 and not is_written(tmp_path / "events.jsonl")  # it is closed as it was
 
 
 def test_an_opened_record_writes_nothing(tmp_path):
@@ -198,9 +241,16 @@ def test_a_full_disk_is_a_warning_and_what_it_refused_is_written_later(tmp_path)
     try:
         for number in range(3):
             record.append(Event("note", text=f"full {number}"))
+        with pytest.raises(OSError, match="File too large"):
+            record.sync()
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "events.jsonl").stat().st_size + 10, before[1]))
+        with pytest.raises(OSError, match="File too large"):  # there is room for some of it, and some is not all
+            record.sync()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [event.text for event in Record.open(tmp_path).events] == ["before"]
+    record.sync()
+    assert [event.text for event in Record.open(tmp_path).events if event.kind == "note"][-1] == "full 2"
     record.append(Event("note", text="after"))
     assert [event.kind for event in record.events].count("warning") == 1
     assert "events.jsonl can't be written, and is tried again with each event" in record.events_of("warning")[0].text

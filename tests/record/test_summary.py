@@ -53,7 +53,32 @@ def test_a_run_that_goes_on_is_running_again():
     record.append(Event("begin", 3000.0, extra={"epochs": 9}))
     found = record.summary()
     assert (found["state"], found["reason"], found["epochs_planned"]) == ("running", "", 9)
-    assert found["seconds"] == 2000.0
+    assert found["seconds"] == 50.0  # and not the time in which nobody trained
+
+
+def test_a_resumed_run_has_the_seconds_of_what_stands():
+    record = story(epochs=4, end=False)  # 10 seconds an epoch
+    record.rewind(9, Event("resume", 5000.0, epoch=2, update=20, extra={"checkpoint": "00000020"}))
+    assert record.summary()["state"] == "running" and record.summary()["seconds"] == 20.0
+    record.append(Event("begin", 5003.0, extra={"minutes": 0.5}))
+    record.append(Event("epoch", 5010.0, epoch=3, update=30, values={"valid/loss": 0.1}))
+    found = record.summary()
+    assert (found["seconds"], found["epochs"], found["updates"]) == (30.0, 3, 30)
+    record.append(Event("stop", 5010.0, text="30 seconds are over"))
+    record.append(Event("end", 5010.0, extra={"seconds": 10.5}))
+    found = record.summary()
+    assert (found["seconds"], found["state"]) == (30.5, "finished")  # as long as planned, in two parts
+    record.append(Event("begin", 6000.0, extra={"minutes": 0.5}))
+    record.append(Event("stop", 6010.0, text="enough"))
+    record.append(Event("end", 6010.0, extra={"seconds": 10.0}))
+    assert record.summary()["state"] == "stopped"  # another fit, which has half a minute of its own
+
+
+def test_a_finished_run_that_is_resumed_runs_again():
+    record = story(stop="Completed 5 epochs")
+    record.rewind(len(record.events), Event("resume", 5000.0))
+    found = record.summary()
+    assert (found["state"], found["reason"], found["seconds"]) == ("running", "", 50.0)
 
 
 def test_an_epoch_counts_when_it_is_done():

@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 METRICS = {"accuracy": {"direction": "max", "unit": ""}, "gpu_memory": {"direction": None, "unit": "GB"}}
 
 
-def begin(record, **extra):
+def begin(record, *, at=1000.0, **extra):
     facts = {"model": "Net", "parameters": 1234, "device": "cpu", "epochs": 4, "batches": 10, "monitor": "valid/loss"}
-    record.append(Event("begin", 1000.0, extra={**facts, "metrics": METRICS, **extra}))
+    record.append(Event("begin", at, extra={**facts, "metrics": METRICS, **extra}))
 
 
 def progress(record, epoch, batch, *, at, phase="train", batches=10, values=None):
@@ -51,6 +51,23 @@ def end(record, epochs, *, best=None):
     record.append(Event("end", 1000.0 + 2 * epochs, epoch=epochs, update=10 * epochs, extra=extra))
 
 
+def cut_short(record):
+    """A fit that was killed after its third epoch; its last checkpoint was taken in the middle of that."""
+    begin(record)
+    epoch(record, 1, valid=0.5)
+    epoch(record, 2, valid=0.25)
+    progress(record, 3, 5, at=1005.0)
+    kept = len(record.events)
+    epoch(record, 3, valid=0.125, lr=0.1)
+    progress(record, 4, 5, at=1007.0)
+    return kept
+
+
+def resume(record, kept, *, at=5000.0, checkpoint="00000025"):
+    place = {"epoch": 3, "batch": 5, "update": 25} if checkpoint else {}
+    record.rewind(kept, Event("resume", at, **place, extra={"checkpoint": checkpoint, "batches": 10}))
+
+
 def screen_of(text, *, columns=80, lines=24):
     """What a terminal shows that got this text; a newline also returns, as the line discipline would have it."""
     screen = pyte.HistoryScreen(columns, lines, history=1000)
@@ -75,7 +92,7 @@ class Terminal:
         from stoker.record import Event, Record
         from stoker.show import console
         from stoker.show._pace import Pace
-        from tests.show.scenes import begin, progress, epoch, end
+        from tests.show.scenes import begin, cut_short, end, epoch, progress, resume
         record = Record()
         listener = console(record)
         listener.pace = Pace(every=0.0, share=1e9)  # every event draws

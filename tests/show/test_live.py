@@ -228,3 +228,28 @@ def test_closed_before_its_begin_it_says_nothing():
     stream = io.StringIO()
     Live(Record(), stream).close()
     assert stream.getvalue() == ""
+
+
+def test_a_resumed_fit_says_so_and_counts_on():
+    story = """
+        record = Record()
+        kept = cut_short(record)
+        listener = console(record)
+        listener.pace = Pace(every=0.0, share=1e9)
+        record.subscribe(listener)
+        resume(record, kept)
+        begin(record, at=5001.0)
+        progress(record, 3, 6, at=5001.5)
+        pause()
+        epoch(record, 3, at=5003.0, valid=0.2)
+        record.append(Event("end", 5003.0, extra={"epochs": 3, "updates": 30, "seconds": 2.0}))
+    """
+    with Terminal(story) as terminal:
+        lines = terminal.until_pause()
+        assert lines[:2] == ["resumed from 00000025: epoch 3, batch 5 of 10, update 25", ""]
+        assert "batch 6/10" in lines[3] and "65 % · 26 updates" in lines[4]
+        assert any(line.startswith(" loss") and "0.2500 @2" in line for line in lines)
+        terminal.go_on()
+        lines, code = terminal.until_end()
+        assert code == 0 and lines[-1] == " 3 epochs, 30 updates in 7.00 s"
+        assert any("0.2000*" in line and "0.2000 @3" in line for line in lines)

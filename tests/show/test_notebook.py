@@ -13,7 +13,7 @@ from stoker.show import console
 from stoker.show._notebook import Notebook, in_notebook
 from stoker.show._pace import Pace
 from stoker.show._plain import Plain
-from tests.show.scenes import begin, end, epoch, progress
+from tests.show.scenes import begin, cut_short, end, epoch, progress, resume
 
 
 @pytest.fixture
@@ -96,3 +96,15 @@ def test_outside_of_a_notebook(monkeypatch):
     assert not in_notebook(), "IPython is imported, and no kernel runs"
     monkeypatch.delitem(sys.modules, "IPython")
     assert not in_notebook()
+
+
+def test_a_resumed_fit_says_so(outputs):
+    record = Record()
+    kept = cut_short(record)
+    listener = Notebook(record, pace=Pace(every=0.0, share=1e9))
+    record.subscribe(listener)
+    resume(record, kept)
+    begin(record, at=5001.0)
+    shown = page(outputs[-1])
+    assert "resumed from 00000025: epoch 3, batch 5 of 10, update 25" in shown and "epoch 3/4" in shown
+    assert "0.2500" in shown and "0.1250" not in shown

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.record import Event, Record
 from stoker.show._plain import Plain
-from tests.show.scenes import begin, end, epoch, progress
+from tests.show.scenes import begin, cut_short, end, epoch, progress, resume
 
 
 class Paper:
@@ -143,3 +143,23 @@ def test_closed_before_its_end_it_says_so_and_then_nothing(record, paper):
 def test_closed_before_its_begin_it_says_nothing(paper):
     paper.plain.close()
     assert paper.lines == []
+
+
+def test_a_resumed_fit(record):
+    kept = cut_short(record)
+    paper = Paper(record)
+    resume(record, kept)
+    record.append(Event("warning", 5000.5, epoch=3, text="a checkpoint was skipped: 00000030: torn"))
+    begin(record, at=5001.0)
+    record.append(Event("checkpoint", 5002.0, epoch=3, batch=8, update=28, extra={"name": "00000028"}))
+    epoch(record, 3, at=5003.0, valid=0.2)
+    epoch(record, 4, at=5005.0, valid=0.3)
+    record.append(Event("end", 5005.0, extra={"epochs": 4, "updates": 40, "seconds": 4.0}))
+    assert paper.lines == [
+        "resumed from 00000025: epoch 3, batch 5 of 10, update 25",
+        "warning: a checkpoint was skipped: 00000030: torn",
+        "Net (1,234 parameters) on cpu: 4 epochs of 10 batches (* = best so far)",
+        "epoch 3/4  train loss 0.3333  valid loss 0.2000*  2.00 s",
+        "epoch 4/4  train loss 0.2500  valid loss 0.3000  2.00 s",
+        "4 epochs, 40 updates in 9.00 s",
+    ]

@@ -1,7 +1,7 @@
 """The sentences, where a fit is odd; the usual ones are in the tests of the displays."""
 
 from stoker.record import Event, Record
-from stoker.show._story import ending, plan, reason, speed, title
+from stoker.show._story import ending, plan, reason, resumed, speed, title
 from stoker.show._watch import Watch
 from tests.show.scenes import begin, end, epoch, progress
 
@@ -44,3 +44,13 @@ def test_a_planned_end_needs_no_reason():
     record, watch = watching()
     end(record, 4)
     assert reason(watch) == ""
+
+
+def test_where_a_run_goes_on():
+    def told(epoch, batch, update, **extra):
+        return resumed(Event("resume", epoch=epoch, batch=batch, update=update, extra={"kept": 0, **extra}))
+
+    found = {"checkpoint": "00001120"}
+    assert told(3, 12, 1120, **found, batches=None) == "resumed from 00001120: epoch 3, batch 12, update 1,120"
+    assert told(3, 0, 1120, **found, batches=20) == "resumed from 00001120: epoch 3, update 1,120"
+    assert told(0, 0, 0, checkpoint=None) == "resumed from the start: there is no checkpoint to go on from"

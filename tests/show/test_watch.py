@@ -6,7 +6,7 @@ import pytest
 
 from stoker.record import Event, Record
 from stoker.show._watch import Watch
-from tests.show.scenes import begin, end, epoch, progress
+from tests.show.scenes import begin, cut_short, end, epoch, progress, resume
 
 
 @pytest.fixture
@@ -122,3 +122,40 @@ def test_the_end_is_what_the_clock_stops_at(record, watch):
     epoch(record, 1)
     end(record, 3)
     assert watch.seconds == 6.0 and watch.end is not None
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_resumed_fit_goes_on_from_what_stands(record, watch, anew):
+    kept = cut_short(record)
+    if anew:  # another process, which has heard nothing of it
+        watch = Watch(record)
+        record.subscribe(watch.see)
+    resume(record, kept)
+    record.append(Event("warning", 5000.5, epoch=3, text="a checkpoint was skipped"))
+    assert watch.values == {"train/loss": 0.5, "valid/loss": 0.25} and watch.sets == ["train", "valid"]
+    assert watch.curves()["valid/loss"][:2] == [0.5, 0.25] and watch.rows()[0].best.epoch == 2
+    assert watch.updates == 25 and watch.within() == 0.5 and watch.fraction() == 0.625
+    begin(record, at=5001.0)
+    assert watch.seconds == 5.0 and watch.left() == pytest.approx(3.0)  # at the pace of the five seconds that stand
+    progress(record, 3, 6, at=5003.0)
+    assert watch.within() == 0.6 and watch.seconds == 7.0
+    epoch(record, 3, at=5004.0, valid=0.2)
+    assert watch.rows()[0].improved and watch.end is None and watch.stopped == ""
+
+
+def test_a_resumed_fit_is_not_over_because_it_was(record, watch):
+    begin(record)
+    epoch(record, 1)
+    record.append(Event("stop", 1002.0, epoch=1, text="Interrupted"))
+    record.append(Event("error", 1002.0, epoch=1, text="boom"))
+    end(record, 1)
+    resume(record, len(record.events))
+    assert (watch.end, watch.failed, watch.stopped) == (None, None, "")
+
+
+def test_a_checkpoint_takes_nothing_back(record, watch):
+    begin(record)
+    epoch(record, 1)
+    record.append(Event("checkpoint", 1002.5, epoch=1, batch=10, update=10, extra={"name": "00000010"}))
+    record.append(Event("warning", 1002.5, epoch=1, batch=10, update=10, text="careful"))
+    assert watch.within() == 1.0 and watch.fraction() == 0.25

@@ -1,0 +1,79 @@
+"""The checkpoints of a run as a table, and what is wrong with those that are damaged."""
+
+import os
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stoker.checkpoint import Saved, Store
+from stoker.cli._runs import when
+from stoker.errors import BadFile
+from stoker.record import Run
+
+
+def store_of(run: Run) -> Store:
+    """The checkpoints of a run."""
+    return Store(run.path / "checkpoints", run=run.id)
+
+
+def show(console: Console, run: Run, *, verify: bool) -> None:
+    """Prints a line for each checkpoint, the best one marked; with `verify` also what is damaged, and why."""
+    store = store_of(run)
+    try:
+        found = store.saved()
+    except BadFile as error:
+        console.print(f"\n{error}", markup=False, style="red")
+        return
+    if found:
+        console.print("\ncheckpoints", style="bold")
+        _print_table(console, found, run)
+    if verify:
+        damaged = problems(store)
+        for problem in damaged:
+            console.print(f"  damaged: {problem}", markup=False, style="red")
+        if found and not damaged:
+            console.print("  every byte of them is as it was written", style="green")
+
+
+def problems(store: Store) -> list[str]:
+    """A line for each checkpoint that can't be read whole, by name; all of them are read."""
+    lines = store.newest(lambda saved: False).problems  # those that don't even say what they are
+    for saved in store.saved():
+        try:
+            store.read(saved)
+        except BadFile as error:
+            lines.append(str(error).replace(f"{store.folder}{os.sep}", ""))
+    return lines
+
+
+def best_of(found: Sequence[Saved], run: Run) -> Saved | None:
+    """The checkpoint with the best of the number that the run is judged by; the first of equals."""
+    name: str = run.record.summary()["monitor"] or ""
+    sign = -1 if run.record.direction(name) == "max" else 1
+    judged = [saved for saved in found if name in saved.values]
+    return min(judged, key=lambda saved: sign * saved.values[name], default=None)
+
+
+def size(count: int) -> str:
+    """A number of bytes as people say it.
+
+    >>> size(999), size(12_345), size(2_500_000_000)
+    ('999 bytes', '12.3 kB', '2.5 GB')
+    """
+    for unit, of in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= of:
+            return f"{count / of:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _print_table(console: Console, found: Sequence[Saved], run: Run) -> None:
+    best = best_of(found, run)
+    table = Table("  name", "epoch", "update", "saved", "size", "why", box=None, pad_edge=False)
+    for saved in found:
+        cells = (str(saved.epoch), f"{saved.update:,}", when(saved.time), size(saved.bytes), saved.reason)
+        table.add_row(*map(Text, (f"{'*' if saved is best else ' '} {saved.name}", *cells)))
+    console.print(table)
+    if best is not None:
+        console.print(f"  * best {run.record.summary()['monitor']}", style="dim", markup=False)

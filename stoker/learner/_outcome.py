@@ -1,0 +1,47 @@
+"""What came out of a fit, whether it ran just now or lies in a run's directory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from stoker.loop import Fit
+from stoker.metrics import Metric
+from stoker.record import Best, Record
+from stoker.step import Supervised
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The model with its kept weights, how the fit went, and how to judge it on other data."""
+
+    model: nn.Module | None  # None for a run that was opened without its code
+    record: Record
+    best: Best | None
+    epochs: int
+    updates: int
+    stopped: str
+    supervised: Supervised | None
+    metrics: Sequence[Metric]
+    precision: str
+    device: torch.device
+    home: torch.device
+
+
+def outcome_of(fit: Fit) -> Outcome:
+    """What a fit that is over has come to."""
+    ctx = fit.ctx
+    return Outcome(
+        model=fit.model,
+        record=fit.record,
+        best=ctx.best,
+        epochs=ctx.epoch,
+        updates=ctx.update,
+        stopped=ctx.stopping or "",
+        supervised=fit.supervised,
+        metrics=fit.valid_metrics,
+        precision=fit.settings.precision,
+        device=fit.device,
+        home=fit.home,
+    )

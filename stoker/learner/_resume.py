@@ -1,0 +1,204 @@
+"""Going on with a run: its newest whole checkpoint, whether this is the same training, and where the record stands."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from stoker.checkpoint import Found, Saver, Store, deadline, model_state
+from stoker.errors import StateMismatch
+from stoker.learner._identity import changes, other_data, other_metrics
+from stoker.learner._plan import facts_of
+from stoker.learner._wish import Wish
+from stoker.loop import Fit, settle, take_up, tell_end
+from stoker.record import Event, Record, Run
+
+_FOLDER = "checkpoints"
+_MARGIN = 15.0  # seconds that an orderly end takes beside the saving
+
+
+class Opened(NamedTuple):
+    """A run that this process writes to, and what it goes on from; None for one that has just begun."""
+
+    run: Run
+    found: Found | None
+    notes: list[str]
+
+
+def earlier(wish: Wish) -> Run | None:
+    """The run that is to be gone on with, as it lies there; None where there is none, or it is not to be."""
+    if wish.run is None or not wish.resumes or not (wish.folder / "run.json").exists():
+        return None
+    return Run.open(wish.folder)
+
+
+def store_of(run: Run) -> Store:
+    """The checkpoints of a run."""
+    return Store(run.path / _FOLDER, run=run.id)
+
+
+def finished(fit: Fit, run: Run, wish: Wish) -> bool:
+    """Whether the run is over already; the fit is then what came out of it, and nothing was trained or written."""
+    store = store_of(run)
+    if not any(saved.ended is not None for saved in store.saved()[-1:]):
+        return False
+    found = store.newest()
+    if found.saved is None or not is_over(fit, found):
+        return False
+    accept(fit, found.state, force=wish.resumes == "force")
+    fit.ctx.stopping, fit.trained = found.saved.ended, found.state["loop"]["seconds"]
+    if (
+        run.record.summary()["state"] == "running" and run.writer is None
+    ):  # killed when only its last words were missing
+        last = Run.resume(run.path)
+        fit.record = last.record
+        tell_end(fit, last.record.summary()["seconds"])
+        last.close()
+    fit.record = fit.ctx.record = Record.open(run.path)
+    settle(fit)
+    # For `continue_`; the rest of the state, which may be large, is let go.
+    fit.resumed = {name: found.state[name] for name in ("callbacks", "random")}
+    there = found._replace(state={})
+    fit.reopen = lambda: _reopened(fit, wish, there)
+    return True
+
+
+def _reopened(fit: Fit, wish: Wish, found: Found) -> Run:
+    """The run of a fit that was over already, to write to after all."""
+    run = Run.resume(wish.folder, config=wish.config, facts=facts_of(fit))
+    fit.record = fit.ctx.record = run.record
+    fit.reopen = None
+    _make_durable(fit, wish, Opened(run, found, []))
+    return run
+
+
+def is_over(fit: Fit, found: Found) -> bool:
+    """Whether a checkpoint is the outcome of a fit that this one, with its limits, has nothing to add to."""
+    return found.saved is not None and found.saved.ended is not None and not _wants_more(fit, found)
+
+
+def _wants_more(fit: Fit, found: Found) -> bool:
+    """Whether the limits allow for more than those that the run has reached."""
+    loop, limits = found.state["loop"], fit.identity["limits"]
+    if limits == found.state["identity"]["limits"]:
+        return False
+    done = {"epochs": loop["epoch"], "updates": loop["update"], "minutes": loop["seconds"] / 60}
+    return all(limit is None or done[name] < limit for name, limit in limits.items())
+
+
+def open_run(fit: Fit, wish: Wish, *, again: bool) -> Opened:
+    """The run's directory, made new or taken up, with the fit where its newest whole checkpoint stood."""
+    if not again:
+        # After a kill in its first moments there may be a directory without a run in it: that is gone on with as well.
+        begun = wish.resumes and (wish.folder / "events.jsonl").exists()
+        make = Run.resume if begun else Run.create
+        opened = Opened(make(wish.folder, config=wish.config, facts=facts_of(fit)), None, [])
+    else:
+        run = Run.resume(wish.folder, config=wish.config, facts=facts_of(fit))
+        try:
+            found = store_of(run).newest(lambda saved: saved.resumable)
+            notes = accept(fit, found.state, force=wish.resumes == "force") if found.saved is not None else []
+        except BaseException:
+            run.close()
+            raise
+        opened = Opened(run, found, notes)
+    fit.record = fit.ctx.record = opened.run.record
+    _make_durable(fit, wish, opened)
+    return opened
+
+
+def _make_durable(fit: Fit, wish: Wish, opened: Opened) -> None:
+    wanted, store = wish.checkpoints, store_of(opened.run)
+    if wanted is None:
+        return
+    store.clean()
+    found = opened.found
+    whole = None if found is None or found.saved is None else found.saved.name
+    names = [saved.name for saved in store.saved() if saved.resumable]
+    damaged = names[names.index(whole) + 1 :] if whole in names else names
+    policy = wanted.policy(fit.record.direction)
+    fit.saver = Saver(store, policy, background=wanted.background, ignored=damaged)
+    fit.ctx.can_save = True
+    by = deadline(wanted, os.environ)
+    fit.leave_at = None if by is None else by - _MARGIN
+
+
+def accept(fit: Fit, state: Mapping[str, Any], *, force: bool) -> list[str]:
+    """Puts the fit where the state stood, if it is the same training; returns what is worth a warning.
+
+    With `force`, another seed, data, optimizer or precision is accepted: what can't be gone on with begins anew.
+    """
+    saved, own = state["identity"], fit.identity
+    lines = changes(saved["fixed"], own["fixed"])
+    if lines and not force:
+        raise StateMismatch(
+            "\n  ".join(["this is not the training that the run began with", *lines])
+            + '\nPut it back as it was, choose another run=, or go on all the same with resume="force"'
+        )
+    warnings = [f"{line}; the run goes on with that" for line in [*lines, *changes(saved["free"], own["free"])]]
+    if not lines:
+        take_up(fit, state)
+        return warnings
+    return warnings + _forced(fit, state)
+
+
+def _forced(fit: Fit, state: Mapping[str, Any]) -> list[str]:
+    """What can be taken over of a state that is not of this training; a model that doesn't fit can't."""
+    notes: list[str] = []
+    # What is frozen is as the user wants it now.
+    changed: dict[str, Any] = {"model": {**state["model"], "trainable": model_state(fit.model)["trainable"]}}
+    saved, own = state["identity"]["fixed"], fit.identity["fixed"]
+    fresh = fit.optimizer.state_dict()
+    try:
+        fit.optimizer.load_state_dict(state["optimizer"])
+    except StateMismatch:
+        changed["optimizer"] = fresh
+        notes.append("the optimizer begins anew: its state is of another one")
+    if fit.average is not None and state["average"] is None:
+        changed["average"] = state["model"]
+    if fit.scaler is not None and state["scaler"] is None:
+        changed["scaler"] = fit.scaler.state_dict()
+    loop, inside = dict(state["loop"]), state["loop"]["stage"] == "train"
+    if other_data(saved, own):
+        changed["loader"] = {}
+    if inside and other_data(saved, own):
+        loop |= {"stage": "closed", "epoch": loop["epoch"] - 1, "batch": 0, "applied": False}
+        changed |= {"window": {}, "tally": fit.tally.state_dict(), "norms": []}
+        notes.append(f"epoch {loop['epoch'] + 1} begins anew: its batches are no longer the same")
+    elif other_metrics(saved, own):
+        changed |= {"tally": fit.tally.state_dict(), "norms": []}
+        notes += [f"the numbers of epoch {loop['epoch']} count its batches from here on only"] if inside else []
+    try:
+        take_up(fit, {**state, **changed, "loop": loop})
+    except StateMismatch as error:
+        raise StateMismatch(
+            f'{error}\nresume="force" can\'t go on with another model: put it back as it was, or choose another run='
+        ) from None
+    return notes
+
+
+def tell_resume(fit: Fit, opened: Opened) -> None:
+    """The record as it was at the checkpoint, and what there is to say about it."""
+    found, record = opened.found, opened.run.record
+    if found is None:
+        if record.events:  # of a process that was killed before it had a run
+            record.rewind(0, Event("resume", time.time(), extra={"checkpoint": None}))
+        return
+    saved, ctx = found.saved, fit.ctx
+    kept = found.state["loop"]["events"] if saved is not None else 0
+    there = len(record.events)
+    extra = {"checkpoint": None if saved is None else saved.name, "batches": ctx.batches, "pid": os.getpid()}
+    event = Event("resume", time.time(), ctx.epoch, ctx.batch_number, ctx.update, extra=extra)
+    record.rewind(min(kept, there), event)
+    for problem in found.problems:
+        ctx.warn(f"a checkpoint was skipped: {problem}")
+    if kept > there:
+        ctx.warn(f"events.jsonl lacks {kept - there} events that were in it at the checkpoint")
+    for note in opened.notes:
+        ctx.warn(note)
+
+
+def seed_of(run: Run | None) -> int | None:
+    """The seed that the run drew when it began, for a learner that names none."""
+    seed = None if run is None else run.facts.get("seed")
+    return seed if isinstance(seed, int) else None

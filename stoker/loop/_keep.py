@@ -1,0 +1,148 @@
+"""What makes a fit durable: it is saved between two batches, when it ends, and as it last was after an exception."""
+
+import time
+from typing import Any
+
+from torch import nn
+
+from stoker.checkpoint import Moment, Place, RandomWatch, Saved, Unsaved, set_random_state
+from stoker.errors import CheckpointFailed, StokerError
+from stoker.loop._fit import Fit
+from stoker.loop._mark import Mark, marked
+from stoker.loop._state import is_storable, settle_again, state_of
+from stoker.record import Event
+
+
+def begin(fit: Fit) -> None:
+    """Before the first epoch; a fit that goes on gets back what callbacks have counted, and its random numbers."""
+    fit.hooks.fire("on_fit_begin", fit.ctx)
+    if fit.resumed is not None:
+        if "model" in fit.resumed:
+            settle_again(fit, fit.resumed)
+        for name in fit.hooks.load_states(fit.resumed["callbacks"]):
+            fit.ctx.note(f"there is no callback {name} any more; what it had counted is dropped")
+        if fit.resumed["random"] is not None:
+            set_random_state(fit.resumed["random"])
+        fit.resumed = None
+    if fit.saver is not None:
+        fit.watch, fit.unsaved = RandomWatch(), Unsaved(fit.model, list(fit.hooks))
+        fit.homes = [module._buffers for module in fit.model.modules() if module._buffers]
+        fit.extras = [module for module in fit.model.modules() if _has_extra(module)]
+        mark(fit)
+
+
+def _has_extra(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def mark(fit: Fit) -> None:
+    """Notes the state as a good one, unless a window of batches is open: then the one before it is."""
+    if fit.saver is not None and not any(len(window) for window in fit.accumulators.values()):
+        fit.mark = marked(fit)
+
+
+def between(fit: Fit, *, epoch_ended: bool = False) -> None:
+    """Between two batches or epochs: what has been written is told, and what is due is saved."""
+    saver, ctx = fit.saver, fit.ctx
+    if saver is None:
+        return
+    mark(fit)
+    _tell(fit, saver.finished())
+    if ctx.stopping is not None:
+        return  # saved when it has ended, or where it was cut short
+    reason = ctx.saving
+    if reason is None and (epoch_ended or fit.validated == ctx.update or saver.may_be_due(ctx.update)):
+        reason = saver.due(Moment(**_place(fit), epoch_ended=epoch_ended))
+    if reason is not None:
+        _save(fit, reason)
+
+
+def cut_short(fit: Fit, *, validating: bool = False) -> None:
+    """The fit ends here in a way that a longer one would not: from here it can be gone on with.
+
+    A validation that was left begins anew then: what its hooks have counted is not kept.
+    """
+    if fit.saver is not None and not fit.cut:
+        reason = f"stopped: {fit.ctx.stopping}" if fit.ctx.stopping else "before the last validation"
+        # Random numbers are where they stood: a validation puts them back.
+        _save(fit, reason, at=fit.mark._replace(random=None) if validating else None)
+    fit.cut = True
+
+
+def end(fit: Fit) -> None:
+    """Saves how it ended. There is no update any more that a failure could stop, so it is a warning."""
+    saver, ctx = fit.saver, fit.ctx
+    if saver is None:
+        return
+    ctx.can_save = False
+    try:
+        if not fit.interrupted:
+            _save(fit, "the end", ended=ctx.stopping, resumable=not fit.cut)
+        elif not fit.cut:
+            cut_short(fit)
+        saver.wait()
+        _tell(fit, saver.finished())
+    except CheckpointFailed as error:
+        ctx.warn(str(error))
+
+
+def rescue(fit: Fit, error: BaseException) -> None:
+    """After an exception: saves the last good state, where no update has begun since."""
+    saver, ctx = fit.saver, fit.ctx
+    if saver is None or fit.cut or isinstance(error, CheckpointFailed | KeyboardInterrupt):
+        return  # where it was cut short, what can be gone on from has been saved
+    try:
+        saver.wait()
+        _tell(fit, saver.finished())
+        if fit.mark is None:
+            ctx.note("the exception came between an update and the end of its batch: that state was not saved")
+            return
+        _save(fit, f"exception: {type(error).__name__}", at=fit.mark)
+        saver.wait()
+        _tell(fit, saver.finished())
+    except (StokerError, OSError, RuntimeError, ValueError) as problem:  # a device that is lost, say
+        ctx.warn(f"the last good state could not be saved: {problem}")
+
+
+def _save(fit: Fit, reason: str, *, ended: str | None = None, resumable: bool = True, at: Mark | None = None) -> None:
+    assert fit.saver is not None
+    place = Place(**_place(fit, at), reason=reason, ended=ended, resumable=resumable)
+    stands = (place.epoch, place.batch, place.update, fit.stage if at is None else at.stage, ended, resumable)
+    fit.ctx.saving = None
+    if fit.saved == stands:
+        return
+    _warn_of_losses(fit)
+    fit.saver.save(state_of(fit, at), place, events=fit.record.path)
+    fit.saved = stands
+
+
+def _warn_of_losses(fit: Fit) -> None:
+    """What is kept where no checkpoint can see it is told once, with the first checkpoint that lacks it."""
+    texts = [] if fit.unsaved is None else fit.unsaved.changed()
+    texts += [each.unrepeatable for each in (fit.train, *fit.valid.values()) if each.unrepeatable is not None]
+    odd = [name for name, value in fit.ctx.state.items() if not (is_storable(name) and is_storable(value))]
+    texts += [
+        f"ctx.state[{name!r}] is a {type(fit.ctx.state[name]).__name__}, which a checkpoint can't hold: a run that "
+        "goes on starts without it. Keep tensors and plain values there, or use a callback with a state_dict"
+        for name in odd
+    ]
+    for text in texts:
+        if text not in fit.warned:
+            fit.warned.add(text)
+            fit.ctx.warn(text)
+
+
+def _place(fit: Fit, at: Mark | None = None) -> dict[str, Any]:
+    ctx = fit.ctx
+    minutes = (time.monotonic() - ctx.started) / 60
+    if at is not None:
+        return {"epoch": at.epoch, "batch": at.batch, "update": at.update, "minutes": minutes}
+    judged = fit.validated == ctx.update if fit.valid else fit.stage == "closed"
+    values = dict(ctx.metrics) if judged else {}
+    return {"epoch": ctx.epoch, "batch": ctx.batch_number, "update": ctx.update, "minutes": minutes, "values": values}
+
+
+def _tell(fit: Fit, written: list[Saved]) -> None:
+    for saved in written:
+        extra = {"name": saved.name, "reason": saved.reason, "bytes": saved.bytes}
+        fit.record.append(Event("checkpoint", time.time(), saved.epoch, saved.batch, saved.update, extra=extra))

@@ -1,0 +1,103 @@
+"""The small part of a fit's state, noted after every update: with the weights untouched since, it is a whole state."""
+
+import copy
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stoker.loop._fit import Fit
+from stoker.loop._walk import place_in
+from stoker.loop._weights import Snapshot
+
+_copy_all: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]  one kernel for all of them
+
+
+class Mark(NamedTuple):
+    """What every batch changes, as it stood after one. Values that are replaced and never changed are references."""
+
+    time: float  # of the monotonic clock
+    epoch: int
+    batch: int
+    update: int
+    lr: Any
+    lr_scale: float
+    metrics: dict[str, float]
+    state: dict[Any, Any]  # of the context: the user's own
+    stage: str
+    validated: int
+    skipped: int
+    applied: bool
+    stopping: str | None  # why the fit is to end, but for an interrupt
+    events: int
+    random: Any  # a mark of the fit's `RandomWatch`; None where they stand as they did
+    buffers: list[Tensor]
+    extra: list[Any]  # of modules that hold more than tensors
+    loader: Mapping[str, Any]
+    tally: Any  # a mark of the fit's `Tally`
+    norms: list[dict[str, Tensor]]
+    callbacks: dict[str, dict[str, Any]]
+    scaler: dict[str, Any] | None
+    best: Snapshot | None
+    found: Any  # the context's `Best`
+
+
+def marked(fit: Fit) -> Mark:
+    """Where the fit stands now. It is taken after every update, and costs some microseconds."""
+    ctx, watch = fit.ctx, fit.watch
+    assert watch is not None
+    return Mark(
+        time.monotonic(),
+        ctx.epoch,
+        ctx.batch_number,
+        ctx.update,
+        ctx.lr,
+        ctx.lr_scale,
+        dict(ctx.metrics),
+        held(ctx.state),
+        fit.stage,
+        fit.validated,
+        fit.skipped,
+        fit.applied,
+        None if ctx.stopping == fit.left else ctx.stopping,
+        len(fit.record),
+        watch.mark(),
+        _copied(buffers_of(fit)) if fit.homes else [],
+        [held(module.get_extra_state()) for module in fit.extras],
+        place_in(fit),
+        fit.tally.mark(),
+        list(fit.norms.values()),
+        {name: held(callback.state_dict()) for name, callback in fit.hooks.stateful.items()},
+        None if fit.scaler is None else fit.scaler.state_dict(),
+        fit.best,
+        ctx.best,
+    )
+
+
+def buffers_of(fit: Fit) -> list[Tensor]:
+    """The model's buffers in its order, each once; walking over all modules would cost more than all the rest."""
+    found = {id(buffer): buffer for home in fit.homes for buffer in home.values() if buffer is not None}
+    return list(found.values())
+
+
+def _copied(tensors: list[Tensor]) -> list[Tensor]:
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    with torch.no_grad():
+        for dtype in {tensor.dtype for tensor in tensors}:
+            own = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            _copy_all([copies[place] for place in own], [tensors[place] for place in own])
+    return copies
+
+
+def held(value: Any) -> Any:
+    """A state of the user's, safe from what is done next to its containers and tensors."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {name: held(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(held(each) for each in value)
+    return copy.copy(value) if isinstance(value, set | deque) else value

@@ -1,0 +1,93 @@
+"""Signals: the first one ends the batch and the fit in order, wherever it arrives; handlers are put back afterwards."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stoker.data import Loader
+from stoker.loop._fit import Fit
+
+
+class _Interrupted(BaseException):
+    """Leaves the wait for a batch; never seen outside of it."""
+
+
+_OVER = object()
+
+
+@contextmanager
+def interruptible(fit: Fit) -> Iterator[None]:
+    """Takes Ctrl-C, SIGTERM and SIGUSR1 for the length of a fit, each unless the user has a handler of their own.
+
+    Only the main thread can have them.
+    """
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number, (usual, ours) in _handlers(fit).items():
+            if signal.getsignal(number) is usual:
+                before[number] = signal.signal(number, ours)
+    try:
+        yield
+    finally:
+        for number, theirs in before.items():
+            signal.signal(number, theirs)
+
+
+def _handlers(fit: Fit) -> dict[int, tuple[Any, Callable[..., None]]]:
+    """For each signal: what Python does with it by itself, and what we do."""
+
+    pressed: list[int] = []
+
+    def interrupt(number: int, *_: object) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+        leave(fit, f"Interrupted in epoch {fit.ctx.epoch}, after {fit.ctx.update} updates")
+
+    def terminate(*_: object) -> None:  # a second one changes nothing: clusters send several
+        fit.terminated = True
+        leave(fit, f"Terminated (SIGTERM) in epoch {fit.ctx.epoch}, after {fit.ctx.update} updates")
+
+    def save(*_: object) -> None:
+        if fit.ctx.can_save:  # else it is about to end, and has been saved
+            fit.ctx.save("asked for by SIGUSR1")
+
+    found: dict[int, tuple[Any, Callable[..., None]]] = {
+        signal.SIGINT: (signal.default_int_handler, interrupt),
+        signal.SIGTERM: (signal.SIG_DFL, terminate),
+    }
+    if fit.saver is not None and hasattr(signal, "SIGUSR1"):
+        found[signal.SIGUSR1] = (signal.SIG_DFL, save)
+    return found
+
+
+def leave(fit: Fit, reason: str) -> None:
+    """Ends the fit after this batch, to be gone on with later; a wait for workers is left at once."""
+    fit.interrupted = True
+    if fit.ctx.stopping is None:  # of several reasons the first one is kept
+        fit.left = reason
+    fit.ctx.stop(reason)
+    if fit.waiting:
+        fit.waiting = False
+        raise _Interrupted
+
+
+def awaited(fit: Fit, loader: Loader, batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches, until an interrupt.
+
+    Only a wait for other processes can be left in the middle: what is made in this one draws random numbers.
+    """
+    walk, can_leave = iter(batches), loader.workers > 0 and hasattr(loader.source, "__len__")
+    while True:
+        try:
+            fit.waiting = can_leave and not fit.interrupted
+            batch = next(walk, _OVER)
+        except _Interrupted:
+            return
+        finally:
+            fit.waiting = False
+        if batch is _OVER:
+            return
+        yield batch

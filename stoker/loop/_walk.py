@@ -1,0 +1,37 @@
+"""The batches of an epoch from where the fit stands in it."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stoker.checkpoint import random_state, set_random_state
+from stoker.loop._fit import Fit
+
+
+def place_in(fit: Fit) -> Mapping[str, Any]:
+    """What a fit needs to go on with the data from here, beside the numbers of the epoch and the batch."""
+    if not fit.train.replays:
+        return {}
+    inside = fit.stage == "train" and fit.ctx.batch_number > 0
+    return fit.opened if inside else {"generators": fit.train.generators_state()}
+
+
+def walked(fit: Fit) -> Iterable[Any]:
+    """The batches that are left of this epoch: at once, or for a torch DataLoader by reading those before again.
+
+    A DataLoader draws its order from generators when it is asked for its first batch. So these are put where they stood
+    then, and afterwards where they stand now.
+    """
+    loader, epoch, done = fit.train, fit.ctx.epoch - 1, fit.ctx.batch_number
+    if not loader.replays:
+        return loader.at(epoch=epoch, batch=done)
+    if fit.opened.get("epoch") != epoch:
+        if "epoch" not in fit.opened and fit.opened:
+            loader.load_generators_state(fit.opened["generators"])  # of a fit that goes on between two epochs
+        fit.opened = {"epoch": epoch, "random": random_state(), "generators": loader.generators_state()}
+        return loader.at(epoch=epoch)
+    here = random_state()
+    set_random_state(fit.opened["random"])
+    loader.load_generators_state(fit.opened["generators"])
+    walk = iter(loader.at(epoch=epoch, batch=done))
+    set_random_state(here)
+    return walk

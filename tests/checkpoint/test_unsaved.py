@@ -1,0 +1,191 @@
+"""Nothing that a training changes is left out without a word."""
+
+import random
+from collections import deque
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker import callbacks
+from stoker.callbacks import Callback
+from stoker.checkpoint import Unsaved
+
+
+class Keeps(Callback):
+    def __init__(self, value):
+        self.kept, self.setting = value, 3
+
+
+class Answers(Keeps):
+    def state_dict(self):
+        return {}
+
+
+class Passing(Keeps):
+    transient = True
+
+
+class Holds(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.kept, self.layer = value, nn.Linear(1, 1)
+
+
+class Extra(Holds):
+    def get_extra_state(self):
+        return {}
+
+
+class Fleeting(Holds):
+    transient = True
+
+
+def written(tensor):
+    tensor.add_(1)
+    return tensor
+
+
+def grown(items):
+    items.append(1)
+    return items
+
+
+def drawn(generator):
+    generator.random() if not isinstance(generator, torch.Generator) else torch.rand((), generator=generator)
+    return generator
+
+
+CHANGES = {
+    "int": (lambda: 0, lambda value: value + 1),
+    "float": (lambda: 0.5, lambda value: float("nan")),
+    "str": (lambda: "a", lambda value: value + "b"),
+    "bool": (lambda: False, lambda value: True),
+    "none": (lambda: None, lambda value: 1),
+    "to-none": (lambda: 1, lambda value: None),
+    "int-to-bool": (lambda: 1, lambda value: True),
+    "tuple": (lambda: (1, 2), lambda value: (1, 3)),
+    "numpy-number": (lambda: numpy.float32(1), lambda value: value + 1),
+    "list": (list, grown),
+    "list-of-objects": (lambda: [object()], grown),
+    "element": (lambda: [1, 2], lambda value: [1, 3]),
+    "dict": (lambda: {"a": 1}, lambda value: value | {"a": 2}),
+    "nested": (lambda: {"a": [1]}, lambda value: {"a": [2]}),
+    "set": (lambda: {1}, lambda value: {1, 2}),
+    "deque": (lambda: deque([1]), grown),
+    "long": (lambda: list(range(500)), grown),
+    "written": (lambda: torch.zeros(2), written),
+    "replaced": (lambda: torch.zeros(2), lambda value: torch.zeros(2)),
+    "made": (lambda: None, lambda value: torch.zeros(2)),
+    "array": (lambda: numpy.zeros(3), lambda value: value + 1),
+    "random": (lambda: random.Random(0), drawn),
+    "generator": (lambda: torch.Generator(), drawn),
+    "numpy-generator": (lambda: numpy.random.default_rng(0), drawn),
+    "numpy-legacy": (lambda: numpy.random.RandomState(0), drawn),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("kind", [Keeps, Holds], ids=["callback", "module"])
+def test_a_change_is_told_by_name_and_once(kind, name):
+    make, change = CHANGES[name]
+    thing, other = kind(make()), nn.Linear(1, 1)
+    unsaved = Unsaved(nn.Sequential(other, thing), []) if kind is Holds else Unsaved(other, [thing])
+    assert unsaved.changed() == []
+    thing.kept = change(thing.kept)
+    (told,) = unsaved.changed()
+    assert "keeps `kept` outside its state, so a run that is resumed starts it anew" in told
+    assert unsaved.changed() == []
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("kind", [Answers, Passing, Extra, Fleeting], ids=lambda kind: kind.__name__)
+def test_what_answers_for_itself_is_left_alone(kind, name):
+    make, change = CHANGES[name]
+    thing = kind(make())
+    unsaved = Unsaved(thing, []) if isinstance(thing, nn.Module) else Unsaved(nn.Linear(1, 1), [thing])
+    thing.kept = change(thing.kept)
+    assert unsaved.changed() == []
+
+
+def test_the_words():
+    callback, model = Keeps(0), nn.ModuleDict({"body": Holds(0)})
+    unsaved = Unsaved(model, [callback])
+    callback.kept = callback.setting = 9
+    model["body"].fresh = "new"
+    assert unsaved.changed() == [
+        "Holds ('body' in the model) keeps `fresh` outside its state, so a run that is resumed starts it anew: make it "
+        "a buffer, give the module get_extra_state and set_extra_state, or say transient = True in the class where "
+        "that does no harm",
+        "Keeps keeps `kept`, `setting` outside its state, so a run that is resumed starts it anew: give the callback "
+        "state_dict and load_state_dict, or say transient = True in the class where that does no harm",
+    ]
+
+
+def test_an_attribute_that_is_gone_has_changed():
+    callback = Keeps(0)
+    unsaved = Unsaved(nn.Linear(1, 1), [callback])
+    del callback.kept
+    assert "`kept`" in unsaved.changed()[0]
+
+
+def test_training_a_model_is_no_change():
+    """Weights, buffers, modes, hooks and gradients are in the state, or are none."""
+    model = nn.Sequential(nn.Conv1d(1, 2, 1), nn.BatchNorm1d(2), nn.Dropout(), nn.Flatten(), nn.LSTM(4, 2))
+    unsaved = Unsaved(model, [])
+    optimizer = torch.optim.Adam(model.parameters())
+    hook = model[0].register_forward_hook(lambda *_: None)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(3, 1, 2))[0].sum().backward()
+        optimizer.step()
+        model.eval() if model.training else model.train()
+    model[0].weight.requires_grad_(False)
+    assert unsaved.changed() == []
+    hook.remove()
+    model[2].p = 0.1
+    assert "Dropout ('2' in the model) keeps `p`" in unsaved.changed()[0]
+
+
+def test_a_tensor_at_the_same_address_is_another():
+    holds = Holds(torch.zeros(4))
+    unsaved = Unsaved(holds, [])
+    holds.kept = None
+    holds.kept = torch.zeros(4)
+    assert len(unsaved.changed()) == 1
+
+
+def test_an_object_that_is_gone_is_forgotten():
+    unsaved = Unsaved(nn.Linear(1, 1), [Keeps(0)])
+    assert unsaved.changed() == []
+
+
+def test_our_own_callbacks_keep_nothing_back(tmp_path):
+    mine = [
+        callbacks.EarlyStopping("train/loss", patience=9),
+        callbacks.ReduceLROnPlateau("train/loss", patience=0, factor=0.5),
+        callbacks.FreezeUntil("0", epoch=2),
+        callbacks.StopOnTime(minutes=60),
+        callbacks.MixUp(),
+        callbacks.CSV(tmp_path / "epochs.csv"),
+        callbacks.Profile(tmp_path / "trace", updates=(1, 2)),
+        callbacks.on(epoch_begin=lambda ctx: None),
+    ]
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    seen = []
+
+    class Asks(Callback):
+        transient = True
+
+        def on_epoch_begin(self, ctx):
+            self.unsaved = self.unsaved if ctx.epoch > 1 else Unsaved(ctx.model, mine)
+
+        def on_epoch_end(self, ctx):
+            seen.append(self.unsaved.changed())
+
+    x = torch.randn(32, 3)
+    learner = stoker.Learner(model, loss=nn.MSELoss(), optimizer=stoker.optim.SGD(), lr=1e-3)
+    learner.fit((x, x[:, :1]), epochs=4, callbacks=[*mine, Asks()], show=False)
+    assert seen == [[]] * 4

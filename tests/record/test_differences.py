@@ -1,0 +1,20 @@
+"""In which fields two configs differ."""
+
+import pytest
+
+from stoker.record._differences import differences
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ({"lr": 0.1}, {"lr": 0.1}, []),
+        ({"lr": 0.1, "a": "x"}, {"lr": 0.2, "a": "y"}, ["lr: 0.1 → 0.2", "a: 'x' → 'y'"]),
+        ({"model": {"a": {"b": 1}}}, {"model": {"a": {"b": 2}}}, ["model.a.b: 1 → 2"]),
+        ({"old": 1, "gone": None}, {"old": 1, "new": [1]}, ["gone: None → nothing", "new: nothing → [1]"]),
+        ({"a": {}}, {"a": {"b": 1}}, ["a: {} → nothing", "a.b: nothing → 1"]),
+        (None, {"a": 1}, ["a: nothing → 1"]),
+    ],
+)
+def test_a_line_for_each_field(old, new, found):
+    assert differences(old, new) == found

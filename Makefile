@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 
-.PHONY: help demo test lint format types bench docs clean
+.PHONY: help demo test torture lint format types bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -23,6 +23,9 @@ demo: $(READY)  ## train on digits drawn by code, judge, save, and say where to 
 
 test: $(READY)  ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope
+
+torture: $(READY)  ## kills hundreds of trainings, each of which has to end in the same bits
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ class CSV(Callback):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         self._rows = 0  # in the file, those of earlier fits included
+        self._columns: list[str] = []
 
     def on_fit_begin(self, ctx: Context) -> None:
         """Refuses a file that holds something else, before anything is trained."""
@@ -34,23 +35,26 @@ class CSV(Callback):
                 f"{self._path} is no table of epochs (its first line is {','.join(header)[:60]!r}); give CSV another "
                 "path, or move that file away"
             )
-        self._rows = len(read_rows(self._path))
+        self._rows, self._columns = len(read_rows(self._path)), header
 
     def on_epoch_end(self, ctx: Context) -> None:
         """Writes the row."""
-        append_row(self._path, {"epoch": ctx.epoch, "update": ctx.update, **ctx.record.rows.get(ctx.epoch, {})})
-        self._rows += 1
+        row = {"epoch": ctx.epoch, "update": ctx.update, **ctx.record.rows.get(ctx.epoch, {})}
+        append_row(self._path, row)
+        self._rows, self._columns = self._rows + 1, list(dict.fromkeys([*self._columns, *row]))
 
     def state_dict(self) -> dict[str, Any]:
-        """How many rows there are."""
-        return {"rows": self._rows}
+        """How many rows there are, and their columns."""
+        return {"rows": self._rows, "columns": self._columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Cuts the file after the rows that it had; it is not lengthened where somebody has taken rows away."""
-        (count,) = read_state(state, "rows", who="CSV")
+        """Cuts the file to the rows and columns that it had; rows that somebody has taken away don't come back."""
+        count, self._columns = read_state(state, "rows", "columns", who="CSV")
         rows = read_rows(self._path)
-        if len(rows) > count:
-            write_rows(self._path, read_header(self._path), rows[:count])
+        if len(rows) > count and self._columns:
+            write_rows(self._path, self._columns, rows[:count])
+        elif len(rows) > count:
+            self._path.unlink()  # it was not there
         self._rows = min(len(rows), count)
 
     def __repr__(self) -> str:

@@ -109,6 +109,13 @@ class Store:
             self._manifest(root, name)
             _remove(name, root)
 
+    @property
+    def is_littered(self) -> bool:
+        """Whether there is anything for `clean` to remove."""
+        with suppress(FileNotFoundError), _disk.folder(self.folder) as root:
+            return any(map(is_leftover, _disk.names(root)))
+        return False
+
     def clean(self) -> None:
         """Removes what a killed process left half written or half deleted; for who has the run to itself."""
         with suppress(FileNotFoundError), _disk.folder(self.folder) as root:

@@ -78,6 +78,9 @@ class _Pool:
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, recipe), daemon=True, name="stoker-loader")
+            # In the lists before it is started: a signal may raise anywhere in here, and none must be forgotten.
+            self._lines.append(ours)
+            self._processes.append(process)
             try:
                 with _deaf():
                     process.start()
@@ -87,9 +90,10 @@ class _Pool:
                     f"the source, transform or batcher can't be sent to a worker process ({error}); define them at the "
                     "top of a module (a lambda or a local function can't travel), or use workers=0"
                 ) from error
+            except BaseException:
+                self.close()
+                raise
             theirs.close()
-            self._lines.append(ours)
-            self._processes.append(process)
         self._owed = [0] * count  # answers that each process still has to give
         self._whole = True  # no message is half sent or half read, as Ctrl-C can leave it
 
@@ -182,9 +186,10 @@ def _end(lines: list[Connection], processes: list[BaseProcess]) -> None:
     """Ends the processes; also runs when their pool is garbage, and when the process exits (not in a fork of it)."""
     for line in lines:
         line.close()
-    for process in processes:
+    started = [process for process in processes if process.pid is not None]
+    for process in started:
         process.kill()
-    for process in processes:
+    for process in started:
         process.join()
         process.close()
     lines.clear()

@@ -123,6 +123,17 @@ def _size(loader: Loader) -> str:
     return "a stream" if batches is None else f"{batches} batches"
 
 
+def doubts(fit: Fit) -> list[str]:
+    """What may keep a run that goes on from the same bits although nothing has changed."""
+    contexts = [getattr(module, "dynamo_ctx", None) for module in fit.model.modules()]
+    if not any(context is not None and getattr(context, "_dynamic", False) is None for context in contexts):
+        return []
+    return [
+        "the model is compiled, and its code may depend on the shapes that a process has seen before: with "
+        "torch.compile(..., dynamic=False) it is the same code, and so the same bits, in every process"
+    ]
+
+
 def _is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from stoker.checkpoint import Found, Saver, Store, deadline, model_state
 from stoker.errors import StateMismatch
-from stoker.learner._identity import changes, other_data, other_metrics
+from stoker.learner._identity import changes, doubts, other_data, other_metrics
 from stoker.learner._plan import facts_of
 from stoker.learner._wish import Wish
 from stoker.loop import Fit, settle, take_up, tell_end
@@ -47,13 +47,7 @@ def finished(fit: Fit, run: Run, wish: Wish) -> bool:
         return False
     accept(fit, found.state, force=wish.resumes == "force")
     fit.ctx.stopping, fit.trained = found.saved.ended, found.state["loop"]["seconds"]
-    if (
-        run.record.summary()["state"] == "running" and run.writer is None
-    ):  # killed when only its last words were missing
-        last = Run.resume(run.path)
-        fit.record = last.record
-        tell_end(fit, last.record.summary()["seconds"])
-        last.close()
+    _finish(fit, run, store)
     fit.record = fit.ctx.record = Record.open(run.path)
     settle(fit)
     # For `continue_`; the rest of the state, which may be large, is let go.
@@ -61,6 +55,19 @@ def finished(fit: Fit, run: Run, wish: Wish) -> bool:
     there = found._replace(state={})
     fit.reopen = lambda: _reopened(fit, wish, there)
     return True
+
+
+def _finish(fit: Fit, run: Run, store: Store) -> None:
+    """What a kill in its last moments kept a run from doing: its last words, and the end of a deletion."""
+    silent = run.record.summary()["state"] == "running"
+    if run.writer is not None or not (silent or store.is_littered):
+        return
+    last = Run.resume(run.path)
+    store.clean()
+    if silent:
+        fit.record = last.record
+        tell_end(fit, last.record.summary()["seconds"])
+    last.close()
 
 
 def _reopened(fit: Fit, wish: Wish, found: Found) -> Run:
@@ -136,6 +143,7 @@ def accept(fit: Fit, state: Mapping[str, Any], *, force: bool) -> list[str]:
             + '\nPut it back as it was, choose another run=, or go on all the same with resume="force"'
         )
     warnings = [f"{line}; the run goes on with that" for line in [*lines, *changes(saved["free"], own["free"])]]
+    warnings += doubts(fit)
     if not lines:
         take_up(fit, state)
         return warnings

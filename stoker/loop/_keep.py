@@ -23,12 +23,15 @@ def begin(fit: Fit) -> None:
             fit.ctx.note(f"there is no callback {name} any more; what it had counted is dropped")
         if fit.resumed["random"] is not None:
             set_random_state(fit.resumed["random"])
-        fit.resumed = None
+        fit.buffers = [buffer.detach().clone() for buffer in fit.model.buffers()]
     if fit.saver is not None:
         fit.watch, fit.unsaved = RandomWatch(), Unsaved(fit.model, list(fit.hooks))
         fit.homes = [module._buffers for module in fit.model.modules() if module._buffers]
         fit.extras = [module for module in fit.model.modules() if _has_extra(module)]
         mark(fit)
+        if fit.resumed is None:  # else it is there, and this would only use up the room of an older one
+            _save(fit, fit.ctx.saving or "the beginning")
+    fit.resumed = None
 
 
 def _has_extra(module: nn.Module) -> bool:

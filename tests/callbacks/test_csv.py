@@ -111,7 +111,7 @@ def test_a_resumed_fit_takes_back_what_was_written_after_it_was_saved(tmp_path, 
     for value in (0.5, 0.4, 0.3, 0.2)[saved_at:]:
         epoch_end(hooks, ctx, valid_loss=value, **({"train_late": 1.0} if value < 0.35 else {}))
     assert path.read_bytes() == whole
-    assert callback.state_dict() == {"rows": 5}
+    assert callback.state_dict() == {"rows": 5, "columns": rows(path)[0]}
     assert [each.name for each in tmp_path.iterdir()] == ["epochs.csv"]
 
 
@@ -124,9 +124,9 @@ def test_rows_that_somebody_took_away_are_not_made_up(tmp_path):
     again = CSV(path)
     Hooks([again]).fire("on_fit_begin", context())
     again.load_state_dict(state)
-    assert again.state_dict() == {"rows": 0} and not path.exists()
+    assert again.state_dict()["rows"] == 0 and not path.exists()
 
 
 def test_a_state_of_something_else_is_refused(tmp_path):
-    with pytest.raises(StateMismatch, match="the state of CSV has rows; got nothing"):
+    with pytest.raises(StateMismatch, match="the state of CSV has rows, columns; got nothing"):
         CSV(tmp_path / "epochs.csv").load_state_dict({})

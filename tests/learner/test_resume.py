@@ -273,6 +273,15 @@ def test_a_run_that_was_killed_before_its_last_words_gets_them(tmp_path):
     assert Run.open(tmp_path / "run").summary()["state"] == "finished"
 
 
+def test_a_run_that_was_killed_while_it_deleted_the_last_time_is_cleaned(tmp_path):
+    whole = came_out(fit(tmp_path / "run"))
+    before, left = names(tmp_path / "run"), tmp_path / "run" / "checkpoints" / ".gone-00000004-0123abcd"
+    left.mkdir()
+    (left / "state.json").write_text("{}")
+    assert came_out(fit(tmp_path / "run")) == whole
+    assert names(tmp_path / "run") == before and not left.exists()
+
+
 # --- what is asked for
 
 

@@ -14,8 +14,22 @@ from tests.loop.fits import Net, learner, samples
 RARELY = Checkpoint(every="60 minutes", keep_last=99, background=False)  # where it is due for other reasons
 
 
+BEGINNING = (0, 0, "the beginning")
+
+
 def places(run):
-    return [(each.epoch, each.batch, each.reason) for each in saved(run)]
+    """Where and why it was saved, after the beginning."""
+    found = [(each.epoch, each.batch, each.reason) for each in saved(run)]
+    return [place for place in found if place != BEGINNING]
+
+
+def test_it_is_saved_before_the_first_update(tmp_path):
+    """What can't be written is known at once, and weights that nobody seeded can be begun with again."""
+    seen = []
+    look = callbacks.on(train_batch_begin=lambda ctx: seen.append(names(tmp_path / "run")))
+    fit(tmp_path / "run", checkpoint=RARELY, callbacks=[look])
+    assert set(map(tuple, seen)) == {("00000000",)}
+    assert saved(tmp_path / "run")[0].reason == "the beginning"
 
 
 def state_in(run, name=None):
@@ -47,7 +61,7 @@ def test_every(tmp_path, every, expected, background):
 
 def test_every_few_updates_with_windows_saves_each_update_once(tmp_path):
     fit(tmp_path / "run", of=learner(accumulate=4), checkpoint=Checkpoint(every=1, keep_last=99, background=False))
-    assert [(each.epoch, each.batch) for each in saved(tmp_path / "run")[:-1]] == [
+    assert [(each.epoch, each.batch) for each in saved(tmp_path / "run")[1:-1]] == [
         (1, 4),
         (1, 6),
         (2, 4),
@@ -124,7 +138,7 @@ def asking(**at):
 @pytest.mark.parametrize(
     ("hook", "batch"),
     [
-        *(("fit_begin", 1), ("epoch_begin", 1), ("train_batch_begin", 1), ("train_batch_after_loss", 1)),
+        *(("epoch_begin", 1), ("train_batch_begin", 1), ("train_batch_after_loss", 1)),
         *(("update", 1), ("train_batch_end", 1), ("train_end", 6), ("valid_begin", 6), ("validation", 6)),
         ("epoch_end", 6),
     ],
@@ -147,7 +161,7 @@ def test_in_the_middle_of_a_window_too(tmp_path):
     run = tmp_path / "run"
     fit(run, of=given, checkpoint=RARELY, callbacks=[callbacks.on(train_batch_end=ask)])
     assert places(run)[0] == (2, 2, "in a window")
-    assert list(state_in(run, names(run)[0])["window"]) != []
+    assert list(state_in(run, names(run)[1])["window"]) != []
     Store(run / "checkpoints", run=Run.open(run).id).delete(names(run)[-1])
     assert came_out(fit(run, of=given, checkpoint=RARELY)) == came_out(fit(of=given))
 
@@ -177,7 +191,7 @@ def test_it_needs_a_reason(tmp_path):
 def test_a_stop_inside_an_epoch_is_saved_twice(tmp_path):
     """Where it stopped, to go on from; and what came out, which a longer fit doesn't go through."""
     fit(tmp_path / "run", checkpoint=RARELY, callbacks=[until(2, 3, "enough")])
-    here, outcome = saved(tmp_path / "run")
+    _, here, outcome = saved(tmp_path / "run")
     assert (here.epoch, here.batch, here.reason, here.ended) == (2, 3, "stopped: enough", None)
     assert (outcome.ended, outcome.resumable, here.resumable) == ("enough", False, True)
     assert outcome.values["valid/loss"] > 0 and here.values == {}
@@ -185,7 +199,7 @@ def test_a_stop_inside_an_epoch_is_saved_twice(tmp_path):
 
 def test_a_stop_at_the_end_of_an_epoch_is_saved_once(tmp_path):
     fit(tmp_path / "run", checkpoint=RARELY, callbacks=[until(2, reason="enough")])
-    (outcome,) = saved(tmp_path / "run")
+    _, outcome = saved(tmp_path / "run")
     assert (outcome.epoch, outcome.ended, outcome.resumable) == (2, "enough", True)
 
 

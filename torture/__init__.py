@@ -1,0 +1,5 @@
+"""torture: kills trainings at random moments, again and again, and holds their end against that of one left in peace.
+
+make torture                      some 300 kills
+python -m torture --help          more or fewer of them, other moments
+"""

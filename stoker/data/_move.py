@@ -17,7 +17,7 @@ def moved(batch: Any, device: torch.device) -> Any:
     {'x': tensor([0., 0.]), 'names': ['a', 'b']}
     """
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, non_blocking=device.type != "cpu")  # to the host it is waited for: it is read at once
     if isinstance(batch, (str, bytes)):
         return batch
     if hasattr(batch, "to") and not isinstance(batch, type):

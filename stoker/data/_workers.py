@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -171,15 +172,20 @@ class _Pool:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Holds the main process's signals back: a process started in here hears none, from its first instruction on."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_OURS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    """Holds the main process's signals back: a process started in here hears none, from its first instruction on.
+
+    Python's warning about a fork beside threads is left out: a worker uses nothing that a thread of ours locks.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+        if not hasattr(signal, "pthread_sigmask"):  # Windows
+            yield
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_OURS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(lines: list[Connection], processes: list[BaseProcess]) -> None:

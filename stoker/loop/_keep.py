@@ -31,6 +31,7 @@ def begin(fit: Fit) -> None:
         mark(fit)
         if fit.resumed is None:  # else it is there, and this would only use up the room of an older one
             _save(fit, fit.ctx.saving or "the beginning")
+            fit.saver.wait()  # what can't be written is known now, and not after the first epoch
     fit.resumed = None
 
 

@@ -105,7 +105,7 @@ def _checked(part: str, size: int | None, seed: int) -> int:
     return int(size)
 
 
-def _stream(part: str, seed: int, block: int) -> np.random.Generator:
+def _stream(part: str, seed: int, block: int) -> "np.random.Generator":
     # a hash, because both libraries let keys meet: torch keeps 32 bits of a seed, numpy joins the words of a list
     key = hashlib.blake2b(f"{part} {seed} {block}".encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(key, "big"))
@@ -161,7 +161,7 @@ def _spline(stroke: list[int], points: int) -> np.ndarray:
     return weights
 
 
-def _draw_block(random: np.random.Generator) -> tuple[Tensor, Tensor]:
+def _draw_block(random: "np.random.Generator") -> tuple[Tensor, Tensor]:
     """The labels [block] and images [block, 28, 28] of one random stream."""
 
     def between(low: float, high: float, *shape: int) -> Tensor:

@@ -11,7 +11,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stoker.errors import StateMismatch
 
-Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+Generator = Any  # of torch, numpy or Python
+
+
+def _kinds() -> tuple[type, ...]:  # asked for when needed: numpy.random takes some milliseconds to import
+    return torch.Generator, np.random.Generator, np.random.RandomState, random.Random
 
 
 def generators_of(loader: DataLoader[Any]) -> dict[str, Generator]:
@@ -21,12 +25,12 @@ def generators_of(loader: DataLoader[Any]) -> dict[str, Generator]:
 
 def _walk(thing: object, prefix: str, seen: set[int]) -> Iterator[tuple[str, Generator]]:
     inside = vars(thing) if hasattr(thing, "__dict__") else {}
-    for kinds in (Generator, Sampler | Dataset):  # its own before those of what it holds, which may be the same
+    for kinds in (_kinds(), (Sampler, Dataset)):  # its own before those of what it holds, which may be the same
         for name, value in inside.items():
             if not isinstance(value, kinds) or id(value) in seen:
                 continue
             seen.add(id(value))
-            if isinstance(value, Generator):
+            if isinstance(value, _kinds()):
                 yield f"{prefix}{name}", value
             else:
                 yield from _walk(value, f"{prefix}{name}.", seen)

@@ -45,6 +45,7 @@ $(VENV)/.peers: $(READY)
 bench: $(VENV)/.peers  ## stoker, plain torch and the peers side by side, as ratios
 	$(BIN)/python -m benchmarks.own_loop
 	$(BIN)/python -m benchmarks.fit
+	$(BIN)/python -m benchmarks.save
 
 docs: $(READY)  ## the API, from its docstrings, as pages in site/
 	$(BIN)/pdoc stoker --output-directory site

@@ -74,15 +74,19 @@ def leave(fit: Fit, reason: str) -> None:
         raise _Interrupted
 
 
-def awaited(fit: Fit, loader: Loader, batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches, until an interrupt.
+def awaited(fit: Fit, loader: Loader, batches: Iterable[Any]) -> Iterable[Any]:
+    """The batches; an interrupt leaves the wait for one.
 
     Only a wait for other processes can be left in the middle: what is made in this one draws random numbers.
     """
-    walk, can_leave = iter(batches), loader.workers > 0 and hasattr(loader.source, "__len__")
+    can_leave = loader.workers > 0 and hasattr(loader.source, "__len__")
+    return _left_when_interrupted(fit, iter(batches)) if can_leave else batches
+
+
+def _left_when_interrupted(fit: Fit, walk: Iterator[Any]) -> Iterator[Any]:
     while True:
         try:
-            fit.waiting = can_leave and not fit.interrupted
+            fit.waiting = not fit.interrupted
             batch = next(walk, _OVER)
         except _Interrupted:
             return

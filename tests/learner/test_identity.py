@@ -271,3 +271,31 @@ def test_what_the_data_and_the_metrics_are():
     for name in ("samples", "batches", "batch_size", "order", "generators", "seed", "accumulate"):
         assert other_data({**same, name: 7}, same)
     assert other_metrics({**same, "metrics": "accuracy"}, same)
+
+
+def test_what_a_model_says_of_itself_is_compared(tmp_path):
+    """A dropout's share is no parameter, and no checkpoint can put it back."""
+    left, whole = killed(tmp_path)
+
+    def other():
+        model = Net()
+        model.body[3].p = 0.5
+        return model
+
+    resumed = fit(left, of=learner(other, lr=RATE))
+    (warning,) = texts(resumed.record)
+    assert "- (3): Dropout(p=0.2, inplace=False), + (3): Dropout(p=0.5, inplace=False)" in warning
+    assert came_out(resumed) != whole
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+def test_a_compiled_model_whose_code_depends_on_what_came_before_is_told(tmp_path, dynamic):
+    def compiled():
+        torch.manual_seed(0)
+        return torch.compile(Net(), backend="eager", dynamic=dynamic)
+
+    left, whole = killed(tmp_path, of=learner(compiled))
+    resumed = fit(left, of=learner(compiled))
+    assert came_out(resumed) == whole
+    told = [text for text in texts(resumed.record) if "torch.compile(..., dynamic=False)" in text]
+    assert len(told) == (dynamic is None)

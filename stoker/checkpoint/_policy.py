@@ -86,7 +86,8 @@ def keep_last(count: int) -> Rule:
         raise InvalidArgument(f"keep_last={count!r}: expected a number of checkpoints of at least 1")
 
     def deletes(here: Moment, saved: Sequence[Saved]) -> list[Action]:
-        kept = {each.name for each in [each for each in saved if each.resumable][-count:]}
+        newest = {each.update: each.name for each in saved if each.resumable}  # of each update the last
+        kept = set(list(newest.values())[-count:])
         return [Delete(each.name) for each in saved[:-1] if each.name not in kept]
 
     return Rule(deletes=deletes)

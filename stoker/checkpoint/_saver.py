@@ -83,7 +83,8 @@ class Saver:
 
     def _join(self) -> None:
         if self._thread is not None:
-            self._thread.join()
+            if self._thread.ident is not None:  # an interrupt may come before it is started
+                self._thread.join()
             self._thread = None
         if self._writing is not None:
             writing, self._writing = self._writing, None

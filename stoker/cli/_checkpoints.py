@@ -33,7 +33,9 @@ def show(console: Console, run: Run, *, verify: bool) -> None:
         damaged = problems(store)
         for problem in damaged:
             console.print(f"  damaged: {problem}", markup=False, style="red")
-        if found and not damaged:
+        if damaged:
+            raise BadFile(f"{len(damaged)} of the checkpoints in {str(run.path)!r} can't be read whole")
+        if found:
             console.print("  every byte of them is as it was written", style="green")
 
 

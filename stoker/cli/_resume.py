@@ -19,6 +19,7 @@ def main(name: str, *, yes: bool) -> int:
     """Shows the command that goes on with a run, asks, and becomes it; 1 where the answer is no."""
     run = Run.open(find(name))
     refuse_what_is_alive_or_over(run)
+    refuse_what_was_moved(run)
     command, folder = command_of(run)
     console = screen()
     console.print(f"{run.path}: {standing(run)}", markup=False)
@@ -42,6 +43,16 @@ def refuse_what_is_alive_or_over(run: Run) -> None:
         raise InvalidArgument(
             f"{str(run.path)!r} is over: {why}. To train it for longer, give its fit more epochs (or more of what "
             "ended it) and start the script yourself, with resume=True"
+        )
+
+
+def refuse_what_was_moved(run: Run) -> None:
+    """An error for a copy, or a run under another name: its command would go on with what is at the old place."""
+    begun = run.facts.get("path")
+    if isinstance(begun, str) and Path(begun).resolve() != run.path.resolve():
+        raise InvalidArgument(
+            f"{str(run.path)!r} was begun as {begun!r}, and its command would go on with what is there now; move it "
+            f"back, or start the script yourself with run={str(run.path)!r} and resume=True"
         )
 
 

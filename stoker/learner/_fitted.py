@@ -146,7 +146,7 @@ class Fitted:
         best, ends = self.best, self.record.events_of("end")
         length = f"{self.epochs} epochs, {self.updates} updates"
         if ends:
-            length += f" in {sum(event.extra['seconds'] for event in ends):.3g} s"
+            length += f" in {self.record.summary()['seconds']:.3g} s"
         name = "a model" if self._outcome.model is None else type(self._outcome.model).__name__
         lines = [f"{name} fitted: {length}. {self.stopped or 'The run is not over'}"]
         if best is not None:

@@ -16,7 +16,9 @@ from stoker.metrics import GradientNorm
 
 # With another of these, no batch is the same.
 _DATA = ("samples", "batches", "batch_size", "order", "generators", "seed", "accumulate")
+_FROZEN = ", frozen"
 _MOST = 8  # lines about one model
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in memory, another one in every process
 _LONGEST = 50_000  # letters of a model's own description
 
 
@@ -25,7 +27,8 @@ def identity_of(fit: Fit, spec: Spec) -> dict[str, Any]:
     settings, train = fit.settings, fit.train
     fixed = {
         "model": {name: _kind(each) for name, each in named_parameters(fit.model).items()},
-        "optimizer": repr(fit.optimizer),
+        "loss": None if fit.supervised is None else _spelled(spec.loss),
+        "optimizer": _ADDRESS.sub("", repr(fit.optimizer)),
         "samples": _samples(train),
         "batches": length_of(train),
         "batch_size": train.batch_size,
@@ -78,6 +81,14 @@ def other_data(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     return any(saved.get(name) != own[name] for name in _DATA)
 
 
+def other_shapes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Whether the parameters are other ones, which no force can fill from the saved ones; freezing some is not that."""
+    before, now = (dict(each.get("model") or {}) for each in (saved, own))
+    return {name: kind.removesuffix(_FROZEN) for name, kind in before.items()} != {
+        name: kind.removesuffix(_FROZEN) for name, kind in now.items()
+    }
+
+
 def _models(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     lines = [f"model: {name} is new, {now[name]}" for name in now if name not in before]
     lines += [f"model: {name} is gone, {before[name]}" for name in before if name not in now]
@@ -99,7 +110,7 @@ def _said(value: Any) -> str:
 
 
 def _kind(parameter: nn.Parameter) -> str:
-    frozen = "" if parameter.requires_grad else ", frozen"
+    frozen = "" if parameter.requires_grad else _FROZEN
     return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}{frozen}"
 
 
@@ -144,4 +155,4 @@ def _spelled(lr: Any) -> str:
         return ", ".join(f"{describe(selector)}: {_spelled(rate)}" for selector, rate in lr.items())
     if isinstance(lr, int | float):
         return f"{lr:g}"
-    return getattr(lr, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(lr))
+    return getattr(lr, "__qualname__", None) or _ADDRESS.sub("", repr(lr))

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stoker.checkpoint import Found, load_model_state, model_state
-from stoker.errors import MissingFile, StateMismatch, did_you_mean
+from stoker.errors import MissingFile, StateMismatch, WrongType
 from stoker.learner._outcome import Outcome
 from stoker.learner._prepare import device_for, device_of, loss_on, metrics_of
 from stoker.learner._resume import store_of
 from stoker.learner._spec import Spec
-from stoker.loop import restore, snapshot
+from stoker.loop import restore
 from stoker.metrics import Metric
 from stoker.record import Best, Record, Run
 from stoker.step import Supervised
@@ -33,6 +33,8 @@ def load_for_inference(run: str | os.PathLike[str], model: nn.Module) -> nn.Modu
 
     The run may be over, killed or still going on: the newest whole checkpoint is read, and nothing is written.
     """
+    if not isinstance(model, nn.Module):
+        raise WrongType(f"load_for_inference puts weights into a model: give an instance, not {model!r}")
     state = newest(Run.open(run)).state
     put(model, state)
     return model.eval()
@@ -79,21 +81,14 @@ def newest(run: Run) -> Found:
 
 def put(model: nn.Module, state: Mapping[str, Any]) -> None:
     """The weights that a state would have given: the best, the average, what the optimizer means, or the last."""
-    kept = state["best"] or state["judged"]
-    if kept is None:
-        load_model_state(model, {**(state["average"] or state["model"]), **_modes(model)})
-        return
-    own: dict[str, Tensor] = snapshot(model)
-    odd = [f"{name} is in the run, not in the model{did_you_mean(name, own)}" for name in kept if name not in own]
-    odd += [f"{name} is in the model, not in the run" for name in own if name not in kept]
-    odd += [
-        f"{name} is {list(value.shape)} in the run, {list(own[name].shape)} in the model"
-        for name, value in kept.items()
-        if name in own and own[name].shape != value.shape
-    ]
-    if odd:
-        raise StateMismatch("\n  ".join(["the run's weights don't fit the model", *odd]))
-    restore(model, kept)
+    average = state["average"] and {**state["average"]["parameters"], **state["average"]["buffers"]}
+    kept = state["best"] or average or state["judged"]
+    try:
+        load_model_state(model, {**state["model"], **_modes(model)})
+        if kept is not None:
+            restore(model, kept)
+    except StateMismatch as error:
+        raise StateMismatch(str(error).replace("this state doesn't", "the run's weights don't")) from None
 
 
 def _modes(model: nn.Module) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from stoker.checkpoint import Found, Saver, Store, deadline, model_state
-from stoker.errors import StateMismatch
-from stoker.learner._identity import changes, doubts, other_data, other_metrics
+from stoker.errors import BadFile, NoSuchMetric, StateMismatch, did_you_mean
+from stoker.learner._identity import changes, doubts, other_data, other_metrics, other_shapes
 from stoker.learner._plan import facts_of
 from stoker.learner._wish import Wish
 from stoker.loop import Fit, settle, take_up, tell_end
@@ -37,15 +37,18 @@ def store_of(run: Run) -> Store:
     return Store(run.path / _FOLDER, run=run.id)
 
 
-def finished(fit: Fit, run: Run, wish: Wish) -> bool:
-    """Whether the run is over already; the fit is then what came out of it, and nothing was trained or written."""
+def finished(fit: Fit, run: Run, wish: Wish) -> list[str] | None:
+    """Where the run is over already, the fit becomes what came out of it, and nothing is trained or written.
+
+    Returns what is worth a warning then, and None for a run that is not over.
+    """
     store = store_of(run)
     if not any(saved.ended is not None for saved in store.saved()[-1:]):
-        return False
+        return None
     found = store.newest()
     if found.saved is None or not is_over(fit, found):
-        return False
-    accept(fit, found.state, force=wish.resumes == "force")
+        return None
+    notes = accept(fit, found.state, force=wish.resumes == "force")
     fit.ctx.stopping, fit.trained = found.saved.ended, found.state["loop"]["seconds"]
     _finish(fit, run, store)
     fit.record = fit.ctx.record = Record.open(run.path)
@@ -54,7 +57,7 @@ def finished(fit: Fit, run: Run, wish: Wish) -> bool:
     fit.resumed = {name: found.state[name] for name in ("callbacks", "random")}
     there = found._replace(state={})
     fit.reopen = lambda: _reopened(fit, wish, there)
-    return True
+    return notes
 
 
 def _finish(fit: Fit, run: Run, store: Store) -> None:
@@ -89,7 +92,8 @@ def _wants_more(fit: Fit, found: Found) -> bool:
     loop, limits = found.state["loop"], fit.identity["limits"]
     if limits == found.state["identity"]["limits"]:
         return False
-    done = {"epochs": loop["epoch"], "updates": loop["update"], "minutes": loop["seconds"] / 60}
+    whole = loop["epoch"] - (0 if found.saved is None or found.saved.resumable else 1)  # one that was cut short is not
+    done = {"epochs": whole, "updates": loop["update"], "minutes": loop["seconds"] / 60}
     return all(limit is None or done[name] < limit for name, limit in limits.items())
 
 
@@ -98,6 +102,11 @@ def open_run(fit: Fit, wish: Wish, *, again: bool) -> Opened:
     if not again:
         # After a kill in its first moments there may be a directory without a run in it: that is gone on with as well.
         begun = wish.resumes and (wish.folder / "events.jsonl").exists()
+        if begun and (lost := Store(wish.folder / _FOLDER).newest(lambda saved: False).problems):
+            raise BadFile(
+                f"there are checkpoints in {str(wish.folder)!r} ({lost[0]}), and its run.json, which says whose they "
+                "are, is not there: put it back, or choose another run="
+            )
         make = Run.resume if begun else Run.create
         opened = Opened(make(wish.folder, config=wish.config, facts=facts_of(fit)), None, [])
     else:
@@ -105,19 +114,31 @@ def open_run(fit: Fit, wish: Wish, *, again: bool) -> Opened:
         try:
             found = store_of(run).newest(lambda saved: saved.resumable)
             notes = accept(fit, found.state, force=wish.resumes == "force") if found.saved is not None else []
+            if found.saved is None and found.problems and wish.resumes != "force":
+                raise _nothing_whole(run, found)
         except BaseException:
             run.close()
             raise
         opened = Opened(run, found, notes)
     fit.record = fit.ctx.record = opened.run.record
-    _make_durable(fit, wish, opened)
+    try:
+        _make_durable(fit, wish, opened)
+    except BaseException:
+        opened.run.close()
+        raise
     return opened
+
+
+def _nothing_whole(run: Run, found: Found) -> BadFile:
+    told = "\n  ".join([f"no checkpoint in {str(run.path / _FOLDER)!r} is whole", *found.problems])
+    return BadFile(f'{told}\nMend them (another copy, another disk), or begin anew with resume="force"')
 
 
 def _make_durable(fit: Fit, wish: Wish, opened: Opened) -> None:
     wanted, store = wish.checkpoints, store_of(opened.run)
     if wanted is None:
         return
+    _check_number(fit, wanted.keep_best)
     store.clean()
     found = opened.found
     whole = None if found is None or found.saved is None else found.saved.name
@@ -130,6 +151,18 @@ def _make_durable(fit: Fit, wish: Wish, opened: Opened) -> None:
     fit.leave_at = None if by is None else by - _MARGIN
 
 
+def _check_number(fit: Fit, name: str | None) -> None:
+    """A misspelt number of a validation set is told now, and not after the first epoch."""
+    numbers = ["loss", *(metric.name for metric in fit.valid_metrics)]
+    known = [f"{each}/{number}" for each in fit.valid for number in numbers]
+    own = fit.supervised is None or name is None or name.partition("/")[0] not in fit.valid
+    if not own and not any(name == each or str(name).startswith(f"{each}/") for each in known):
+        raise NoSuchMetric(
+            f"keep_best={name!r}, and no such number is counted{did_you_mean(str(name), known) or '.'} "
+            f"There are: {', '.join(known)}"
+        )
+
+
 def accept(fit: Fit, state: Mapping[str, Any], *, force: bool) -> list[str]:
     """Puts the fit where the state stood, if it is the same training; returns what is worth a warning.
 
@@ -138,10 +171,9 @@ def accept(fit: Fit, state: Mapping[str, Any], *, force: bool) -> list[str]:
     saved, own = state["identity"], fit.identity
     lines = changes(saved["fixed"], own["fixed"])
     if lines and not force:
-        raise StateMismatch(
-            "\n  ".join(["this is not the training that the run began with", *lines])
-            + '\nPut it back as it was, choose another run=, or go on all the same with resume="force"'
-        )
+        or_force = "" if other_shapes(saved["fixed"], own["fixed"]) else ', or go on all the same with resume="force"'
+        told = "\n  ".join(["this is not the training that the run began with", *lines])
+        raise StateMismatch(f"{told}\nPut it back as it was, choose another run={or_force}")
     warnings = [f"{line}; the run goes on with that" for line in [*lines, *changes(saved["free"], own["free"])]]
     warnings += doubts(fit)
     if not lines:
@@ -198,6 +230,8 @@ def tell_resume(fit: Fit, opened: Opened) -> None:
     extra = {"checkpoint": None if saved is None else saved.name, "batches": ctx.batches, "pid": os.getpid()}
     event = Event("resume", time.time(), ctx.epoch, ctx.batch_number, ctx.update, extra=extra)
     record.rewind(min(kept, there), event)
+    if saved is None and there:
+        ctx.warn("the run has no whole checkpoint, and begins anew; what its record said before no longer counts")
     for problem in found.problems:
         ctx.warn(f"a checkpoint was skipped: {problem}")
     if kept > there:

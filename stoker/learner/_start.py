@@ -2,7 +2,7 @@
 
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TextIO, cast
@@ -28,8 +28,9 @@ def start(spec: Spec, wish: Wish, *, show: bool) -> Fit:
     with seeded(spec.seed):
         fit = prepare(spec, wish, seed=seed_of(before))
         with on_device(fit.model, fit.device, fit.home):
-            if before is not None and finished(fit, before, wish):
-                _tell_over(fit, wish, show)
+            notes = None if before is None else finished(fit, before, wish)
+            if notes is not None:
+                _tell_over(fit, wish, notes, show)
                 return fit
             # The last thing before it starts: what could not be made ready leaves no run behind.
             opened = None if wish.run is None else open_run(fit, wish, again=before is not None)
@@ -72,9 +73,13 @@ def go_on(fit: Fit, *, epochs: int | None, updates: int | None, minutes: float |
             train(fit)
 
 
-def _tell_over(fit: Fit, wish: Wish, show: bool) -> None:
+def _tell_over(fit: Fit, wish: Wish, notes: Sequence[str], show: bool) -> None:
     said = Record()  # of its own: nothing has happened to the run
     with watched(said, show):
+        for note in notes:
+            said.append(
+                Event("warning", text=note.replace("; the run goes on with that", "; this is what came before"))
+            )
         text = f"{wish.run} is over already ({fit.ctx.stopping}), and is given back as it is; more epochs would go on"
         said.append(Event("note", text=text))
 

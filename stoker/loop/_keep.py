@@ -6,17 +6,23 @@ from typing import Any
 from torch import nn
 
 from stoker.checkpoint import Moment, Place, RandomWatch, Saved, Unsaved, set_random_state
-from stoker.errors import CheckpointFailed, StokerError
+from stoker.errors import CheckpointFailed
 from stoker.loop._fit import Fit
-from stoker.loop._mark import Mark, marked
-from stoker.loop._state import is_storable, settle_again, state_of
+from stoker.loop._mark import Mark, marked, versions_of
+from stoker.loop._state import is_storable, loss_of, settle_again, state_of
 from stoker.record import Event
+
+_NOT_SAVED = "the weights had changed since the last batch was done: that state was not saved"
 
 
 def begin(fit: Fit) -> None:
     """Before the first epoch; a fit that goes on gets back what callbacks have counted, and its random numbers."""
-    fit.hooks.fire("on_fit_begin", fit.ctx)
+    ctx = fit.ctx
+    kept = dict(ctx.state), ctx.lr_scale, ctx.lr, dict(ctx.metrics)
+    fit.hooks.fire("on_fit_begin", ctx)
     if fit.resumed is not None:
+        # A hook there begins as it does in a new fit; what the run had come to goes before.
+        ctx.state, ctx.lr_scale, ctx.lr, ctx.metrics = {**ctx.state, **kept[0]}, *kept[1:]
         if "model" in fit.resumed:
             settle_again(fit, fit.resumed)
         for name in fit.hooks.load_states(fit.resumed["callbacks"]):
@@ -26,13 +32,19 @@ def begin(fit: Fit) -> None:
         fit.buffers = [buffer.detach().clone() for buffer in fit.model.buffers()]
     if fit.saver is not None:
         fit.watch, fit.unsaved = RandomWatch(), Unsaved(fit.model, list(fit.hooks))
-        fit.homes = [module._buffers for module in fit.model.modules() if module._buffers]
+        fit.homes = [module._buffers for module in fit.model.modules()]
+        fit.watched = [*fit.model.parameters(), *([] if (loss := loss_of(fit)) is None else loss.buffers())]
         fit.extras = [module for module in fit.model.modules() if _has_extra(module)]
         mark(fit)
         if fit.resumed is None:  # else it is there, and this would only use up the room of an older one
             _save(fit, fit.ctx.saving or "the beginning")
             fit.saver.wait()  # what can't be written is known now, and not after the first epoch
     fit.resumed = None
+
+
+def _is_good(fit: Fit) -> bool:
+    """Whether the mark is still a whole state: nobody has written to what it has not copied."""
+    return fit.mark is not None and fit.mark.versions == versions_of(fit)
 
 
 def _has_extra(module: nn.Module) -> bool:
@@ -68,8 +80,13 @@ def cut_short(fit: Fit, *, validating: bool = False) -> None:
     """
     if fit.saver is not None and not fit.cut:
         reason = f"stopped: {fit.ctx.stopping}" if fit.ctx.stopping else "before the last validation"
-        # Random numbers are where they stood: a validation puts them back.
-        _save(fit, reason, at=fit.mark._replace(random=None) if validating else None)
+        if not validating:
+            _save(fit, reason)
+        elif _is_good(fit):
+            # Random numbers are where they stood: a validation puts them back.
+            _save(fit, reason, at=fit.mark._replace(random=None))
+        else:
+            fit.ctx.note(_NOT_SAVED)
     fit.cut = True
 
 
@@ -80,6 +97,7 @@ def end(fit: Fit) -> None:
         return
     ctx.can_save = False
     try:
+        _settle_earlier(fit)
         if not fit.interrupted:
             _save(fit, "the end", ended=ctx.stopping, resumable=not fit.cut)
         elif not fit.cut:
@@ -96,16 +114,25 @@ def rescue(fit: Fit, error: BaseException) -> None:
     if saver is None or fit.cut or isinstance(error, CheckpointFailed | KeyboardInterrupt):
         return  # where it was cut short, what can be gone on from has been saved
     try:
-        saver.wait()
-        _tell(fit, saver.finished())
-        if fit.mark is None:
-            ctx.note("the exception came between an update and the end of its batch: that state was not saved")
+        _settle_earlier(fit)
+        if not _is_good(fit):
+            ctx.note(_NOT_SAVED)
             return
         _save(fit, f"exception: {type(error).__name__}", at=fit.mark)
         saver.wait()
         _tell(fit, saver.finished())
-    except (StokerError, OSError, RuntimeError, ValueError) as problem:  # a device that is lost, say
+    except Exception as problem:  # a device that is lost, say; the user's own exception is on its way
         ctx.warn(f"the last good state could not be saved: {problem}")
+
+
+def _settle_earlier(fit: Fit) -> None:
+    """Waits for what is being written; that one's failure is no reason not to write the next."""
+    assert fit.saver is not None
+    try:
+        fit.saver.wait()
+        _tell(fit, fit.saver.finished())
+    except CheckpointFailed as error:
+        fit.ctx.warn(str(error))
 
 
 def _save(fit: Fit, reason: str, *, ended: str | None = None, resumable: bool = True, at: Mark | None = None) -> None:

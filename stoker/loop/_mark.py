@@ -43,6 +43,7 @@ class Mark(NamedTuple):
     scaler: dict[str, Any] | None
     best: Snapshot | None
     found: Any  # the context's `Best`
+    versions: tuple[int, ...]  # of what is not copied here
 
 
 def marked(fit: Fit) -> Mark:
@@ -65,7 +66,7 @@ def marked(fit: Fit) -> Mark:
         None if ctx.stopping == fit.left else ctx.stopping,
         len(fit.record),
         watch.mark(),
-        _copied(buffers_of(fit)) if fit.homes else [],
+        _copied(buffers_of(fit)),
         [held(module.get_extra_state()) for module in fit.extras],
         place_in(fit),
         fit.tally.mark(),
@@ -74,7 +75,13 @@ def marked(fit: Fit) -> Mark:
         None if fit.scaler is None else fit.scaler.state_dict(),
         fit.best,
         ctx.best,
+        versions_of(fit),
     )
+
+
+def versions_of(fit: Fit) -> tuple[int, ...]:
+    """A number for each parameter that every change to it, by whomever, makes larger."""
+    return tuple([tensor._version for tensor in fit.watched])
 
 
 def buffers_of(fit: Fit) -> list[Tensor]:

@@ -17,7 +17,7 @@ def tell(fit: Fit, tally: Tally) -> None:
     if minutes is not None and ctx.phase == "train" and now - ctx.started > 60 * minutes:
         ctx.stop(f"Stopped after {minutes:g} minutes")
     if fit.leave_at is not None and fit.saver is not None and time.time() > fit.leave_at - fit.saver.slowest:
-        leave(fit, f"Stopped before the deadline, in epoch {ctx.epoch}, after {ctx.update} updates")
+        leave(fit, f"Stopped before the deadline, in epoch {ctx.epoch}, batch {ctx.batch_number}")
     if now - fit.reported < _TOLD_EVERY:
         return
     fit.reported = now

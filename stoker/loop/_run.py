@@ -37,9 +37,11 @@ def running(fit: Fit) -> Iterator[None]:
             if fit.saver is not None:
                 fit.saver.close()
             fit.random, fit.trained = random_state(), time.monotonic() - fit.ctx.started
-            settle(fit)
-            tell_end(fit, time.monotonic() - started)
-            fit.record.close()
+            try:
+                settle(fit)
+            finally:
+                tell_end(fit, time.monotonic() - started)
+                fit.record.close()
 
 
 def settle(fit: Fit) -> None:

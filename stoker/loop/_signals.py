@@ -44,11 +44,11 @@ def _handlers(fit: Fit) -> dict[int, tuple[Any, Callable[..., None]]]:
         if pressed:
             raise KeyboardInterrupt
         pressed.append(number)
-        leave(fit, f"Interrupted in epoch {fit.ctx.epoch}, after {fit.ctx.update} updates")
+        leave(fit, f"Interrupted in epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}")
 
     def terminate(*_: object) -> None:  # a second one changes nothing: clusters send several
         fit.terminated = True
-        leave(fit, f"Terminated (SIGTERM) in epoch {fit.ctx.epoch}, after {fit.ctx.update} updates")
+        leave(fit, f"Terminated (SIGTERM) in epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}")
 
     def save(*_: object) -> None:
         if fit.ctx.can_save:  # else it is about to end, and has been saved

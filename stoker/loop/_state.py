@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker.checkpoint import load_model_state, model_state, random_state
 from stoker.errors import StateMismatch
@@ -42,8 +42,15 @@ def state_of(fit: Fit, mark: Mark | None = None) -> dict[str, Any]:
         "callbacks": here.callbacks,
         "loop": _counters(fit, here),
         "judged": _judged(fit),
+        "loss": None if (loss := loss_of(fit)) is None else model_state(loss),
         "identity": dict(fit.identity),
     }
+
+
+def loss_of(fit: Fit) -> nn.Module | None:
+    """The loss, where it is a module and so may have a state of its own."""
+    loss = None if fit.supervised is None else fit.supervised.loss
+    return loss if isinstance(loss, nn.Module) else None
 
 
 def _judged(fit: Fit) -> Snapshot | None:
@@ -101,9 +108,11 @@ def take_up(fit: Fit, state: Mapping[str, Any]) -> None:
         fit.average.load_state_dict(state["average"])
     if fit.scaler is not None:
         fit.scaler.load_state_dict(state["scaler"])
-    own = places(fit.model)
+    if (loss := loss_of(fit)) is not None and state["loss"] is not None:
+        load_model_state(loss, state["loss"])
+    own, home = places(fit.model), fit.device
     kept = state["best"] if fit.settings.keep == "best" else None
-    fit.best = kept and {name: value.to(own[name].device) for name, value in kept.items()}
+    fit.best = kept and {name: value.to(own[name].device if name in own else home) for name, value in kept.items()}
     for part, saved in state["window"].items():
         fit.accumulators[part] = Accumulator(fit.reduce)
         fit.accumulators[part].load_state_dict(saved, fit.model)
@@ -120,7 +129,8 @@ def take_up(fit: Fit, state: Mapping[str, Any]) -> None:
     now = time.monotonic()
     ctx.started, fit.began = now - loop["seconds"], now - loop["epoch_seconds"]
     ctx.metrics, ctx.state, fit.opened = dict(loop["metrics"]), dict(loop["state"]), state["loader"]
-    ctx.best = None if loop["best"] is None else Best(*loop["best"])
+    known = loop["best"] is not None and (kept is not None or fit.settings.keep == "last")
+    ctx.best = Best(*loop["best"]) if known else None  # not one whose weights are not there
     ctx.lr = _rates(loop["lr"], like=fit.rates(ctx.update, ctx.lr_scale))
     for name, saved in state["valid"].items():
         if name in fit.valid and fit.valid[name].replays:  # another set may be judged on now

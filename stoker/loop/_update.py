@@ -80,7 +80,8 @@ def _refuse(fit: Fit, loss: Tensor | None, grads: Gradients) -> None:
     if fit.settings.on_nan == "skip":
         ctx.warn(f"the update at {where} was skipped: the loss or a gradient is not finite ({fit.skipped} so far)")
         for buffer, before in zip(fit.model.buffers(), fit.buffers, strict=False):
-            buffer.copy_(before)  # running statistics have seen the batch already
+            if buffer.shape == before.shape:
+                buffer.copy_(before)  # running statistics have seen the batch already
         return
     found = first_not_finite(fit, loss, grads)
     for buffer, before in zip(fit.model.buffers(), fit.buffers, strict=False):

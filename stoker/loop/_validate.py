@@ -90,7 +90,7 @@ def _keep_best(fit: Fit) -> None:
     if fit.settings.monitor is None:
         return
     best = fit.record.best(fit.settings.monitor)
-    if best is not None and best != fit.ctx.best:
+    if best is not None and best != fit.ctx.best and best.update == fit.ctx.update:  # the weights are here
         fit.ctx.best = best
         if fit.settings.keep == "best":
             fit.best = snapshot(fit.judged)

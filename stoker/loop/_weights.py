@@ -20,11 +20,12 @@ def snapshot(model: nn.Module) -> Snapshot:
 
 
 def restore(model: nn.Module, weights: Snapshot) -> None:
-    """Writes a copy back, in place: parameters stay the same objects."""
-    own = places(model)
-    with torch.no_grad():
-        for name, value in weights.items():
-            own[name].copy_(value)
+    """Writes a copy back, in place: parameters stay the same objects; a buffer may have had another shape, or none."""
+    own = model_state(model)
+    parameters = {name: weights.get(name, value) for name, value in own["parameters"].items()}
+    buffers = {name: value for name, value in weights.items() if name not in parameters}
+    empty = [name for name in (*own["buffers"], *own["empty"]) if name not in buffers]
+    load_model_state(model, {**own, "parameters": parameters, "buffers": buffers, "empty": empty})
 
 
 def places(model: nn.Module) -> Snapshot:

@@ -231,6 +231,11 @@ class WrappedRule:
         ]
         state = {position[name]: from_plain(value) for name, value in kept.items()}
         made.load_state_dict({"state": state, "param_groups": settings})
+        for name, place in position.items():  # torch casts what it loads to the parameter's dtype
+            own = made.state.get(self._parameters[name], {})
+            for key, value in state.get(place, {}).items():
+                if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) and own[key].dtype != value.dtype:
+                    own[key] = value.to(own[key].device)
         return made
 
     def take_up(self, ready: _Native) -> None:

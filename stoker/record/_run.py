@@ -95,7 +95,13 @@ class Run:
             if "id" not in known:  # a new one, or its creation was cut short: this file is the last of it
                 if not known:  # runs had no id at first, and those keep their config
                     _write_config(path / CONFIG, config)
-                known = {**facts_of_this_process(), **plain(facts), **known, "id": secrets.token_hex(8)}
+                known = {
+                    **facts_of_this_process(),
+                    **plain(facts),
+                    **known,
+                    "id": secrets.token_hex(8),
+                    "path": str(path.absolute()),
+                }
                 write_json(path / FACTS, known)
             run = cls(path, record, config=read_json(path / CONFIG), facts=known)
         except BaseException:

@@ -57,7 +57,10 @@ def test_damaged_ones_are_named_when_all_are_read(run, capsys):
     weights.write_bytes(data)
     out = shown(capsys)
     assert "00001000" not in out and "* 00002000" in out and "damaged" not in out
-    out = shown(capsys, "--verify")
+    assert main(["show", "digits", "--verify"]) == 1
+    told = capsys.readouterr()
+    out = told.out
+    assert told.err == "stoker: 2 of the checkpoints in 'runs/digits' can't be read whole\n"
     assert "\n  damaged: 00001000/manifest.json" in out and "\n  damaged: 00002000/model.safetensors" in out
     assert "every byte" not in out and len(problems(store_of(run))) == 2
 

@@ -196,11 +196,18 @@ def test_where_all_are_damaged_it_begins_anew_and_says_so(tmp_path):
     left, whole = killed(tmp_path)
     for name in names(left):
         damage(left / "checkpoints" / name / "state.json")
-    resumed = fit(left)
+    before = files(left / "checkpoints")
+    with pytest.raises(
+        stoker.BadFile, match=r"(?s)no checkpoint in .* is whole\n  00000008/state.json.*00000004.*begin anew"
+    ):
+        fit(left)
+    assert files(left / "checkpoints") == before
+    resumed = fit(left, resume="force")
     assert came_out(resumed) == whole
     assert resumed.record.events_of("resume")[-1].extra["checkpoint"] is None
     assert "resumed from the start: there is no checkpoint to go on from" in (left / "log.txt").read_text()
-    skipped = [text.split(" is damaged")[0] for text in texts(resumed.record)]
+    told, *skipped = [text.split(" is damaged")[0] for text in texts(resumed.record)]
+    assert told.startswith("the run has no whole checkpoint, and begins anew")
     assert skipped == [f"a checkpoint was skipped: {name}/state.json" for name in ("00000008", "00000004")]
     assert {"00000004", "00000008"} < set(names(left))
 

@@ -71,13 +71,13 @@ def interrupted(act, folder):
 def test_one_interrupt_ends_the_batch_and_gives_a_fitted(tmp_path):
     said, record = interrupted("os.kill(os.getpid(), signal.SIGINT)", tmp_path)
     assert said == [
-        "stopped: Interrupted in epoch 4, after 13 updates",
+        "stopped: Interrupted in epoch 4, batch 2",
         "fitted 2 4",
         "best True",
         "handler True",
         "['end of batch 1', 'end of batch 2', 'end of epoch', 'interrupt', 'end of fit']",
     ]
-    assert record.events_of("stop")[-1].text == "Interrupted in epoch 4, after 13 updates"
+    assert record.events_of("stop")[-1].text == "Interrupted in epoch 4, batch 2"
     assert record.events_of("end")[-1].extra["updates"] == 14
     assert len(record.all("valid/loss")) == 3  # a fit that is to end does not validate once more
 

@@ -68,7 +68,7 @@ def test_ctrl_c_once_and_twice():
     with interruptible(fit):
         signal.raise_signal(signal.SIGINT)
         assert fit.interrupted and not fit.terminated
-        assert fit.ctx.stopping == "Interrupted in epoch 1, after 1 updates"
+        assert fit.ctx.stopping == "Interrupted in epoch 1, batch 1"
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -79,7 +79,7 @@ def test_sigterm_as_often_as_it_comes():
         for _ in range(3):
             signal.raise_signal(signal.SIGTERM)
     assert fit.terminated and fit.interrupted
-    assert fit.ctx.stopping == "Terminated (SIGTERM) in epoch 1, after 1 updates"
+    assert fit.ctx.stopping == "Terminated (SIGTERM) in epoch 1, batch 1"
 
 
 def test_the_first_reason_is_kept():
@@ -171,4 +171,4 @@ def test_a_hook_may_interrupt_as_ctrl_c_does():
     )
     fitted = learner().fit(samples(96), epochs=3, batch_size=16, callbacks=[at], show=False)
     assert said == [1, 2, "epoch", "interrupt", "end"]
-    assert fitted.stopped == "Interrupted in epoch 1, after 1 updates"
+    assert fitted.stopped == "Interrupted in epoch 1, batch 2"

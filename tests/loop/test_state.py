@@ -14,7 +14,7 @@ from tests.loop.fits import learner, same, samples
 
 PARTS = {
     *("model", "optimizer", "average", "best", "window", "scaler", "random", "loader", "valid", "tally", "norms"),
-    *("callbacks", "loop", "judged", "identity"),
+    *("callbacks", "loop", "judged", "loss", "identity"),
 }
 HERE = Checkpoint(every=1, keep_last=99, background=False)
 

@@ -178,6 +178,7 @@ BY_OTHERS = {
     "loop.seconds": "test_the_time_of_a_run_goes_on",
     "loop.epoch_seconds": "test_the_time_of_a_run_goes_on",
     "judged": "test_a_schedule_free_run_needs_its_judged_weights",
+    "loss": "test_the_state_of_a_loss_comes_back",
     "identity": "test_another_training_is_refused",
     "tally.on_host": "there is no other device here",
 }

@@ -261,7 +261,7 @@ def test_handlers_are_put_back_after_an_exception(tmp_path, error):
 def test_a_deadline_is_met_and_the_run_goes_on_later(start, whole, tmp_path, program):
     child = start(program)
     assert child.wait() == 0, child.printed()
-    assert told(child)["stopped"] == "Stopped before the deadline, in epoch 1, after 0 updates"
+    assert told(child)["stopped"] == "Stopped before the deadline, in epoch 1, batch 1"
     assert newest(tmp_path / "run") == (1, 1, 0)
     goes_on(start, whole)
 
@@ -277,7 +277,7 @@ def test_after_its_minutes_it_is_saved_and_goes_on_later(start, whole, tmp_path)
     assert child.wait() == 0, child.printed()
     assert told(child)["stopped"] == "Stopped after 1e-09 minutes"
     kept = [(saved.batch, saved.resumable) for saved in checkpoints_of(tmp_path / "run").saved()]
-    assert kept == [(0, True), (1, True), (1, False)]
+    assert kept == [(1, True), (1, False)]
     goes_on(start, whole)
 
 

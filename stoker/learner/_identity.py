@@ -83,10 +83,12 @@ def other_data(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
 
 def other_shapes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     """Whether the parameters are other ones, which no force can fill from the saved ones; freezing some is not that."""
-    before, now = (dict(each.get("model") or {}) for each in (saved, own))
-    return {name: kind.removesuffix(_FROZEN) for name, kind in before.items()} != {
-        name: kind.removesuffix(_FROZEN) for name, kind in now.items()
-    }
+    models = [each.get("model") for each in (saved, own)]
+    before, now = (
+        {name: kind.removesuffix(_FROZEN) for name, kind in each.items()} if isinstance(each, Mapping) else {}
+        for each in models
+    )
+    return before != now
 
 
 def _models(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -23,6 +23,11 @@ def generators_of(loader: DataLoader[Any]) -> dict[str, Generator]:
     return dict(_walk(loader, "", set()))
 
 
+def generators_in(source: object) -> list[str]:
+    """The names of the generators that a data set keeps."""
+    return list(dict(_walk(source, "", set())))
+
+
 def _walk(thing: object, prefix: str, seen: set[int]) -> Iterator[tuple[str, Generator]]:
     inside = vars(thing) if hasattr(thing, "__dict__") else {}
     for kinds in (_kinds(), (Sampler, Dataset)):  # its own before those of what it holds, which may be the same

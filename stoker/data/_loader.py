@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from stoker.data._batches import Recipe, built_here
 from stoker.data._feeds import Feed, Foreign, Numbered, Rows, Samples, Streamed
-from stoker.data._generators import generators_of, set_states, states_of
+from stoker.data._generators import generators_in, generators_of, set_states, states_of
 from stoker.data._move import moved
 from stoker.data._order import seed_of
 from stoker.data._source import Stream, as_source
@@ -119,6 +119,12 @@ class Loader:
             return (
                 "the workers of this DataLoader live on from epoch to epoch (persistent_workers=True), and where their "
                 "random numbers stand can't be saved; what a transform draws there is not what it would have drawn"
+            )
+        own = [] if isinstance(self._feed, Foreign | Rows) else generators_in(self.source)
+        if own:
+            return (
+                f"the {type(self.source).__name__} draws from a generator of its own ({', '.join(own)}), which can't "
+                "be put back; draw from torch's, numpy's or Python's global one, which a Loader seeds for every sample"
             )
         return None
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint import load_model_state, model_state, random_state
@@ -87,11 +88,13 @@ def _counters(fit: Fit, mark: Mark) -> dict[str, Any]:
 
 def is_storable(value: Any) -> bool:
     """Whether something of the user's is tensors and plain values only."""
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):  # a named tuple would come back as another thing
         return all(is_storable(each) for each in value)
     if isinstance(value, dict):
         return all(is_storable(each) for pair in value.items() for each in pair)
-    return value is None or isinstance(value, bool | int | float | str | bytes | Tensor)
+    if isinstance(value, Tensor):
+        return type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided
+    return value is None or isinstance(value, bool | int | float | str | bytes)
 
 
 def settle_again(fit: Fit, state: Mapping[str, Any]) -> None:

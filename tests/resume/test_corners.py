@@ -199,3 +199,34 @@ def test_a_copy_is_not_resumed_as_what_it_was_copied_from(tmp_path, monkeypatch,
     assert main(["resume", str(tmp_path / "moved"), "--yes"]) == 1
     told = capsys.readouterr().err
     assert "was begun as" in told and "start the script yourself with run=" in told
+
+
+class Drawing:
+    """Samples with noise from a generator that the data set keeps."""
+
+    def __init__(self):
+        self.rng = torch.Generator().manual_seed(1)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        x = torch.randn(3, generator=self.rng)
+        return x, x.sum(0, keepdim=True)
+
+
+def test_a_data_set_that_draws_from_a_generator_of_its_own_is_told(tmp_path):
+    def texts_of(source):
+        fitted = linear().fit(source, epochs=1, batch_size=16, run=tmp_path / type(source).__name__, show=False)
+        return texts(fitted.record)
+
+    (told,) = texts_of(Drawing())
+    assert told.startswith("the Drawing draws from a generator of its own (rng), which can't be put back")
+    assert texts_of(list(zip(*line(), strict=True))) == []
+
+
+def test_what_a_checkpoint_cant_hold_of_the_users_own_is_told_and_stops_nothing(tmp_path):
+    odd = {"best": time.gmtime(0), "few": torch.eye(2).to_sparse()}
+    hook = callbacks.on(fit_begin=lambda ctx: ctx.state.update(odd))
+    told = texts(fit(tmp_path / "run", hooks=[hook]).record)
+    assert [text.split(" is a ")[0] for text in told] == ["ctx.state['best']", "ctx.state['few']"]

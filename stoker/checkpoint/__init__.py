@@ -6,7 +6,7 @@ Reading one runs no code, and what is damaged is skipped by name.
 """
 
 from stoker.checkpoint._checkpoint import Checkpoint, deadline
-from stoker.checkpoint._model import load_model_state, model_state
+from stoker.checkpoint._model import has_extra, load_model_state, model_state
 from stoker.checkpoint._place import Moment, Place, Saved
 from stoker.checkpoint._policy import Action, Delete, Policy, Rule, Save, composed, every, keep_best, keep_last
 from stoker.checkpoint._random import RandomWatch, random_state, set_random_state
@@ -34,6 +34,7 @@ __all__ = [
     "composed",
     "deadline",
     "every",
+    "has_extra",
     "keep_best",
     "keep_last",
     "load_model_state",

@@ -87,8 +87,9 @@ class Fit:
     saver: Saver | None = None
     watch: RandomWatch | None = None
     unsaved: Unsaved | None = None
-    watched: Sequence[Tensor] = ()  # parameters, and buffers of the loss: what a mark doesn't copy
+    watched: Sequence[Tensor] = ()  # the parameters, which a mark doesn't copy
     homes: Sequence[Mapping[str, Tensor | None]] = ()  # the modules' own tables of buffers
+    loss_homes: Sequence[Mapping[str, Tensor | None]] = ()  # and those of the loss
     extras: Sequence[nn.Module] = ()  # modules with a `get_extra_state` of their own
     warned: set[str] = field(default_factory=set)  # of what no checkpoint can hold
     mark: Any = None  # the last good state: a `Mark`, until the next update begins

@@ -3,9 +3,7 @@
 import time
 from typing import Any
 
-from torch import nn
-
-from stoker.checkpoint import Moment, Place, RandomWatch, Saved, Unsaved, set_random_state
+from stoker.checkpoint import Moment, Place, RandomWatch, Saved, Unsaved, has_extra, set_random_state
 from stoker.errors import CheckpointFailed
 from stoker.loop._fit import Fit
 from stoker.loop._mark import Mark, marked, versions_of
@@ -33,8 +31,9 @@ def begin(fit: Fit) -> None:
     if fit.saver is not None:
         fit.watch, fit.unsaved = RandomWatch(), Unsaved(fit.model, list(fit.hooks))
         fit.homes = [module._buffers for module in fit.model.modules()]
-        fit.watched = [*fit.model.parameters(), *([] if (loss := loss_of(fit)) is None else loss.buffers())]
-        fit.extras = [module for module in fit.model.modules() if _has_extra(module)]
+        loss, fit.watched = loss_of(fit), list(fit.model.parameters())
+        fit.loss_homes = [] if loss is None else [module._buffers for module in loss.modules()]
+        fit.extras = [module for module in fit.model.modules() if has_extra(module)]
         mark(fit)
         if fit.resumed is None:  # else it is there, and this would only use up the room of an older one
             _save(fit, fit.ctx.saving or "the beginning")
@@ -45,10 +44,6 @@ def begin(fit: Fit) -> None:
 def _is_good(fit: Fit) -> bool:
     """Whether the mark is still a whole state: nobody has written to what it has not copied."""
     return fit.mark is not None and fit.mark.versions == versions_of(fit)
-
-
-def _has_extra(module: nn.Module) -> bool:
-    return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
 def mark(fit: Fit) -> None:

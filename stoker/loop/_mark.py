@@ -3,7 +3,7 @@
 import copy
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ class Mark(NamedTuple):
     events: int
     random: Any  # a mark of the fit's `RandomWatch`; None where they stand as they did
     buffers: list[Tensor]
+    loss: list[Tensor]  # the loss's own buffers
     extra: list[Any]  # of modules that hold more than tensors
     loader: Mapping[str, Any]
     tally: Any  # a mark of the fit's `Tally`
@@ -66,7 +67,8 @@ def marked(fit: Fit) -> Mark:
         None if ctx.stopping == fit.left else ctx.stopping,
         len(fit.record),
         watch.mark(),
-        _copied(buffers_of(fit)),
+        _copied(buffers_in(fit.homes)),
+        _copied(buffers_in(fit.loss_homes)),
         [held(module.get_extra_state()) for module in fit.extras],
         place_in(fit),
         fit.tally.mark(),
@@ -84,9 +86,9 @@ def versions_of(fit: Fit) -> tuple[int, ...]:
     return tuple([tensor._version for tensor in fit.watched])
 
 
-def buffers_of(fit: Fit) -> list[Tensor]:
-    """The model's buffers in its order, each once; walking over all modules would cost more than all the rest."""
-    found = {id(buffer): buffer for home in fit.homes for buffer in home.values() if buffer is not None}
+def buffers_in(homes: Sequence[Mapping[str, Tensor | None]]) -> list[Tensor]:
+    """The buffers of modules in their order, each once; walking over all modules would cost more than all the rest."""
+    found = {id(buffer): buffer for home in homes for buffer in home.values() if buffer is not None}
     return list(found.values())
 
 

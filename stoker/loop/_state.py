@@ -24,8 +24,7 @@ def state_of(fit: Fit, mark: Mark | None = None) -> dict[str, Any]:
     random = random_state() if mark is None or mark.random is None else fit.watch.state_at(mark.random)
     if random is None:
         raise StateMismatch("Python's or numpy's random numbers were drawn from, and can't be told as they stood")
-    model = model_state(fit.model)
-    model["buffers"] = dict(zip(model["buffers"], here.buffers, strict=True))
+    model = _with_buffers(model_state(fit.model), here.buffers)
     model["extra"] = dict(zip(model["extra"], here.extra, strict=True))
     windows = fit.accumulators if mark is None else {}  # a mark stands where a window has ended
     return {
@@ -43,9 +42,13 @@ def state_of(fit: Fit, mark: Mark | None = None) -> dict[str, Any]:
         "callbacks": here.callbacks,
         "loop": _counters(fit, here),
         "judged": _judged(fit),
-        "loss": None if (loss := loss_of(fit)) is None else model_state(loss),
+        "loss": None if (loss := loss_of(fit)) is None else _with_buffers(model_state(loss), here.loss),
         "identity": dict(fit.identity),
     }
+
+
+def _with_buffers(state: dict[str, Any], buffers: list[Tensor]) -> dict[str, Any]:
+    return {**state, "buffers": dict(zip(state["buffers"], buffers, strict=True))}
 
 
 def loss_of(fit: Fit) -> nn.Module | None:
@@ -103,7 +106,7 @@ def settle_again(fit: Fit, state: Mapping[str, Any]) -> None:
 
 
 def take_up(fit: Fit, state: Mapping[str, Any]) -> None:
-    """Puts a fit that was made anew where `state` stood; callbacks and random numbers follow in `go_on_from`."""
+    """Puts a fit that was made anew where `state` stood; callbacks and random numbers follow in `begin`."""
     ctx, loop = fit.ctx, state["loop"]
     load_model_state(fit.model, state["model"])
     fit.optimizer.load_state_dict(state["optimizer"])

@@ -5,7 +5,7 @@ from torch import nn
 
 from stoker import Callback
 from stoker.checkpoint import RandomWatch
-from stoker.loop._mark import buffers_of, marked
+from stoker.loop._mark import buffers_in, marked
 from tests.loop.fits import learner, samples
 
 
@@ -65,7 +65,7 @@ def test_buffers_are_there_once_and_in_the_order_of_the_model():
             return self.head(self.norm(x))
 
     fit, _ = ready(model=Tied)
-    found, own = buffers_of(fit), list(fit.model.buffers())
+    found, own = buffers_in(fit.homes), list(fit.model.buffers())
     assert len(found) == len(own) == 3 and all(a is b for a, b in zip(found, own, strict=True))
 
 

@@ -156,9 +156,10 @@ class Centred(nn.Module):
         return ((predictions - targets) ** 2).mean() + 0.1 * (predictions - self.mean).abs().mean()
 
 
-def test_the_state_of_a_loss_comes_back(tmp_path):
+@pytest.mark.parametrize("at", ["train_batch_begin", "train_batch_after_loss"])
+def test_the_state_of_a_loss_comes_back(tmp_path, at):
     with pytest.raises(ZeroDivisionError):
-        fit(tmp_path / "run", hooks=[boom("train_batch_begin", 2, 3)], of=lambda: linear(loss=Centred()))
+        fit(tmp_path / "run", hooks=[boom(at, 2, 3)], of=lambda: linear(loss=Centred()))
     resumed = fit(tmp_path / "run", of=lambda: linear(loss=Centred()))
     assert came_out(resumed) == came_out(fit(None, of=lambda: linear(loss=Centred())))
 

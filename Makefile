@@ -46,6 +46,8 @@ bench: $(VENV)/.peers  ## stoker, plain torch and the peers side by side, as rat
 	$(BIN)/python -m benchmarks.own_loop
 	$(BIN)/python -m benchmarks.fit
 	$(BIN)/python -m benchmarks.save
+	$(BIN)/python -m benchmarks.record
+	$(BIN)/python -m benchmarks.viewers
 
 docs: $(READY)  ## the API, from its docstrings, as pages in site/
 	$(BIN)/pdoc stoker --output-directory site

@@ -12,27 +12,13 @@ Data walks through the rooms in this order, and the names below stand in it:
 >>> for inputs, targets in data.Loader((x, x.sum(1, keepdim=True)), batch_size=16, shuffle=0):
 ...     loss = torch.nn.functional.mse_loss(model(inputs), targets)
 ...     optimizer.step(stoker.backward(loss, model), lr=1e-2)
+
+A name is loaded when it is first asked for, so that what only reads runs (`stoker.record`, `stoker watch`) needs no
+torch.
 """
 
-from stoker import (
-    callbacks,
-    checkpoint,
-    data,
-    gradients,
-    learner,
-    loop,
-    metrics,
-    optim,
-    record,
-    schedule,
-    show,
-    step,
-    weights,
-)
-from stoker._select import freeze, select, unfreeze
-from stoker.callbacks import Callback
-from stoker.checkpoint import Checkpoint
-from stoker.config import Config
+from typing import TYPE_CHECKING, Any
+
 from stoker.errors import (
     BadData,
     BadFile,
@@ -56,20 +42,43 @@ from stoker.errors import (
     WorkerDied,
     WrongType,
 )
-from stoker.gradients import Accumulator, Gradients, backward
-from stoker.learner import Fitted, Learner, load_for_inference, lr_find
-from stoker.record import Record
-from stoker.step import (
-    ClassificationOutput,
-    MultiLabelOutput,
-    Objective,
-    Output,
-    RegressionOutput,
-    SequenceOutput,
-    summary,
-    valid,
-)
-from stoker.weights import load, load_torch, save
+
+if TYPE_CHECKING:
+    from stoker import (
+        callbacks,
+        checkpoint,
+        data,
+        gradients,
+        learner,
+        loop,
+        metrics,
+        optim,
+        program,
+        record,
+        report,
+        schedule,
+        show,
+        step,
+        weights,
+    )
+    from stoker._select import freeze, select, unfreeze
+    from stoker.callbacks import Callback
+    from stoker.checkpoint import Checkpoint
+    from stoker.config import Config
+    from stoker.gradients import Accumulator, Gradients, backward
+    from stoker.learner import Fitted, Learner, load_for_inference, lr_find
+    from stoker.record import Record
+    from stoker.step import (
+        ClassificationOutput,
+        MultiLabelOutput,
+        Objective,
+        Output,
+        RegressionOutput,
+        SequenceOutput,
+        summary,
+        valid,
+    )
+    from stoker.weights import load, load_torch, save
 
 __version__ = "0.1.0"
 
@@ -123,7 +132,9 @@ __all__ = [
     "lr_find",
     "metrics",
     "optim",
+    "program",
     "record",
+    "report",
     "save",
     "schedule",
     "select",
@@ -134,3 +145,40 @@ __all__ = [
     "valid",
     "weights",
 ]
+
+# Where the names live that are neither errors nor rooms.
+_HOMES = {
+    "_select": ("freeze", "select", "unfreeze"),
+    "callbacks": ("Callback",),
+    "checkpoint": ("Checkpoint",),
+    "config": ("Config",),
+    "gradients": ("Accumulator", "Gradients", "backward"),
+    "learner": ("Fitted", "Learner", "load_for_inference", "lr_find"),
+    "record": ("Record",),
+    "step": (
+        "ClassificationOutput",
+        "MultiLabelOutput",
+        "Objective",
+        "Output",
+        "RegressionOutput",
+        "SequenceOutput",
+        "summary",
+        "valid",
+    ),
+    "weights": ("load", "load_torch", "save"),
+}
+
+
+if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistake
+
+    def __getattr__(name: str) -> Any:
+        """A public name that nobody has asked for yet; from now on it is an ordinary one."""
+        if name not in __all__:
+            raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+        home = next((home for home, names in _HOMES.items() if name in names), None)
+        module = __import__(f"stoker.{home or name}", fromlist=[name])
+        globals()[name] = found = getattr(module, name) if home else module
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

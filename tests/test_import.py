@@ -4,6 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+from tests.test_house import LIGHT, ROOMS
+
 STATES = """
 import json, logging, os, random, signal, sys, warnings
 import numpy, torch
@@ -41,9 +45,12 @@ def in_a_fresh_process(program):
     return json.loads(done.stdout)
 
 
+EVERYTHING = "import stoker\nfor name in stoker.__all__: getattr(stoker, name)\n"  # a name is loaded when it is used
+
+
 def test_importing_changes_no_global_state():
     before, after = in_a_fresh_process(
-        STATES + "before = states()\nimport stoker\nafter = states()\nprint(json.dumps([before, after]))"
+        STATES + f"before = states()\n{EVERYTHING}after = states()\nprint(json.dumps([before, after]))"
     )
     for name in before:
         assert before[name] == after[name], name
@@ -52,15 +59,31 @@ def test_importing_changes_no_global_state():
 def test_importing_is_light():
     """100 ms are about 200 modules of ordinary size; what is heavy is named."""
     new = in_a_fresh_process(
-        "import json, sys, torch\nbefore = set(sys.modules)\nimport stoker\n"
+        f"import json, sys, torch\nbefore = set(sys.modules)\n{EVERYTHING}"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )
     others = [name for name in new if name.split(".")[0] != "stoker"]
     assert len(others) <= 40, others
     heavy = {"rich", "matplotlib", "pandas", "polars", "pyarrow", "datasets", "tyro", "scipy", "sklearn", "msgpack"}
+    heavy |= {"textual", "starlette", "uvicorn", "msgspec", "tensorboard", "mlflow", "wandb", "trackio"}
     assert not heavy & {name.split(".")[0] for name in new}
     slow = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.onnx"}
     assert not slow & set(new)
+
+
+def test_the_import_alone_loads_next_to_nothing():
+    new = in_a_fresh_process(
+        "import json, sys\nbefore = set(sys.modules)\nimport stoker\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    assert {name for name in new if name.split(".")[0] == "stoker"} == {"stoker", "stoker.errors"}
+    assert "torch" not in new and "numpy" not in new and len(new) < 30, new
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_can_be_the_first_to_be_imported(room):
+    loaded = in_a_fresh_process(f"import json, sys, stoker.{room}\nprint(json.dumps(sorted(sys.modules)))")
+    assert ("torch" in loaded) == (room not in (*LIGHT, "cli"))
 
 
 def test_training_loads_no_compiler():

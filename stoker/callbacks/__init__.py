@@ -12,10 +12,16 @@ from stoker.callbacks._freeze import FreezeUntil
 from stoker.callbacks._hooks import Hooks
 from stoker.callbacks._mix import CutMix, MixUp
 from stoker.callbacks._mixed_loss import mixed_loss
+from stoker.callbacks._mlflow import MLflow
 from stoker.callbacks._on import on
 from stoker.callbacks._plateau import ReduceLROnPlateau
 from stoker.callbacks._profile import Profile
+from stoker.callbacks._sink import Ending, Known, Sink, Tracked
+from stoker.callbacks._tensorboard import TensorBoard
 from stoker.callbacks._time import StopOnTime
+from stoker.callbacks._tracker import Tracker
+from stoker.callbacks._trackio import Trackio
+from stoker.callbacks._wandb import WandB
 
 __all__ = [
     "CSV",
@@ -24,12 +30,21 @@ __all__ = [
     "Context",
     "CutMix",
     "EarlyStopping",
+    "Ending",
     "FreezeUntil",
     "Hooks",
+    "Known",
+    "MLflow",
     "MixUp",
     "Profile",
     "ReduceLROnPlateau",
+    "Sink",
     "StopOnTime",
+    "TensorBoard",
+    "Tracked",
+    "Tracker",
+    "Trackio",
+    "WandB",
     "mixed_loss",
     "on",
 ]

@@ -2,27 +2,30 @@
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.checkpoint import Saved, Store
-from stoker.cli._runs import when
 from stoker.errors import BadFile
-from stoker.record import Run
+from stoker.record import Kept, Run, checkpoints, size, when
+
+if TYPE_CHECKING:
+    from stoker.checkpoint import Store
 
 
-def store_of(run: Run) -> Store:
-    """The checkpoints of a run."""
+def store_of(run: Run) -> "Store":
+    """The checkpoints of a run, to read them whole."""
+    from stoker.checkpoint import Store  # with torch, which takes a second
+
     return Store(run.path / "checkpoints", run=run.id)
 
 
 def show(console: Console, run: Run, *, verify: bool) -> None:
     """Prints a line for each checkpoint, the best one marked; with `verify` also what is damaged, and why."""
-    store = store_of(run)
     try:
-        found = store.saved()
+        found = checkpoints(run.path, run.facts)
     except BadFile as error:
         console.print(f"\n{error}", markup=False, style="red")
         return
@@ -30,7 +33,7 @@ def show(console: Console, run: Run, *, verify: bool) -> None:
         console.print("\ncheckpoints", style="bold")
         _print_table(console, found, run)
     if verify:
-        damaged = problems(store)
+        damaged = problems(store_of(run))
         for problem in damaged:
             console.print(f"  damaged: {problem}", markup=False, style="red")
         if damaged:
@@ -39,7 +42,7 @@ def show(console: Console, run: Run, *, verify: bool) -> None:
             console.print("  every byte of them is as it was written", style="green")
 
 
-def problems(store: Store) -> list[str]:
+def problems(store: "Store") -> list[str]:
     """A line for each checkpoint that can't be read whole, by name; all of them are read."""
     lines = store.newest(lambda saved: False).problems  # those that don't even say what they are
     for saved in store.saved():
@@ -50,7 +53,7 @@ def problems(store: Store) -> list[str]:
     return lines
 
 
-def best_of(found: Sequence[Saved], run: Run) -> Saved | None:
+def best_of(found: Sequence[Kept], run: Run) -> Kept | None:
     """The checkpoint with the best of the number that the run is judged by; the first of equals."""
     name: str = run.record.summary()["monitor"] or ""
     sign = -1 if run.record.direction(name) == "max" else 1
@@ -58,19 +61,7 @@ def best_of(found: Sequence[Saved], run: Run) -> Saved | None:
     return min(judged, key=lambda saved: sign * saved.values[name], default=None)
 
 
-def size(count: int) -> str:
-    """A number of bytes as people say it.
-
-    >>> size(999), size(12_345), size(2_500_000_000)
-    ('999 bytes', '12.3 kB', '2.5 GB')
-    """
-    for unit, of in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= of:
-            return f"{count / of:.1f} {unit}"
-    return f"{count} bytes"
-
-
-def _print_table(console: Console, found: Sequence[Saved], run: Run) -> None:
+def _print_table(console: Console, found: Sequence[Kept], run: Run) -> None:
     best = best_of(found, run)
     table = Table("  name", "epoch", "update", "saved", "size", "why", box=None, pad_edge=False)
     for saved in found:

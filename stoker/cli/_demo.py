@@ -61,6 +61,7 @@ def main(folder: str = "runs", config: DemoConfig | None = None) -> None:
     run = fresh(Path(folder) / "demo")
     console.print(f"drawing {config.images:,} digits to learn from, and 2,000 to be judged by …")
     train, test = data.digits("train", size=config.images), data.digits("test", size=2000)
+    console.print(f"to watch it from another terminal: stoker watch {run}")
     updates = config.epochs * -(-config.images * 9 // 10 // config.batch_size)
     torch.manual_seed(config.seed)
     learner = stoker.Learner(
@@ -87,9 +88,14 @@ def main(folder: str = "runs", config: DemoConfig | None = None) -> None:
     images = test.tensors[0][:4]
     draw(console, images, stoker.valid(restored)(images).argmax(1))
     console.print("\nnext:")
-    console.print(f"  stoker show {run}     the curves, the numbers, the config")
-    console.print(f"  stoker runs {folder}          all runs")
-    console.print("  stoker/cli/_demo.py   this program")
+    places = {
+        f"stoker watch {run}": "its curves and numbers on this terminal; it is live while a run trains",
+        f"stoker ui {folder}": f"all runs in {folder} as a web page: search, zoom, compare",
+        f"stoker report {run}": "one HTML file to send to a colleague",
+        "stoker/cli/_demo.py": "this program",
+    }
+    for place, purpose in places.items():
+        console.print(f"  {place:<{max(map(len, places))}}  {purpose}", markup=False)
 
 
 def fresh(path: Path) -> Path:

@@ -11,13 +11,16 @@ import torch
 from stoker.cli._screen import screen
 
 _NEEDED = ("stoker", "torch", "numpy", "safetensors", "rich", "msgpack")
-_OURS = {"dev", "docs"}  # extras for those who work on stoker itself
+_OURS = {"bench", "dev", "docs"}  # extras for those who work on stoker itself
 _FRIENDS = {  # no extras: stoker meets them where they are
     "pandas": "tables as data, history.to_pandas()",
     "polars": "tables as data",
     "pyarrow": "tables as data",
     "datasets": "Hugging Face's data sets as data",
     "torchmetrics": "its metrics beside stoker's",
+    "mlflow": "callbacks.MLflow",
+    "wandb": "callbacks.WandB",
+    "trackio": "callbacks.Trackio",
 }
 
 

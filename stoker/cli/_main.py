@@ -11,6 +11,8 @@ _RUN = "a run's directory, or its name in the folder runs"
 _RESUME = """Starts the script of a run again, in the folder and with the arguments that it was started with, and has it
 go on from the run's newest whole checkpoint (STOKER_RESUME names the run to it). That runs a command out of a file,
 run.json, so it is shown first, and you are asked. The exit code is the script's."""
+_WATCH = """Shows a run, or several laid over each other: curves, numbers, progress, log. It only reads, and leaving
+with q leaves the run alone; ? lists the keys. Where stdout is no terminal, it prints one page of text and ends."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +57,23 @@ def parser() -> argparse.ArgumentParser:
     resume.add_argument("run", metavar="RUN", help=_RUN)
     resume.add_argument("--yes", action="store_true", help="don't ask: the directory comes from somebody you trust")
 
+    watch = commands.add_parser("watch", help="show runs on this terminal while they train", description=_WATCH)
+    watch.add_argument("runs", metavar="RUN", nargs="*", help=f"{_RUN} (default: the newest run there is)")
+    watch.add_argument("--wait", action="store_true", help="wait for a run that has not begun yet")
+    watch.add_argument("--light", action="store_true", default=None, help="colours for a light terminal")
+
+    ui = commands.add_parser("ui", help="show the runs in a folder as a web page on this machine")
+    ui.add_argument("folder", nargs="?", default="runs", help="where to look, with all folders below (default: runs)")
+    ui.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1, this machine)")
+    ui.add_argument("--port", type=int, help="the port (default: 7070 or the next free one; 0: any free one)")
+    ui.add_argument("--read-only", action="store_true", help="nothing can be asked of a run, with no token either")
+    ui.add_argument("--open", action="store_true", help="open the page in a browser")
+
+    report = commands.add_parser("report", help="write a run, or several to compare, as one HTML file")
+    report.add_argument("runs", metavar="RUN", nargs="+", help=_RUN)
+    report.add_argument("-o", "--output", default="report.html", help="the file to write (default: report.html)")
+
+    _add_files(commands)
     commands.add_parser("doctor", help="say what is installed, what is missing, and what this machine can do")
     return top
 
@@ -80,6 +99,20 @@ def _run(given: argparse.Namespace) -> int:
         from stoker.cli import _resume
 
         return _resume.main(given.run, yes=given.yes)
+    elif given.command == "watch":
+        from stoker.cli import _watch
+
+        return _watch.main(given.runs, wait=given.wait, light=given.light)
+    elif given.command == "ui":
+        from stoker.cli import _ui
+
+        _ui.main(given.folder, host=given.host, port=given.port, read_only=given.read_only, browse=given.open)
+    elif given.command == "report":
+        from stoker.cli import _report
+
+        _report.main(given.runs, given.output)
+    elif given.command in ("export", "import"):
+        _run_files(given)
     elif given.command == "doctor":
         from stoker.cli import _doctor
 
@@ -87,3 +120,28 @@ def _run(given: argparse.Namespace) -> int:
     else:
         parser().print_help()
     return 0
+
+
+def _add_files(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    export = commands.add_parser("export", help="write a run's numbers as CSV, Parquet or JSON")
+    export.add_argument("run", metavar="RUN", help=_RUN)
+    export.add_argument("-o", "--output", required=True, help="the file: its ending, .csv, .parquet or .json, says how")
+    sources = ("epochs", "all", "running")
+    export.add_argument("--source", choices=sources, default="epochs", help="which numbers (default: a row per epoch)")
+    export.add_argument("--long", action="store_true", help="a row for each number: name, epoch, update, time, value")
+
+    taken = commands.add_parser("import", help="make a run of a Lightning CSV log, or of a folder for TensorBoard")
+    taken.add_argument("log", metavar="LOG", help="the folder: lightning_logs/version_0, say")
+    taken.add_argument("-o", "--output", required=True, help="the directory of the new run")
+    taken.add_argument("--keep-names", action="store_true", help="leave val_loss as it is, instead of valid/loss")
+
+
+def _run_files(given: argparse.Namespace) -> None:
+    if given.command == "export":
+        from stoker.cli import _export
+
+        _export.main(given.run, given.output, source=given.source, long=given.long)
+    else:
+        from stoker.cli import _import
+
+        _import.main(given.log, given.output, rename=not given.keep_names)

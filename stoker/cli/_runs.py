@@ -1,7 +1,6 @@
 """`stoker runs`: the runs of a folder as a table."""
 
 import os
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from rich.text import Text
 
 from stoker.cli._screen import screen, short
 from stoker.errors import InvalidArgument
-from stoker.record import runs_in
+from stoker.record import runs_in, when
 
 STATES = {"running": "cyan", "finished": "green", "stopped": "yellow", "died": "red"}
 
@@ -51,8 +50,3 @@ def best(summary: dict[str, Any]) -> str:
     if found is None:
         return summary["reason"].partition("\n")[0] if summary["state"] == "died" else ""
     return f"{found['name']} {short(found['value'])} (epoch {found['epoch']})"
-
-
-def when(seconds: float | None) -> str:
-    """A moment as people write it."""
-    return "" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -16,15 +16,3 @@ def screen() -> Console:
 def short(value: float) -> str:
     """A number with four significant digits."""
     return f"{float(f'{value:.4g}'):.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """A time that people can read.
-
-    >>> duration(7.25), duration(75), duration(4000)
-    ('7.2 s', '1 min 15 s', '1 h 6 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,18 +1,19 @@
 """`stoker show RUN`: how a run went, its curves, its numbers, its config, and how it ended."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from stoker.cli import _checkpoints as checkpoints
-from stoker.cli._canvas import Points, curves
-from stoker.cli._runs import STATES, best, epochs, when
-from stoker.cli._screen import duration, screen
+from stoker.cli._runs import STATES, best, epochs
+from stoker.cli._screen import screen
 from stoker.errors import BadFile, did_you_mean
-from stoker.record import History, Record, Run, runs_in
+from stoker.record import History, Record, Run, asked, duration, looks, runs_in, when
+from stoker.show import Line, chart, legend
 
 _PANELS, _LINES = 6, 6  # more pictures, and more lines in a picture, are left out
 
@@ -28,9 +29,9 @@ def main(name: str, *, verify: bool = False) -> None:
     _pictures(console, run.record)
     if len(history := History(run.record)):
         console.print(f"\n{history}", markup=False)
-    if run.config:
+    if wanted := asked(run.config, run.facts):
         console.print("\nconfig", style="bold")
-        for key, value in flat(run.config):
+        for key, value in wanted.items():
             console.print(f"  {key} = {value}", markup=False)
     checkpoints.show(console, run, verify=verify)
     _warnings(console, run)
@@ -68,19 +69,6 @@ def facts(summary: dict[str, Any], facts: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def flat(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """A config's fields by their dotted names.
-
-    >>> list(flat({"model": {"hidden": 128, "norm": {}}, "lr": 0.1}))
-    [('model.hidden', 128), ('model.norm', {}), ('lr', 0.1)]
-    """
-    if isinstance(config, Mapping) and config:
-        for key, value in config.items():
-            yield from flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, config
-
-
 def ending(summary: dict[str, Any], record: Record) -> list[str]:
     """Why a run is no longer running; of an exception also where it came from."""
     errors = record.events_of("error")
@@ -92,16 +80,17 @@ def ending(summary: dict[str, Any], record: Record) -> list[str]:
     return [reasons.get(summary["state"]) or summary["reason"]]
 
 
-def panels(record: Record) -> dict[str, dict[str, Points]]:
+def panels(record: Record) -> dict[str, list[Line]]:
     """The lines of each picture: every number over the updates; of a short run also what came in on the way."""
-    found = {
-        title: {name: points for name in names[:_LINES] if len(points := _points(record, name)) > 1}
-        for title, names in History(record).panels.items()
-    }
+    found: dict[str, list[Line]] = {}
+    for title, names in History(record).panels.items():
+        colours = looks(names)
+        points = {name: np.array(_points(record, name), float).reshape(-1, 2).T for name in names[:_LINES]}
+        found[title] = [Line(name, x, y, colours[name].colour) for name, (x, y) in points.items() if len(x) > 1]
     return {title: lines for title, lines in list(found.items())[:_PANELS] if lines}
 
 
-def _points(record: Record, name: str) -> Points:
+def _points(record: Record, name: str) -> list[tuple[int, float]]:
     points = record.all(name)
     if len(points) < 3:  # too few for a curve
         on_the_way = [
@@ -115,8 +104,10 @@ def _pictures(console: Console, record: Record) -> None:
     plain = not console.encoding.lower().startswith("utf")
     for title, lines in panels(record).items():
         console.print(f"\n{title}", style="bold", markup=False)
-        for row in curves(lines, width=min(console.width - 2, 76), height=8 if title == "loss" else 5, plain=plain):
+        height = 10 if title == "loss" else 7
+        for row in chart(lines, min(console.width - 2, 76), height, ascii_only=plain):
             console.print(Text("  ").append_text(row))
+        console.print(Text("  ").append_text(legend(lines, ascii_only=plain)))
 
 
 def _warnings(console: Console, run: Run) -> None:

@@ -5,12 +5,70 @@ and the console are questions to the record and nothing else. With a path each e
 other processes read while it grows; a `Run` is the directory that it stands in, beside the config and the log.
 """
 
+from stoker.record._chart import Line, chart, writable
+from stoker.record._checkpoints import Kept, checkpoints
+from stoker.record._control import Control, Request, Wish, ask
+from stoker.record._differences import asked, flat
 from stoker.record._event import Event
+from stoker.record._export import export
+from stoker.record._follow import Follower
 from stoker.record._history import History
+from stoker.record._import import import_log
+from stoker.record._listing import Listing
+from stoker.record._looks import Look, looks
 from stoker.record._numbers import Best, Direction
+from stoker.record._panels import matrices, panels
+from stoker.record._paper import figure_of, paper, written
+from stoker.record._points import Points
 from stoker.record._record import Listener, Record
 from stoker.record._run import Run
 from stoker.record._runs_in import runs_in
+from stoker.record._scale import wants_log
+from stoker.record._status import Status, fraction_done
+from stoker.record._table import Source
 from stoker.record._text import number
+from stoker.record._tfevents import TensorBoardFile
+from stoker.record._words import duration, size, when
 
-__all__ = ["Best", "Direction", "Event", "History", "Listener", "Record", "Run", "number", "runs_in"]
+__all__ = [
+    "Best",
+    "Control",
+    "Direction",
+    "Event",
+    "Follower",
+    "History",
+    "Kept",
+    "Line",
+    "Listener",
+    "Listing",
+    "Look",
+    "Points",
+    "Record",
+    "Request",
+    "Run",
+    "Source",
+    "Status",
+    "TensorBoardFile",
+    "Wish",
+    "ask",
+    "asked",
+    "chart",
+    "checkpoints",
+    "duration",
+    "export",
+    "figure_of",
+    "flat",
+    "fraction_done",
+    "import_log",
+    "looks",
+    "matrices",
+    "number",
+    "panels",
+    "paper",
+    "runs_in",
+    "size",
+    "wants_log",
+    "when",
+    "writable",
+    "written",
+]

@@ -1,4 +1,4 @@
-"""In which fields two configs differ."""
+"""What runs were asked for, by dotted names, and in which fields two configs differ."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ def differences(old: Any, new: Any) -> list[str]:
     >>> differences({"lr": 0.1, "model": {"hidden": 64}}, {"lr": 0.1, "model": {"hidden": 128, "norm": True}})
     ['model.hidden: 64 → 128', 'model.norm: nothing → True']
     """
-    before, after = dict(_flat(old)), dict(_flat(new))
+    before, after = dict(flat(old)), dict(flat(new))
     names = [name for name in before | after if before.get(name, _NOTHING) != after.get(name, _NOTHING)]
     return [f"{name}: {before.get(name, _NOTHING)!r} → {after.get(name, _NOTHING)!r}" for name in names]
 
@@ -25,9 +25,26 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of a config by their dotted names.
+
+    >>> list(flat({"model": {"hidden": 128, "norm": {}}, "lr": 0.1}))
+    [('model.hidden', 128), ('model.norm', {}), ('lr', 0.1)]
+    """
     if isinstance(value, Mapping) and value:
         for name, each in value.items():
-            yield from _flat(each, f"{path}.{name}" if path else str(name))
+            yield from flat(each, f"{path}.{name}" if path else str(name))
     elif path:
         yield path, value
+
+
+def asked(config: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was asked for: the fields of its config, and the learner's settings that are not among them.
+
+    >>> asked({"lr": 0.1}, {"settings": {"lr": 0.1, "seed": 0, "hparams": {"width": 8}}})
+    {'lr': 0.1, 'settings.seed': 0, 'settings.hparams.width': 8}
+    """
+    own = dict(flat(config))
+    said = {(name.rpartition(".")[2], str(value)) for name, value in own.items()}
+    told = flat({"settings": facts["settings"]} if facts.get("settings") else {})
+    return own | {name: value for name, value in told if (name.rpartition(".")[2], str(value)) not in said}

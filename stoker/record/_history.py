@@ -104,11 +104,12 @@ class History:
     def plot(self, *names: str, ax: "Axes | None" = None) -> "Figure":
         """Draws the numbers over the epochs with matplotlib (`stoker[plot]`) and returns the figure.
 
-        Where no names are given, everything, a panel for each metric; the best epoch is marked. With `ax`, or with
-        names, all lines stand in one panel.
+        Where no names are given, everything but the cells of matrices, a panel for each metric; the best epoch is
+        marked, and a loss that falls far has a logarithmic scale. With `ax`, or with names, all lines stand in one
+        panel. The figure is nobody's: a notebook shows it, `figure.savefig(path)` writes it, pyplot doesn't know it.
         """
         chosen = {name: self[name] for name in names or self.columns}
-        return plot(self.epochs, chosen, self.best, together=bool(names), ax=ax)
+        return plot(self.epochs, chosen, self.best, together=bool(names), falling=self._falling(), ax=ax)
 
     def __str__(self) -> str:
         return table(self._record.rows, self.columns, self.best)
@@ -117,7 +118,11 @@ class History:
         return f"History of {len(self)} epochs: {', '.join(self.columns) or 'no numbers yet'}"
 
     def _repr_html_(self) -> str:
-        return page(self._record.rows, self.columns, self.best)
+        return page(self._record.rows, self.columns, self.best, falling=self._falling())
+
+    def _falling(self) -> frozenset[str]:
+        """The numbers of which less is better."""
+        return frozenset(name for name in self.columns if self._record.direction(name) == "min")
 
     def _full_rows(self) -> Iterator[dict[str, float]]:
         series = [self[name] for name in self.columns]

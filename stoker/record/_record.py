@@ -6,14 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from stoker.errors import InvalidArgument
+from stoker.record._declared import direction_of, unit_of
 from stoker.record._event import Event, checked_values, to_line
 from stoker.record._fold import folded
 from stoker.record._journal import Journal, events_file, read_events
 from stoker.record._numbers import Best, Direction, Numbers
 from stoker.record._summary import summarize
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Listener = Callable[[Event], object]
 
@@ -160,20 +165,26 @@ class Record:
 
     def direction(self, name: str) -> Direction | None:
         """What is better of a number, as its metric declared it; of a loss less is."""
-        found = self._about(name).get("direction")
-        if found in ("min", "max"):
-            return found
         trained = self._by_kind.get("train")
         losses = trained[-1].extra.get("losses", ()) if trained else ()  # an objective has a name of its own
-        return "min" if name.split("/")[-1] == "loss" or name.partition("/")[2] in losses else None
+        return direction_of(name, self._beginning(), losses)
 
     def unit(self, name: str) -> str:
         """The unit of a number, as its metric declared it."""
-        return self._about(name).get("unit") or ""
+        return unit_of(name, self._beginning())
 
     def summary(self) -> dict[str, Any]:
         """The run in a few plain values: how it stands or ended, how far it came, the best and the last numbers."""
         return summarize(self)
+
+    def plot(self, *names: str, ax: "Axes | None" = None) -> "Figure":
+        """Draws its numbers over the epochs, as `History.plot` does; needs matplotlib (`stoker[plot]`).
+
+        `report.plot` draws the same, and what is no curve of epochs: learning rates, confusions, a calibration.
+        """
+        from stoker.record._history import History
+
+        return History(self).plot(*names, ax=ax)
 
     def sync(self) -> None:
         """Brings everything that was appended onto the disk; an `OSError` where that can't be done."""
@@ -185,13 +196,9 @@ class Record:
         if self._journal is not None:
             self._journal.close()
 
-    def _about(self, name: str) -> dict[str, Any]:
-        """What the run's beginning said of a number: "valid/recall/3" is "recall" of a validation, class 3."""
+    def _beginning(self) -> Mapping[str, Any]:
         begins = self._by_kind.get("begin")
-        declared = begins[-1].extra.get("metrics") or {} if begins else {}
-        parts = name.split("/")
-        names = [name, "/".join(parts[1:]), *("/".join(parts[1:end]) for end in range(len(parts) - 1, 1, -1))]
-        return next((declared[each] for each in names if each in declared), {})
+        return begins[-1].extra if begins else {}
 
     def _is_due(self, event: Event) -> bool:
         kept = self._by_kind.get("progress")

@@ -129,6 +129,14 @@ class Run:
         events = self.path / EVENTS
         return holder(events) if is_written(events) else None
 
+    def learn(self, facts: Mapping[str, Any]) -> None:
+        """Brings `run.json` up to date with what turned out only when it ran: the plan, say."""
+        self.facts = {**self.facts, **plain(facts)}
+        try:
+            write_json(self.path / FACTS, self.facts)
+        except OSError as error:  # a full disk, say: the training is worth more
+            self.record.append(Event("warning", text=f"{FACTS} can't be brought up to date: {error}"))
+
     def log(self, text: str) -> None:
         """Adds lines to `log.txt`, each with its time: what was printed, say."""
         self._log(text, time.time())

@@ -1,14 +1,26 @@
 """A run in a few plain values."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from stoker.record._event import Event
-
-if TYPE_CHECKING:
-    from stoker.record._record import Record
+from stoker.record._numbers import Best, Direction
 
 
-def summarize(record: "Record") -> dict[str, Any]:
+class Story(Protocol):
+    """What a summary asks of a record; one that was read in columns can answer it too."""
+
+    @property
+    def events(self) -> Sequence[Event]: ...
+    @property
+    def columns(self) -> list[str]: ...
+    def events_of(self, kind: str) -> list[Event]: ...
+    def last(self, name: str) -> float | None: ...
+    def best(self, name: str) -> Best | None: ...
+    def direction(self, name: str) -> Direction | None: ...
+
+
+def summarize(record: Story) -> dict[str, Any]:
     """How a run stands or ended, how far it came, and its best and last numbers; see `Record.summary`."""
     begin = _last(record, "begin")
     state, reason = _state(record)
@@ -33,7 +45,7 @@ def summarize(record: "Record") -> dict[str, Any]:
     }
 
 
-def monitor(record: "Record") -> str | None:
+def monitor(record: Story) -> str | None:
     """The number by which epochs are judged: what the run declared, else a loss, else what has a direction."""
     begin = _last(record, "begin")
     declared = begin.extra.get("monitor") if begin is not None else None
@@ -43,7 +55,7 @@ def monitor(record: "Record") -> str | None:
     return next((name for name in known if record.direction(name) is not None), None)
 
 
-def _state(record: "Record") -> tuple[str, str]:
+def _state(record: Story) -> tuple[str, str]:
     """Running, finished, stopped or died, and why, by the latest event that says so."""
     state, reason = "running", ""
     for event in record.events:
@@ -58,7 +70,7 @@ def _state(record: "Record") -> tuple[str, str]:
     return state, reason
 
 
-def _as_planned(record: "Record", end: Event) -> bool:
+def _as_planned(record: Story, end: Event) -> bool:
     """Whether a run came as far as it was meant to; its reason to stop is then that it is complete."""
     begin = _last(record, "begin")
     plan = begin.extra if begin is not None else {}
@@ -67,7 +79,7 @@ def _as_planned(record: "Record", end: Event) -> bool:
     return any(plan.get(limit) is not None and done[limit] >= plan[limit] for limit in done)
 
 
-def _parts(record: "Record") -> list[list[Event]]:
+def _parts(record: Story) -> list[list[Event]]:
     """What each process, and each fit of it, has done; between two of them nobody trained."""
     parts: list[list[Event]] = [[]]
     kinds: set[str] = set()  # of the latest part
@@ -80,7 +92,7 @@ def _parts(record: "Record") -> list[list[Event]]:
     return [part for part in parts if part]
 
 
-def _parts_of_the_last_fit(record: "Record") -> list[list[Event]]:
+def _parts_of_the_last_fit(record: Story) -> list[list[Event]]:
     """Those from the last fit that was no resumed one."""
     parts = _parts(record)
     first = max((place for place, part in enumerate(parts) if part[0].kind != "resume"), default=0)
@@ -93,6 +105,6 @@ def _seconds(part: list[Event]) -> float:
     return next((event.extra.get("seconds", span) for event in reversed(part) if event.kind == "end"), span)
 
 
-def _last(record: "Record", kind: str) -> Event | None:
+def _last(record: Story, kind: str) -> Event | None:
     events = record.events_of(kind)
     return events[-1] if events else None

@@ -6,10 +6,13 @@ r"""Showing a fit: takes a record and its events, gives a display that costs nex
 ⠀⠈⠒⠤⢄⣀⣀⣀
 
 `console` chooses between one live block (a terminal), one output that is brought up to date (a notebook) and plain
-lines (a file, a pipe). Whatever happens to the reader, training goes on.
+lines (a file, a pipe). Whatever happens to the reader, training goes on. `chart` and `bars` draw pictures with axes.
 """
 
+from stoker.show._bars import bars
+from stoker.show._chart import Line, chart, legend
 from stoker.show._console import Listener, console
+from stoker.show._format import clock, short
 from stoker.show._plot import plot_text
 
-__all__ = ["Listener", "console", "plot_text"]
+__all__ = ["Line", "Listener", "bars", "chart", "clock", "console", "legend", "plot_text", "short"]

@@ -4,14 +4,14 @@ import math
 import sys
 from html import escape
 
-from stoker.record import Event, Record, number
+from stoker.record import Event, Line, Record, chart, looks, number, wants_log
 from stoker.show._format import duration, plain_number
 from stoker.show._pace import Pace
 from stoker.show._story import aside, ending, reason, speed, title
 from stoker.show._watch import Watch
 
-_WIDTH, _HEIGHT = 320, 110  # of the plot, in pixels
-_COLORS = ("#0891b2", "#d97706")  # train, and the watched set; both read on white and on black
+_WIDTH, _HEIGHT = 400, 150  # of the plot, in pixels
+_COLOUR = looks(["train"])["train"].colour
 _STYLE = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.5"
 
 
@@ -88,7 +88,7 @@ def _bar(label: str, share: float | None, text: str) -> str:
     return (
         f'<div style="display:flex;gap:1em;align-items:center"><span style="min-width:9em">{escape(label)}</span>'
         f'<span style="width:20em;{bar};background:#8884">'
-        f'<span style="display:block;width:{width:.1f}%;{bar};background:{_COLORS[0]}"></span></span>'
+        f'<span style="display:block;width:{width:.1f}%;{bar};background:{_COLOUR}"></span></span>'
         f"<span>{escape(text)}</span></div>"
     )
 
@@ -110,27 +110,12 @@ def _table(watch: Watch) -> str:
 
 
 def _plot(watch: Watch) -> str:
-    """The losses as one SVG, with their least and greatest at the edges."""
+    """The losses as one picture; empty before there are any."""
     curves = watch.curves()
-    finite = [value for values in curves.values() for value in values if math.isfinite(value)]
-    if not finite:
+    every = [value for values in curves.values() for value in values]
+    if not any(map(math.isfinite, every)):
         return ""
-    low, high = min(finite), max(finite)
-    log = low > 0 and high > 20 * low
-    scale = math.log if log else float
-    bottom, span = scale(low), (scale(high) - scale(low)) or 1.0
-    shapes: list[str] = []
-    for (name, values), color, place in zip(curves.items(), _COLORS, range(2), strict=False):
-        points = " ".join(
-            f"{_WIDTH * number_ / max(len(values) - 1, 1):.1f},{_HEIGHT * (1 - (scale(value) - bottom) / span):.1f}"
-            for number_, value in enumerate(values)
-            if math.isfinite(value)
-        )
-        shapes.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-        shapes.append(f'<text x="{_WIDTH - 80}" y="{12 + 14 * place}" fill="{color}">{escape(name)}</text>')
-    labels = f'<text x="-6" y="8" text-anchor="end">{number(high)}</text>'
-    labels += f'<text x="-6" y="{_HEIGHT}" text-anchor="end">{number(low)}</text>'
-    return (
-        f'<svg width="{_WIDTH + 80}" height="{_HEIGHT + 10}" viewBox="-70 -5 {_WIDTH + 80} {_HEIGHT + 10}" '
-        f'font-size="11" fill="currentColor">{"".join(shapes)}{labels}</svg>'
-    )
+    colours = looks(curves)
+    lines = [Line(name, range(1, len(values) + 1), values, colours[name]) for name, values in curves.items()]
+    axis = "epoch" if curves["train/loss"] is not watch.running else ""
+    return chart("loss", lines, width=_WIDTH, height=_HEIGHT, log=wants_log(every), axis=axis)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from stoker.record import Best, Event, Record
+from stoker.record import Best, Event, Record, fraction_done
 
 _BESIDE = {"checkpoint", "note", "warning"}  # events that don't move the training on
 
@@ -124,16 +124,9 @@ class Watch:
 
     def fraction(self) -> float | None:
         """How much of the whole plan is done, from 0 to 1; None where the plan has no end."""
-        parts: list[float] = []
-        if self.planned("epochs") and self.now:
-            done = 1.0 if self.validating else self.within() or 0.0
-            parts.append((self.now.epoch - 1 + done) / self.planned("epochs"))
-        if self.planned("updates"):
-            parts.append(self.updates / self.planned("updates"))
-        if self.planned("minutes"):
-            parts.append(self.seconds / (60 * self.planned("minutes")))
-        known = any(self.planned(what) for what in ("epochs", "updates", "minutes"))
-        return min(1.0, max(parts, default=0.0)) if known else None
+        done = self.now.epoch - 1 + (1.0 if self.validating else self.within() or 0.0) if self.now else 0.0
+        plan = self.begin.extra if self.begin else {}
+        return fraction_done(plan, epochs=done, updates=self.updates, seconds=self.seconds)
 
     def left(self) -> float | None:
         """The seconds that the rest of the plan will take at this pace; None before there is a pace."""

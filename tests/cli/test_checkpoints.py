@@ -5,8 +5,8 @@ import torch
 
 from stoker.checkpoint import Place
 from stoker.cli import main
-from stoker.cli._checkpoints import best_of, problems, size, store_of
-from stoker.record import Event, Run
+from stoker.cli._checkpoints import best_of, problems, store_of
+from stoker.record import Event, Run, checkpoints
 from tests.record.stories import fill
 
 
@@ -43,7 +43,7 @@ def test_they_are_listed_and_the_best_is_marked(run, capsys):
 def test_more_is_better_of_some_numbers(run):
     begin = run.record.events_of("begin")[0]
     run.record.append(Event("begin", extra={**begin.extra, "monitor": "valid/accuracy"}))
-    assert best_of(store_of(run).saved(), run).name == "00003000"
+    assert best_of(checkpoints(run.path, run.facts), run).name == "00003000"
     assert best_of([], run) is None
 
 
@@ -71,13 +71,3 @@ def test_a_run_without_any_and_a_folder_that_is_none(run, capsys):
     assert main(["show", "other", "--verify"]) == 0 and "checkpoints" not in capsys.readouterr().out
     (other.path / "checkpoints").write_text("a file")
     assert main(["show", "other"]) == 0 and "checkpoints" in capsys.readouterr().out
-
-
-def test_sizes():
-    assert [size(count) for count in (0, 999, 1000, 12_345_678, 5 * 10**12)] == [
-        "0 bytes",
-        "999 bytes",
-        "1.0 kB",
-        "12.3 MB",
-        "5.0 TB",
-    ]

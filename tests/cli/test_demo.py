@@ -11,7 +11,10 @@ def test_it_trains_judges_saves_and_says_where_to_look(tmp_path, monkeypatch, ca
     for name in ("demo", "demo-2"):
         _demo.main("runs", config)
         out = capsys.readouterr().out
-        assert f"stoker show runs/{name}" in out and "on digits it has not seen: loss" in out
+        assert "on digits it has not seen: loss" in out
+        first, last = out.split("next:")
+        assert f"to watch it from another terminal: stoker watch runs/{name}\n" in first
+        assert f"\n  stoker watch runs/{name} " in last and "\n  stoker ui runs " in last
         run = Run.open(tmp_path / "runs" / name)
         assert run.summary()["state"] == "finished" and _demo.DemoConfig.from_dict(run.config) == config
         stoker.load(_demo.Digits(config.model), run.path / "model.safetensors")

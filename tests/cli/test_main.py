@@ -1,5 +1,6 @@
 """The command line as a user meets it: help, exit codes, errors."""
 
+import json
 import subprocess
 import sys
 
@@ -13,7 +14,22 @@ from tests.record.stories import fill
 PROGRAM = "import sys; from stoker.cli import main; sys.exit(main())"
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["runs"], ["show"], ["resume"], ["doctor"]])
+COMMANDS = ["demo", "runs", "show", "resume", "watch", "ui", "report", "export", "import", "doctor"]
+# Runs a command where torch can't be imported, and tells which packages that are not Python's own it has loaded.
+WITHOUT_TORCH = """
+import json, sys
+before = set(sys.modules)
+sys.modules["torch"] = None
+from stoker.cli import main
+assert main(sys.argv[1:]) == 0
+loaded = {name.split(".")[0] for name in set(sys.modules) - before} - {"torch"} - set(sys.stdlib_module_names)
+print(json.dumps(sorted(loaded)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS)], ids=lambda command: " ".join(command) or "none"
+)
 def test_help_everywhere(command, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*command, "--help"])
@@ -23,7 +39,7 @@ def test_help_everywhere(command, capsys):
 def test_without_a_command_it_says_what_there_is(capsys):
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in ("demo", "runs", "show", "resume", "doctor"))
+    assert all(f"\n    {name} " in out for name in COMMANDS)
 
 
 def test_the_version(capsys):
@@ -62,3 +78,23 @@ def test_a_real_process_with_a_reader_that_goes_away(tmp_path):
     errors = shown.stderr.read()
     shown.stderr.close()
     assert shown.wait() == 1 and errors == b""
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["runs runs", "show digits", "watch digits", "report digits", "export digits -o digits.csv", "--version", ""],
+)
+def test_what_only_reads_runs_loads_no_torch(command, tmp_path):
+    """And of other packages only what draws and counts; `stoker ui` and a screen are run in their own tests."""
+    run = Run.create(tmp_path / "runs" / "digits", config={"lr": 0.1})
+    fill(run.record)
+    run.close()
+    (run.path / "checkpoints").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WITHOUT_TORCH, *command.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stderr)) <= {"stoker", "numpy", "rich", "msgspec", "typing_extensions"}

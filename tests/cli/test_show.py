@@ -10,7 +10,11 @@ from tests.record.stories import fill
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = Run.create("runs/digits", config={"model": {"hidden": 128}, "names": ["[b]x"]}, facts={"git": "abc123"})
+    made = Run.create(
+        "runs/digits",
+        config={"model": {"hidden": 128}, "names": ["[b]x"]},
+        facts={"git": "abc123", "settings": {"lr": 0.1}},
+    )
     yield made
     made.close()
 
@@ -35,11 +39,12 @@ def test_everything_about_a_run(run, capsys):
         "*     3      0.3333          0.7500      0.5000          0.5300  0.03333",
         "  model.hidden = 128",
         "  names = ['[b]x']",
+        "  settings.lr = 0.1",
         "  careful [b]",
         "  Early stopping at epoch 5 of 9",
     ):
         assert line in lines, line
-    assert "━ train/loss  ━ valid/loss" in out and "⠑" in out
+    assert "━ train/loss  ━ valid/loss" in out and "┤" in out and "⡀" in out
 
 
 def test_a_run_that_goes_on_or_went_away(run, capsys):

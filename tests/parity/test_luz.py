@@ -749,7 +749,7 @@ def test_lr_find_gives_a_curve_a_plot_and_a_suggestion_and_touches_nothing():
     curve = stoker.lr_find(found, (X, Y), steps=50, start_lr=1e-6, end_lr=1.0, batch_size=20)
     assert len(curve.rates) == len(curve.losses) <= 50 and 1e-6 <= curve.suggestion <= 1.0
     assert curve.rates[1] / curve.rates[0] == pytest.approx(curve.rates[9] / curve.rates[8])
-    assert curve.plot().get_xscale() == "log"
+    assert curve.plot().axes[0].get_xscale() == "log"
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.record._differences import differences
+from stoker.record._differences import asked, differences
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,15 @@ from stoker.record._differences import differences
 )
 def test_a_line_for_each_field(old, new, found):
     assert differences(old, new) == found
+
+
+def test_what_was_asked_for_is_said_once():
+    facts = {"settings": {"lr": 0.1, "seed": 1, "hparams": {"hidden": 64}}}
+    assert asked({"train": {"lr": 0.1}, "model": {"hidden": 64}, "seed": 0}, facts) == {
+        "train.lr": 0.1,
+        "model.hidden": 64,
+        "seed": 0,
+        "settings.seed": 1,
+    }
+    assert asked(None, {}) == asked(None, {"settings": {}}) == {}
+    assert asked(None, {"settings": ["damaged"]}) == {"settings": ["damaged"]}

@@ -1,0 +1,44 @@
+// The view in the URL's fragment: #/runs?…, #/run/<id>?…, #/compare?id=…; so links and the back button hold it.
+
+/** What a fragment asks for: the view, the run's id ("" but for #/run/…), and the settings. */
+export function parse(hash) {
+  const [path, query = ""] = split(hash.replace(/^#\/?/, ""), "?");
+  const [view, id = ""] = split(path, "/");
+  return { view: view || "runs", id: unquoted(id), params: new URLSearchParams(query) };
+}
+
+export function link(view, id = "", params = new URLSearchParams()) {
+  const query = params.toString();
+  return `#/${view}${id ? `/${quoted(id)}` : ""}${query ? `?${query}` : ""}`;
+}
+
+/** A run's id inside a path: every part between slashes is escaped, whatever it holds. */
+export function quoted(id) {
+  return id.split("/").map((part) => encodeURIComponent(part.toWellFormed())).join("/");
+}
+
+/** A copy of the settings with some changed; "", null, false and an empty list take a setting out. */
+export function changed(params, changes) {
+  const next = new URLSearchParams(params);
+  for (const [name, value] of Object.entries(changes)) {
+    next.delete(name);
+    const values = Array.isArray(value) ? value : [value];
+    for (const each of values) {
+      if (each !== "" && each !== null && each !== undefined && each !== false) next.append(name, each === true ? "1" : each);
+    }
+  }
+  return next;
+}
+
+function split(text, by) {
+  const at = text.indexOf(by);
+  return at < 0 ? [text] : [text.slice(0, at), text.slice(at + 1)];
+}
+
+function unquoted(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // a link that somebody cut off
+  }
+}

@@ -1,0 +1,52 @@
+// Questions to the server. Names come from people, so what they key is a Map: "__proto__" is a name like any other.
+import { quoted } from "./address.js";
+
+export const mapOf = (object) => new Map(Object.entries(object ?? {}));
+
+export const runs = (signal) => ask("/api/runs", { signal });
+export const run = (id, signal) => ask(`/api/run/${quoted(id)}`, { signal });
+export const compare = (ids, signal) => ask(`/api/compare?${new URLSearchParams(ids.map((id) => ["id", id]))}`, { signal });
+
+/** The points of some numbers of a run, thinned by the server to at most about `most`: a Map of name to {x, y}. */
+export async function points(id, names, wish, signal) {
+  if (wish.by !== "epoch") return pointsOf(id, names, wish, "all", signal);
+  const found = await pointsOf(id, names, wish, "epochs", signal); // inside of an epoch there is no place on that axis
+  const missing = names.filter((name) => !found.get(name).x.length);
+  return missing.length ? new Map([...found, ...(await pointsOf(id, missing, wish, "all", signal))]) : found;
+}
+
+async function pointsOf(id, names, { by, from, to, most }, source, signal) {
+  const query = new URLSearchParams([...names.map((name) => ["name", name]), ["by", by], ["source", source], ["most", String(most)]]);
+  if (from !== null) query.set("from", String(from));
+  if (to !== null) query.set("to", String(to));
+  return mapOf((await ask(`/api/points/${quoted(id)}?${query}`, { signal })).series);
+}
+
+/** Asks a run to stop or to save; an `ApiError` of status 403 means that the token is a wrong one. */
+export function control(id, what, token) {
+  return ask(`/api/control/${quoted(id)}`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", Authorization: `Bearer ${encodeURIComponent(token)}` },
+    body: JSON.stringify({ ask: what }),
+  });
+}
+
+export class ApiError extends Error {
+  constructor(text, status) {
+    super(text);
+    this.status = status;
+  }
+}
+
+async function ask(path, options) {
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("the server does not answer", 0);
+  }
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new ApiError(body.error ?? `the server answered ${answer.status}`, answer.status);
+  return body;
+}

@@ -1,0 +1,35 @@
+// Colours that people with any kind of colour vision can tell apart (Okabe and Ito), and the same in all of stoker.
+
+const TRAIN = "#0072B2";
+const VALID = "#E69F00";
+const FURTHER = ["#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442"];
+const DASHES = [[], [6, 3], [2, 3], [10, 3, 2, 3]];
+
+/** The last colour is the text's: black on light paper, white on dark. */
+const last = () => (isDark() ? "#FFFFFF" : "#000000");
+
+export function isDark() {
+  const theme = document.documentElement.dataset.theme;
+  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+/** How each line of a plot of one run is drawn: train and valid fixed, others in order; { colour(), dash } by name. */
+export function ofNames(names) {
+  let further = 0;
+  return new Map(names.map((name) => {
+    if (name.startsWith("train/")) return [name, { colour: () => TRAIN, dash: [] }];
+    if (name.startsWith("valid/")) return [name, { colour: () => VALID, dash: [] }];
+    return [name, names.length === 1 ? { colour: () => TRAIN, dash: [] } : numbered(further++, [...FURTHER, null])];
+  }));
+}
+
+/** How each run of a comparison is drawn; after eight the colours come again, dashed. */
+export function ofRuns(ids) {
+  return new Map(ids.map((id, place) => [id, numbered(place, [TRAIN, VALID, ...FURTHER, null])]));
+}
+
+function numbered(place, colours) {
+  const colour = colours[place % colours.length];
+  const dash = DASHES[Math.floor(place / colours.length) % DASHES.length];
+  return { colour: colour === null ? last : () => colour, dash };
+}

@@ -1,0 +1,51 @@
+// The parts of a run that are words and tables, one function for each tab.
+import { el } from "./dom.js";
+import { bytes, count, value, when } from "./text.js";
+
+export function config({ config: given, plan, facts }) {
+  return el("div", { class: "columns" },
+    section("Config", isEmpty(given) ? empty("The run was given no config.") : pairs(flat(given))),
+    section("Plan", Array.isArray(plan) && plan.length ? el("ol", { class: "plan" }, plan.map((line) => el("li", {}, value(line)))) : empty("The run has told no plan.")),
+    section("What ran", pairs(flat(facts).filter(([name]) => name !== "plan").map(([name, each]) => [name, name === "started" ? when(each) : each]))));
+}
+
+export function log({ log: lines, said }) {
+  return [
+    section("What was said", said.length ? table(["When", "Epoch", "Update", "Kind", "Text"], said.map((each) => el("tr", { "data-kind": each.kind },
+      el("td", {}, when(each.time)), number(each.epoch), number(each.update), el("td", {}, each.kind), el("td", { class: "text" }, each.text)))) : empty("Nothing yet.")),
+    section("log.txt", lines.length ? el("pre", { tabindex: "0", "aria-label": "The last lines of log.txt" }, lines.join("\n")) : empty("It is empty.")),
+  ];
+}
+
+export function checkpoints({ checkpoints: found }) {
+  const rows = found.map((each) => el("tr", {}, el("th", { scope: "row" }, each.name), number(each.epoch), number(each.update),
+    el("td", { class: "number" }, bytes(each.bytes)), el("td", {}, when(each.time)), el("td", { class: "text" }, each.reason)));
+  return section("Checkpoints", rows.length ? table(["Name", "Epoch", "Update", "Size", "When", "Why"], rows) : empty("None yet."));
+}
+
+export function warnings(found) {
+  const distinct = [...new Map(found.map((each) => [each.text, each])).values()].slice(-20);
+  const title = found.length === 1 ? "1 warning" : `${found.length} warnings`;
+  return el("details", { class: "warnings", open: found.length <= 3 }, el("summary", {}, title),
+    el("ul", {}, distinct.map(({ text, epoch }) => el("li", {}, text, epoch ? el("small", {}, `epoch ${epoch}`) : null))));
+}
+
+const NUMBERS = new Set(["Epoch", "Update", "Size"]); // columns whose values stand on the right
+const section = (title, ...content) => el("section", { class: "detail" }, el("h2", {}, title), content);
+const empty = (text) => el("p", { class: "empty" }, text);
+const isEmpty = (given) => given === null || given === undefined || (typeof given === "object" && !Object.keys(given).length);
+const number = (given) => el("td", { class: "number" }, count(given));
+
+function table(names, rows) {
+  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, names.map((name) => el("th", { scope: "col", class: NUMBERS.has(name) ? "number" : "" }, name)))), el("tbody", {}, rows)));
+}
+
+function pairs(entries) {
+  return el("table", { class: "pairs" }, el("tbody", {}, entries.map(([name, each]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value(each))))));
+}
+
+/** A nested mapping as [dotted name, value]. */
+function flat(given, path = "") {
+  if (given === null || typeof given !== "object" || Array.isArray(given) || !Object.keys(given).length) return path ? [[path, given]] : [];
+  return Object.entries(given).flatMap(([name, each]) => flat(each, path ? `${path}.${name}` : name));
+}

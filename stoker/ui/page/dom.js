@@ -1,0 +1,36 @@
+// Elements out of names, attributes and text. Text goes in as text nodes only, so no name can become markup.
+
+export function el(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+export const byId = (id) => document.getElementById(id);
+
+/** Replaces what an element holds, and leaves the focus where it was if that element is still there. */
+export function refill(element, ...children) {
+  const focused = document.activeElement;
+  element.replaceChildren(...clean(children));
+  if (focused !== document.activeElement && element.contains(focused)) focused.focus({ preventScroll: true });
+}
+
+/** Sets the text only where it differs, so that a selection in it survives. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function fill(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name === "value" || name === "checked") made[name] = value;
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...clean(children));
+  return made;
+}
+
+const clean = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);

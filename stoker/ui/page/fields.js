@@ -1,0 +1,60 @@
+// What a row of the list has to say under each name: its columns, and what one can sort and filter by.
+import { count, duration, number, of, value, when } from "./text.js";
+
+export const USUAL = ["state", "progress", "best", "seconds", "began"];
+
+const BUILT_IN = [
+  { name: "name", title: "Run", read: (row) => row.name },
+  { name: "state", title: "State", read: (row) => row.state },
+  { name: "progress", title: "Progress", numeric: true, read: (row) => row.fraction ?? row.epoch, show: (row) => of(row.epoch, row.epochs) },
+  { name: "best", title: "Best", numeric: true, read: (row) => row.best?.value, show: best },
+  { name: "seconds", title: "Time", numeric: true, read: (row) => row.seconds, show: (row) => duration(row.seconds) },
+  { name: "began", title: "Began", numeric: true, read: (row) => row.began, show: (row) => when(row.began) },
+  { name: "epoch", title: "Epoch", numeric: true, read: (row) => row.epoch, show: (row) => of(row.epoch, row.epochs) },
+  { name: "update", title: "Update", numeric: true, read: (row) => row.update, show: (row) => count(row.update) },
+  { name: "model", title: "Model", read: (row) => row.model },
+  { name: "device", title: "Device", read: (row) => row.device },
+];
+
+/** All fields of some rows by name: the built-in ones, then `config.…`, then the numbers; a name is never two of them. */
+export function fieldsOf(rows) {
+  const fields = new Map(BUILT_IN.map((field) => [field.name, { kind: "run", show: (row) => value(field.read(row) ?? undefined), ...field }]));
+  for (const row of rows) {
+    for (const key of Object.keys(row.config ?? {})) add(fields, configField(key));
+    for (const key of Object.keys(row.last ?? {})) add(fields, metricField(key));
+  }
+  return fields;
+}
+
+const add = (fields, field) => fields.has(field.name) || fields.set(field.name, field);
+const own = (object, key) => (object && Object.hasOwn(object, key) ? object[key] : undefined);
+
+function configField(key) {
+  const read = (row) => own(row.config, key);
+  return { kind: "config", name: `config.${key}`, title: key, read, show: (row) => value(read(row)) };
+}
+
+function metricField(key) {
+  const read = (row) => own(row.last, key);
+  return { kind: "number", name: `last.${key}`, title: key, numeric: true, read, show: (row) => number(read(row)) };
+}
+
+function best(row) {
+  return row.best ? `${number(row.best.value)} ${row.best.name}` : "–";
+}
+
+/** Orders rows by a field; what has no value comes last in either direction, numbers before words. */
+export function sorted(rows, field, down) {
+  const sign = down ? -1 : 1;
+  const rank = (given) => (given === undefined || given === null || Number.isNaN(given) ? 2 : typeof given === "number" ? 0 : 1);
+  const keyed = rows.map((row) => [field.read(row), row]);
+  keyed.sort(([a, first], [b, second]) => {
+    if (rank(a) !== rank(b)) return rank(a) === 2 || rank(b) === 2 ? rank(a) - rank(b) : sign * (rank(a) - rank(b));
+    const order = rank(a) === 0 ? a - b : rank(a) === 1 ? compare(value(a), value(b)) : 0;
+    return sign * order || compare(first.id, second.id);
+  });
+  return keyed.map(([, row]) => row);
+}
+
+const collator = new Intl.Collator("en", { numeric: true }); // run-9 before run-10
+const compare = (a, b) => collator.compare(a, b);

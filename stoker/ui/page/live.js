@@ -1,0 +1,53 @@
+// What is new, as the server tells it: one stream of events for what is on the screen.
+
+const FIRST_WAIT = 1000; // milliseconds; doubled after each failure, up to LONGEST_WAIT
+const LONGEST_WAIT = 15000;
+
+export class Live {
+  /** `hear(kind, data)` gets the events; `state(lost)` whether the connection is lost; `again()` is called once it is back. */
+  constructor({ hear, state, again }) {
+    Object.assign(this, { hear, state, again, ids: [], source: null, wait: FIRST_WAIT, timer: 0, missed: false });
+    // A hidden page lets go of its connection: a browser has only six of them for one server.
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.close() : this.open()));
+  }
+
+  /** Which runs to hear about in detail; the list of runs is always told. */
+  watch(ids) {
+    if (this.source && ids.join("\n") === this.ids.join("\n")) return;
+    this.ids = ids;
+    this.close();
+    this.missed = false;
+    this.open();
+  }
+
+  open() {
+    if (this.source || document.hidden) return;
+    const source = new EventSource(`/api/events?${new URLSearchParams(this.ids.map((id) => ["id", id]))}`);
+    this.source = source;
+    source.onopen = () => {
+      this.wait = FIRST_WAIT;
+      this.state(false);
+      if (this.missed) this.again();
+      this.missed = true; // from now on, an opening is a second one
+    };
+    source.onerror = () => {
+      this.state(true);
+      if (source.readyState === EventSource.CLOSED) this.retry(); // else the browser tries again by itself
+    };
+    for (const kind of ["runs", "run"]) {
+      source.addEventListener(kind, (event) => this.hear(kind, JSON.parse(event.data)));
+    }
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
+  }
+
+  retry() {
+    this.close();
+    this.timer = setTimeout(() => this.open(), this.wait);
+    this.wait = Math.min(2 * this.wait, LONGEST_WAIT);
+  }
+}

@@ -1,0 +1,77 @@
+// The plots of a view: a bar of settings, a grid of panels, and the keys that work on all of them.
+import { el } from "./dom.js";
+import { Panel } from "./panel.js";
+import { moved, SettingsBar, settingsOf } from "./settings.js";
+
+export class Plots {
+  /** `change(changes, { replace })` changes the address; `more` are further controls for the bar. */
+  constructor(change, { group, more = [] }) {
+    Object.assign(this, { change, group, panels: new Map(), settings: settingsOf(new URLSearchParams()) });
+    this.bar = new SettingsBar((changes) => change(changes, { replace: true }), more);
+    this.grid = el("div", { class: "panels" });
+    this.on = { zoom: (from, to) => this.zoom(from, to), reset: () => this.reset() };
+    this.repaint = () => this.panels.forEach((panel) => panel.repaint());
+    window.addEventListener("themechange", this.repaint);
+  }
+
+  set(params) {
+    this.settings = settingsOf(params);
+    this.bar.show(this.settings);
+    for (const panel of this.panels.values()) panel.set(this.settings);
+  }
+
+  /** Shows these plots, [{ key, title, note, lines, load }], in this order; those that are there already stay as they are. */
+  show(wanted) {
+    const keys = new Set(wanted.map(({ key }) => key));
+    for (const [key, panel] of this.panels) {
+      if (keys.has(key)) continue;
+      panel.destroy();
+      panel.element.remove();
+      this.panels.delete(key);
+    }
+    wanted.forEach((each, place) => {
+      if (!this.panels.has(each.key)) {
+        this.panels.set(each.key, new Panel({ ...each, settings: this.settings, group: this.group, on: this.on }));
+      }
+      const { element } = this.panels.get(each.key);
+      if (this.grid.children[place] !== element) this.grid.insertBefore(element, this.grid.children[place] ?? null);
+    });
+  }
+
+  zoom(from, to) {
+    this.change({ from: precise(from), to: precise(to) });
+  }
+
+  reset() {
+    if (this.settings.from !== null) this.change({ from: "", to: "" });
+  }
+
+  key(key) {
+    if (key === "l") this.bar.toggleLog();
+    else if (key === "s") this.bar.toggleSmoothing();
+    else if (key === "Escape" && this.settings.from !== null) this.reset();
+    else if (["+", "-", "ArrowLeft", "ArrowRight"].includes(key)) return this.move(key);
+    else return false;
+    return true;
+  }
+
+  move(key) {
+    const focused = document.activeElement?.closest?.(".panel")?.panel;
+    const panel = focused ?? this.panels.values().next().value;
+    const scale = panel?.chart?.scales.x;
+    if (!scale) return false;
+    this.whole = this.settings.from === null ? [scale.min, scale.max] : (this.whole ?? [0, Infinity]);
+    const [from, to] = moved(key, [scale.min, scale.max], this.whole) ?? ["", ""];
+    if (from === "") this.reset();
+    else this.zoom(from, to);
+    return true;
+  }
+
+  destroy() {
+    window.removeEventListener("themechange", this.repaint);
+    this.panels.forEach((panel) => panel.destroy());
+    this.panels.clear();
+  }
+}
+
+const precise = (x) => String(Number(x.toPrecision(8)));

@@ -1,0 +1,174 @@
+// One run: where it stands, its curves, its config, its system's numbers, its log and its checkpoints.
+import * as api from "./api.js";
+import { ofNames } from "./colours.js";
+import { askRun } from "./control.js";
+import * as details from "./details.js";
+import { el, refill, say } from "./dom.js";
+import { Plots } from "./plots.js";
+import { MOST } from "./settings.js";
+import { badge, Progress } from "./state.js";
+import { StatusPane } from "./status.js";
+
+const TABS = [["curves", "Curves"], ["config", "Config"], ["system", "System"], ["log", "Log"], ["checkpoints", "Checkpoints"]];
+const PAUSE = 1500; // milliseconds between two readings of the details while a run talks
+const MOST_LINES = 12; // in one plot; more of them nobody can tell apart
+
+export class RunView {
+  constructor(app, { id }) {
+    Object.assign(this, { app, id, detail: null, early: [], tab: "", timer: 0 });
+    this.state = el("span");
+    this.reason = el("p", { class: "reason", hidden: true });
+    this.problem = el("p", { class: "problem", role: "status", hidden: true });
+    this.control = el("div", { class: "actions", hidden: true },
+      el("button", { type: "button", onclick: () => askRun(id, "save") }, "Save a checkpoint"),
+      el("button", { type: "button", onclick: () => askRun(id, "stop") }, "Stop"));
+    this.progress = new Progress("Progress of the run");
+    this.status = new StatusPane();
+    this.warnings = el("div");
+    this.search = el("input", { type: "search", "aria-label": "Search metrics", placeholder: "search metrics", autocomplete: "off",
+      spellcheck: "false", oninput: () => app.change({ q: this.search.value }, { replace: true }) });
+    this.plots = new Plots((changes, how) => app.change(changes, how), { group: `run ${id}`, more: [this.search] });
+    this.tabs = new Map(TABS.map(([name, title]) => [name, el("button", { type: "button", role: "tab", id: `tab-${name}`,
+      "aria-controls": "tab-body", onclick: () => app.change({ tab: name === "curves" ? "" : name }) }, title)]));
+    this.body = el("div", { id: "tab-body", role: "tabpanel" });
+    this.element = el("div", { class: "run" },
+      el("div", { class: "title" }, el("h1", {}, id), this.state, this.control), this.reason, this.problem,
+      this.progress.element, this.status.element, this.warnings,
+      el("div", { class: "tabs", role: "tablist", "aria-label": "Parts of the run", onkeydown: (event) => this.walkTabs(event) }, [...this.tabs.values()]),
+      this.body);
+  }
+
+  title = () => this.id;
+  ids = () => [this.id];
+
+  update({ params }) {
+    this.query = (params.get("q") ?? "").toLowerCase();
+    if (this.search.value.toLowerCase() !== this.query) this.search.value = this.query;
+    this.plots.set(params);
+    const tab = this.tabs.has(params.get("tab")) ? params.get("tab") : "curves";
+    for (const [name, button] of this.tabs) {
+      button.setAttribute("aria-selected", String(name === tab));
+      button.tabIndex = name === tab ? 0 : -1;
+    }
+    this.tab = tab;
+    this.body.setAttribute("aria-labelledby", `tab-${tab}`);
+    this.draw();
+  }
+
+  async refresh(signal) {
+    this.detail = await api.run(this.id, signal);
+    this.plots.panels.forEach((panel) => panel.renew(true));
+    this.draw();
+    for (const news of this.early.splice(0)) this.hear("run", news);
+  }
+
+  hear(kind, news) {
+    if (kind !== "run" || news.id !== this.id) return;
+    if (!this.detail) {
+      this.early.push(news); // they may be newer than the answer that is on its way
+      return;
+    }
+    const { row, status, grown, said, anew, problem } = news;
+    Object.assign(this.detail, { row: { ...this.detail.row, ...row }, status: { ...this.detail.status, ...status }, problem });
+    const known = new Set(this.detail.names);
+    if (anew || said.length || grown.some((name) => !known.has(name))) this.readAgain();
+    const names = new Set(grown);
+    for (const panel of this.plots.panels.values()) if (panel.lines.some(({ key }) => names.has(key))) panel.renew();
+    this.drawHead();
+  }
+
+  /** Reads what the news do not bring: the log, the checkpoints, new names. */
+  readAgain() {
+    if (this.timer) return;
+    this.timer = setTimeout(async () => {
+      this.timer = 0;
+      try {
+        this.detail = await api.run(this.id);
+        this.draw();
+      } catch {
+        // the head says already that the run is gone, or the top of the page that the server is
+      }
+    }, PAUSE);
+  }
+
+  draw() {
+    if (!this.detail) return;
+    this.drawHead();
+    const plotted = this.tab === "curves" || this.tab === "system";
+    this.plots.show(plotted ? this.wanted() : []);
+    if (!plotted) refill(this.body, details[this.tab](this.detail));
+    else if (this.plots.grid.parentNode !== this.body) refill(this.body, this.plots.bar.element, this.plots.grid);
+    this.none ??= el("p", { class: "empty" });
+    say(this.none, this.query ? "No metric is called like that." : this.tab === "system" ? "The run has measured nothing of its machine." : "No numbers yet.");
+    if (plotted && !this.plots.panels.size) this.plots.grid.append(this.none);
+    else this.none.remove();
+  }
+
+  drawHead() {
+    const { row, status, problem, said } = this.detail;
+    const shown = `${row.state} ${row.reason}`;
+    if (this.shownState !== shown) {
+      this.shownState = shown;
+      refill(this.state, badge(row.state, row.reason));
+      this.reason.hidden = !row.reason;
+      say(this.reason, row.reason ?? "");
+    }
+    this.problem.hidden = !problem;
+    say(this.problem, problem ?? "");
+    this.control.hidden = !(this.app.control && row.state === "running");
+    this.progress.show(status.fraction, "");
+    this.progress.element.hidden = !Number.isFinite(status.fraction) || row.state === "finished";
+    this.status.show(this.detail);
+    const warnings = said.filter(({ kind }) => kind === "warning");
+    if (this.shownWarnings !== warnings.length) {
+      this.shownWarnings = warnings.length;
+      refill(this.warnings, warnings.length > 0 && details.warnings(warnings));
+    }
+  }
+
+  /** The plots of the open tab: a group of metrics each, those of the machine apart. */
+  wanted() {
+    const { groups, system, units } = this.detail;
+    const machine = new Set(system);
+    const found = [];
+    for (const [title, all] of api.mapOf(groups)) {
+      const names = all.filter((name) => machine.has(name) === (this.tab === "system"));
+      if (!names.length || !names.some((name) => `${title} ${name}`.toLowerCase().includes(this.query))) continue;
+      const drawn = names.slice(0, MOST_LINES);
+      const left = names.length - drawn.length;
+      found.push({
+        key: JSON.stringify([title, drawn]), title, note: [Object.hasOwn(units, drawn[0]) && units[drawn[0]], left && `${left} more not drawn`].filter(Boolean).join(", "),
+        lines: drawn.map((name) => ({ key: name, label: name, ...ofNames(drawn).get(name) })),
+        load: (settings, signal) => this.load(drawn, settings, signal),
+      });
+    }
+    return found;
+  }
+
+  async load(names, { by, from, to }, signal) {
+    const start = by === "time" ? (this.detail.row.began ?? 0) : 0;
+    const there = (x) => (x === null ? null : x + start);
+    const found = await api.points(this.id, names, { by, from: there(from), to: there(to), most: MOST }, signal);
+    if (start) for (const line of found.values()) line.x = line.x.map((x) => x - start);
+    return found;
+  }
+
+  walkTabs(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.stopPropagation();
+    const names = [...this.tabs.keys()];
+    const next = names[(names.indexOf(this.tab) + step + names.length) % names.length];
+    this.tabs.get(next).click();
+    this.tabs.get(next).focus();
+  }
+
+  key(key) {
+    return (this.tab === "curves" || this.tab === "system") && this.plots.key(key);
+  }
+
+  leave() {
+    clearTimeout(this.timer);
+    this.plots.destroy();
+  }
+}

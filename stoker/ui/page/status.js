@@ -1,0 +1,49 @@
+// Where a run stands, as a row of small facts.
+import { el, refill, say } from "./dom.js";
+import { count, duration, number, of, when } from "./text.js";
+
+export class StatusPane {
+  constructor() {
+    this.element = el("dl", { class: "facts" });
+    this.shown = "";
+    this.values = new Map();
+  }
+
+  show(detail) {
+    const facts = factsOf(detail);
+    const names = facts.map(([name]) => name).join("\n");
+    if (names !== this.shown) {
+      this.shown = names;
+      this.values = new Map(facts.map(([name]) => [name, { value: el("span"), note: el("small") }]));
+      refill(this.element, [...this.values].map(([name, { value, note }]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note))));
+    }
+    for (const [name, text, small = ""] of facts) {
+      say(this.values.get(name).value, text);
+      say(this.values.get(name).note, small);
+    }
+  }
+}
+
+/** [name, text, small text], only what is known. */
+function factsOf({ row, status }) {
+  const running = row.state === "running";
+  const best = status.best ?? row.best;
+  return [
+    running && ["Now", phase(status)],
+    ["Epoch", of(status.epoch, status.epochs)],
+    ["Update", of(status.update, status.updates)],
+    best && ["Best", number(best.value), `${best.name ?? row.best?.name ?? ""}, epoch ${best.epoch}`],
+    ["Time", duration(status.seconds)],
+    running && Number.isFinite(status.left) && ["Left", duration(status.left)],
+    Number.isFinite(status.samples_per_second) && ["Samples / s", count(status.samples_per_second)],
+    Number.isFinite(status.updates_per_second) && ["Updates / s", number(status.updates_per_second)],
+    ["Began", when(row.began)],
+    row.device && ["Device", String(row.device)],
+    row.model && ["Model", String(row.model)],
+  ].filter(Boolean);
+}
+
+function phase({ phase, set_name: set, batch, batches }) {
+  if (phase !== "train" && phase !== "valid") return phase;
+  return `${set || phase}, batch ${of(batch, batches)}`;
+}

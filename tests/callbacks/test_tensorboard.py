@@ -1,0 +1,69 @@
+"""What is written is read by TensorBoard's own reader."""
+
+import json
+import logging
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from stoker import InvalidArgument
+from stoker.callbacks import TensorBoard
+from tests.callbacks.tracked import CONFIG, cut_off_and_resumed, fit, points, same, warnings
+
+
+def board(folder):
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    return EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+
+
+def scalars(folder, *, running=False):
+    found = board(folder)
+    return {
+        name: [(point.step, point.value) for point in found.Scalars(name)]
+        for name in found.Tags()["scalars"]
+        if name.startswith("running/") == running
+    }
+
+
+def text(found, name):
+    (point,) = found.Tensors(name)
+    return point.tensor_proto.string_val[0].decode()
+
+
+def test_tensorboard_reads_a_run(tmp_path):
+    run = fit(TensorBoard(), run=tmp_path / "run")
+    folder = tmp_path / "run" / "tensorboard"
+    assert same(scalars(folder), points(run), bits=32) and scalars(folder)
+    found = board(folder)
+    assert json.loads(text(found, "config").strip("`\n")) == CONFIG
+    assert json.loads(text(found, "run").strip("`\n"))["id"] == run.id
+    assert [meta.plugin_data.plugin_name for meta in [found.SummaryMetadata("config")]] == ["text"]
+    (first, *_) = found.Scalars("train/loss")
+    assert first.wall_time == run.record.events_of("train")[0].time
+    assert warnings(run) == []
+
+
+def test_a_resumed_run_is_one_run_without_what_was_void(tmp_path):
+    run = cut_off_and_resumed(TensorBoard, tmp_path / "run")
+    folder = tmp_path / "run" / "tensorboard"
+    assert len(list(folder.iterdir())) == 2
+    assert same(scalars(folder), points(run), bits=32)
+    assert [update for update, _ in scalars(folder)["valid/loss"]] == [4, 8, 12, 16]
+    assert warnings(run) == []
+
+
+def test_fits_without_a_run_have_folders_of_their_own(tmp_path):
+    with pytest.raises(InvalidArgument, match="TensorBoard writes files, and nothing says where"):
+        fit(TensorBoard())
+    for _ in range(2):
+        fit(TensorBoard(tmp_path, name="small"), epochs=1)
+    assert [folder.name[:6] for folder in tmp_path.iterdir()] == ["small-", "small-"]
+    assert all(list(scalars(folder)) == ["train/loss", "valid/loss"] for folder in tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    run = fit(TensorBoard(tmp_path / "file"), run=tmp_path / "run")
+    (warning,) = warnings(run)
+    assert warning.startswith("TensorBoard failed, and the run goes on; it gets nothing: NotADirectoryError")
+    assert run.summary()["state"] == "finished"

@@ -1,0 +1,183 @@
+"""News for a page that stays connected."""
+
+import json
+import shutil
+import socket
+import time
+
+import pytest
+
+from stoker.record import Event, Run
+from stoker.ui._news import News
+from stoker.ui._rows import Rows
+from stoker.ui._shelf import Shelf
+from tests.record.stories import fill
+from tests.ui.serving import at_once, long_run, make, serving
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    """And time to read also on a busy machine."""
+    monkeypatch.setattr("stoker.ui._news._PATIENCE", 60.0)
+    at_once(monkeypatch)
+
+
+def told(news):
+    """The messages since the last time, as (kind, data)."""
+    lines = b"".join(news.latest()).decode().split("\n\n")[:-1]
+    return [(each.split("\n")[0].removeprefix("event: "), json.loads(each.split("data: ")[1])) for each in lines]
+
+
+def news_of(folder, *names):
+    shelf = Shelf(folder)
+    return News(shelf, Rows(shelf), names)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that goes on."""
+    run = Run.create(tmp_path / "live")
+    fill(run.record, epochs=2, end=False)
+    yield run
+    run.close()
+
+
+def progress(update, **values):
+    return Event(
+        "progress", 2000.0 + update, 3, 1, update, values={f"train/{key}": each for key, each in values.items()}
+    )
+
+
+def test_everything_is_told_at_first_and_then_only_what_is_new(tmp_path, run):
+    make(tmp_path / "over")
+    news = news_of(tmp_path, "live")
+    (runs, first), (kind, data) = told(news)
+    assert (runs, [each["id"] for each in first["runs"]], first["gone"]) == ("runs", ["live", "over"], [])
+    assert (kind, data["id"], data["anew"], data["row"]["state"]) == ("run", "live", True, "running")
+    assert data["grown"] == ["train/loss", "train/accuracy", "valid/loss", "valid/accuracy", "lr"]
+    assert told(news) == [] == told(news)
+    run.record.append(progress(25, loss=0.1))
+    (_, rows), (_, data) = told(news)
+    assert [each["id"] for each in rows["runs"]] == ["live"] and rows["runs"][0]["update"] == 25
+    assert data["grown"] == ["train/loss"] and data["said"] == [] and not data["anew"]
+    assert data["status"]["update"] == 25 and data["status"]["latest"]["train/loss"] == 0.1
+    run.record.append(progress(26, loss=0.1))
+    assert told(news)[1][1]["grown"] == ["train/loss"], "a point like the last one is a point too"
+    run.record.append(Event("warning", text="look out"))
+    data = told(news)[-1][1]
+    assert [each["text"] for each in data["said"]] == ["look out"] and data["grown"] == []
+
+
+def test_a_run_that_ends_and_one_that_dies(tmp_path, run):
+    news = news_of(tmp_path, "live")
+    told(news)
+    run.close()
+    (_, rows), (_, data) = told(news)
+    assert rows["runs"][0]["state"] == data["row"]["state"] == "died"
+    assert data["row"]["reason"] == "the process went away without a word"
+
+
+def test_a_resume_makes_void_what_was_told(tmp_path, run):
+    news = news_of(tmp_path, "live")
+    kept = len(run.record)
+    run.record.append(Event("note", text="void"))
+    told(news)
+    run.record.rewind(kept, Event("resume", epoch=2, update=20))
+    data = told(news)[-1][1]
+    assert data["anew"] and [each["kind"] for each in data["said"]] == ["resume"]
+
+
+def test_a_run_that_is_deleted_and_comes_back(tmp_path, run):
+    news = news_of(tmp_path, "live", "never")
+    assert [data["row"]["state"] for kind, data in told(news) if kind == "run"] == ["running", "gone"]
+    run.close()
+    shutil.rmtree(run.path)
+    (_, rows), (_, data) = told(news)
+    assert rows == {"runs": [], "gone": ["live"]}
+    assert (data["row"]["state"], data["problem"]) == ("gone", "the run's directory is gone")
+    assert told(news) == []
+    make(run.path, epochs=1)
+    (_, rows), (_, data) = told(news)
+    assert rows["runs"][0]["state"] == data["row"]["state"] == "finished" and data["anew"] and "lr" in data["grown"]
+
+
+def test_a_run_that_is_replaced_by_another_is_told_anew(tmp_path, run):
+    news = news_of(tmp_path, "live")
+    told(news)
+    (run.path / "events.jsonl").write_text(json.dumps({"kind": "note", "time": 1.0, "text": "new"}) + "\n")
+    data = told(news)[-1][1]
+    assert "read anew" in data["problem"] and [each["text"] for each in data["said"]] == ["new"]
+
+
+def test_numbers_that_are_none_are_no_news(tmp_path, run):
+    run.record.append(Event("valid", epoch=3, update=30, values={"valid/loss": float("nan")}))
+    news = news_of(tmp_path, "live")
+    told(news)
+    assert told(news) == []
+
+
+def test_a_real_stream_tells_of_a_point_that_comes_while_it_is_open(tmp_path, run):
+    with serving(tmp_path) as (_, client), client.stream("GET", "api/events?id=live") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["cache-control"] == "no-store"
+        lines = answer.iter_lines()
+        take(lines, 2)
+        run.record.append(progress(77, loss=0.5))
+        heard = take(lines, 2)
+        assert [kind for kind, _ in heard] == ["runs", "run"]
+        assert heard[1][1]["status"]["update"] == 77 and heard[1][1]["grown"] == ["train/loss"]
+
+
+def take(lines, many):
+    """The next events of a stream."""
+    found, kind = [], ""
+    for line in lines:
+        if line.startswith("event: "):
+            kind = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            found.append((kind, json.loads(line.removeprefix("data: "))))
+        if len(found) == many:
+            break
+    return found
+
+
+def test_a_silent_stream_shows_that_it_stands(tmp_path, monkeypatch):
+    monkeypatch.setattr("stoker.ui._api._BEAT", 0.1)
+    monkeypatch.setattr("stoker.ui._api._PAUSE", 0.05)
+    with serving(tmp_path) as (_, client), client.stream("GET", "api/events") as answer:
+        assert next(line for line in answer.iter_lines() if line.startswith(":")) == ": still here"
+
+
+def test_a_page_that_reads_nothing_costs_the_others_nothing(tmp_path, run, monkeypatch):
+    """Its pipe is full: nothing is kept for it, others are answered, and the server ends all the same."""
+    monkeypatch.setattr("stoker.ui._api._PAUSE", 0.0)
+    long_run(tmp_path / "wide", names=300, points=3)
+    with serving(tmp_path) as (server, client), socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", server.port))
+        slow.sendall(b"GET /api/events?id=wide&id=live HTTP/1.1\r\nHost: localhost:%d\r\n\r\n" % server.port)
+        for number in range(20):
+            text = f"{number}" * 100_000
+            run.record.append(Event("note", text=text))
+            assert client.get("api/run/live").json()["said"][-1]["text"] == text
+        assert client.get("api/run/wide").status_code == 200
+        server.stop()
+
+
+def test_no_more_streams_than_a_machine_can_serve(tmp_path, monkeypatch):
+    monkeypatch.setattr("stoker.ui._api._STREAMS", 1)
+    monkeypatch.setattr("stoker.ui._api._PAUSE", 0.01)
+    with serving(tmp_path) as (_, client):
+        with client.stream("GET", "api/events") as answer:
+            lines = answer.iter_lines()
+            take(lines, 1)
+            refused = client.get("api/events")
+            assert refused.status_code == 503
+            assert refused.json() == {"error": "1 pages are open already; close some of them"}
+        while status_of(client) != 200:  # the server sees soon that the first one has gone
+            time.sleep(0.01)
+
+
+def status_of(client):
+    with client.stream("GET", "api/events") as answer:
+        return answer.status_code

@@ -14,6 +14,13 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 BATCH = 100
 TOY = "1000 × 3 → 32 → 1, batch 100, Adam, mean squared error"
+# XLA, JAX's compiler, has pools of its own
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NPROC": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+}
 _STARTED = "STOKER_BENCH_STARTED"  # seconds since 1970 at which the process was asked for
 
 
@@ -29,34 +36,42 @@ def toy():
     return x, y, nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 1))
 
 
-def batches_of(x, y):
-    """The way to shuffled batches that everybody writes."""
-    from torch.utils.data import DataLoader, TensorDataset
-
-    return DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
-
-
 def in_turn(module, tasks):
-    """What each task printed as JSON, by task: `python -m module --measure *task`, each in a process of its own.
+    """What each task printed as JSON, by task; the first that fails ends the benchmark.
 
     Tasks that stand in the list several times give as many results; put them in an order in which a slow minute of
     the machine hits all contenders.
     """
     found = {task: [] for task in tasks}
-    for done, task in enumerate(tasks, 1):
-        print(f"\r  measuring {done} of {len(tasks)}: {', '.join(task):<48}", end="", file=sys.stderr, flush=True)
-        found[task].append(_in_its_own_process(module, task))
-    print(f"\r{'':<80}\r", end="", file=sys.stderr)
+    for task, result, failure in results_of(module, tasks):
+        if failure is not None:
+            sys.exit(f"\n{', '.join(task)} failed:\n{failure}")
+        found[task].append(result)
     return found
 
 
-def _in_its_own_process(module, task):
+def results_of(module, tasks, *, environment=None, seconds=None):
+    """Each task with what it printed as JSON, or with what went wrong: `python -m module --measure *task`.
+
+    Every task is a process of its own, which is ended after `seconds` where a limit is given.
+    """
+    for done, task in enumerate(tasks, 1):
+        print(f"\r  measuring {done} of {len(tasks)}: {', '.join(task):<48}", end="", file=sys.stderr, flush=True)
+        result, failure = _in_its_own_process(module, task, ONE_THREAD if environment is None else environment, seconds)
+        print(f"\r{'':<80}\r", end="", file=sys.stderr, flush=True)
+        yield task, result, failure
+
+
+def _in_its_own_process(module, task, environment, seconds):
     command = [sys.executable, "-m", module, "--measure", *task]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", _STARTED: repr(time.time())}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    environment = {**os.environ, **environment, _STARTED: repr(time.time())}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None, f"ended after {seconds:.0f} s"
     if done.returncode:
-        sys.exit(f"\n{', '.join(task)} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])  # a library may have printed above it
+        return None, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), None  # a library may have printed above it
 
 
 def since_start():
@@ -92,7 +107,25 @@ def machine():
 
 def keep(name, versions, **measured):
     """Writes what was measured, on which machine and with which versions, as benchmarks/results/NAME-DATE.json."""
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{date.today()}.json"
-    path.write_text(json.dumps({"machine": machine(), "versions": versions, **measured}, indent=1) + "\n")
+    write(path, {"machine": machine(), "versions": versions, **measured})
     print(f"\nkept in {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def write(path, found):
+    """Writes a tree as JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(found, indent=1) + "\n")
+    part.replace(path)
+
+
+def append(path, found):
+    """Writes a tree as JSON into a file, beside what that holds already; where both have a leaf, the new one stands."""
+    write(path, beside(json.loads(path.read_text()), found) if path.exists() else found)
+
+
+def beside(old, new):
+    """Two trees of dicts as one, the new leaves over the old ones."""
+    both = {key: beside(old[key], new[key]) for key in old.keys() & new.keys() if isinstance(new[key], dict)}
+    return {**old, **new, **both}

@@ -11,8 +11,9 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 
-from benchmarks._harness import BATCH, TOY, in_turn, installed, keep, one_thread, spread, toy
+from benchmarks._harness import TOY, in_turn, installed, keep, one_thread, spread
 
 WORKLOADS = {
     "toy": TOY,
@@ -29,54 +30,64 @@ BASELINE = "indexing"
 
 
 def workload(name):
-    """Tensors, a model, a loss and the norm to clip to."""
+    """The toy, or one with random digits and a norm to clip to."""
     import torch
     from torch import nn
 
+    from benchmarks._models import mlp
+    from benchmarks._workloads import workload as known
+
+    toy = known("toy")
     if name == "toy":
-        return *toy(), nn.MSELoss(), None
+        return toy
     generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
     x = torch.randn(4000, 784, generator=generator)
     y = torch.randint(0, 10, (4000,), generator=generator)
-    return x, y, nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)), nn.CrossEntropyLoss(), 1.0
+    return replace(
+        toy,
+        make=lambda: (x, y),
+        net=lambda: mlp(784, 128, 10),
+        loss=nn.CrossEntropyLoss(),
+        samples=len(x),
+        metric=None,
+        clip_norm=1.0,
+    )
 
 
-def by_hand(name, *, dataloader=False, fused=None):
+def by_hand(work, *, dataloader=False, fused=None):
     """An epoch of the loop that people write."""
     from benchmarks.peers.plain import epoch_by_hand
 
-    x, y, model, criterion, limit = workload(name)
-    return epoch_by_hand(x, y, model, criterion, dataloader=dataloader, limit=limit, fused=fused), len(x) // BATCH
+    return epoch_by_hand(work, work.model(), dataloader=dataloader, fused=fused)
 
 
-def on_the_parts(name, *, fused=None):
+def on_the_parts(work, *, fused=None):
     """The same epoch on stoker's parts."""
     import stoker
     from stoker import data, optim
 
-    x, y, model, criterion, limit = workload(name)
+    model = work.model()
     optimizer = optim.Adam(fused=fused).init(model)
-    loader = data.Loader((x, y), batch_size=BATCH, shuffle=0)
+    loader = data.Loader(work.data(), batch_size=work.batch, shuffle=0)
 
     def epoch():
         for inputs, targets in loader:
-            grads = stoker.backward(criterion(model(inputs), targets), model)
-            if limit is not None:
-                grads = grads.clip_norm(limit)
-            optimizer.step(grads, lr=1e-3)
+            grads = stoker.backward(work.loss(model(inputs), targets), model)
+            if work.clip_norm is not None:
+                grads = grads.clip_norm(work.clip_norm)
+            optimizer.step(grads, lr=work.lr)
 
-    return epoch, len(loader)
+    return epoch
 
 
 def measure(contender, name, rounds):
     """Microseconds per update, one number a round; a round lasts about half a second."""
     one_thread()
-    fused = True if "fused" in contender else None
+    fused, work = True if "fused" in contender else None, workload(name)
     if contender.startswith("stoker"):
-        epoch, updates = on_the_parts(name, fused=fused)
+        epoch = on_the_parts(work, fused=fused)
     else:
-        epoch, updates = by_hand(name, dataloader=contender == "dataloader", fused=fused)
+        epoch = by_hand(work, dataloader=contender == "dataloader", fused=fused)
     start = time.perf_counter()
     for _ in range(5):  # warm-up, and how long an epoch takes
         epoch()
@@ -86,7 +97,7 @@ def measure(contender, name, rounds):
         start = time.perf_counter()
         for _ in range(epochs):
             epoch()
-        times.append((time.perf_counter() - start) / (epochs * updates) * 1e6)
+        times.append((time.perf_counter() - start) / (epochs * work.updates) * 1e6)
     return times
 
 

@@ -1,6 +1,6 @@
-"""The contenders of benchmarks/fit.py, a file each, as their documentation would have the toy trained.
+"""The contenders, a file each, as their documentation would have a workload trained.
 
-Each has `fit(epochs, loss=None)`: it trains the toy from its first weights and gives back the trained model and the
-number of updates that the contender itself counted. `loss(predictions, targets)`, where given, takes the place of the
-mean squared error: the frame counter comes in that way.
+Each has `fit(work, epochs, clock)`: it trains the workload from its first weights, calls the clock at the end of every
+epoch, and gives back the trained model and the number of updates that the contender itself counted. Those that are
+beside the toy only take what the toy needs of a workload.
 """

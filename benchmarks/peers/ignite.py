@@ -1,22 +1,19 @@
 """Ignite: `create_supervised_trainer` with the mean loss and the absolute error attached; no handlers that show."""
 
-import torch
-from ignite.engine import create_supervised_trainer
+from ignite.engine import Events, create_supervised_trainer
 from ignite.metrics import Average, MeanAbsoluteError
-from torch import nn
-
-from benchmarks._harness import batches_of, toy
 
 
-def fit(epochs, loss=None):
-    x, y, model = toy()
+def fit(work, epochs, clock):
+    model = work.model()
     trainer = create_supervised_trainer(
         model,
-        torch.optim.Adam(model.parameters(), lr=1e-3),
-        loss or nn.MSELoss(),
+        work.optimizer(model),
+        work.loss,
         output_transform=lambda inputs, targets, predictions, value: (predictions, targets, value.item()),
     )
     MeanAbsoluteError(output_transform=lambda output: output[:2]).attach(trainer, "mae")
     Average(output_transform=lambda output: output[2]).attach(trainer, "loss")
-    state = trainer.run(batches_of(x, y), max_epochs=epochs)
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, clock)
+    state = trainer.run(work.batches(), max_epochs=epochs)
     return model, state.iteration

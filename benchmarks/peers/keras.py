@@ -1,24 +1,37 @@
-"""Keras 3 on torch: `compile` and `fit`, nothing shown; numpy in, as its documentation has it."""
+"""Keras 3: `compile` and `fit`, nothing shown; numpy in, as its documentation has it.
 
-import os
-
-os.environ["KERAS_BACKEND"] = "torch"  # read when keras is imported
+The backend is the environment's (KERAS_BACKEND), which keras reads when it is imported.
+"""
 
 import keras
+import torch
+from torch import nn
 
-from benchmarks._harness import BATCH, toy
+FIRST, LAST = 0, 2  # where the linear layers stand in the torch model
 
 
-def fit(epochs, loss=None):
-    x, y, start = toy()
+def fit(work, epochs, clock):
+    x, y = work.data()
+    start = work.model()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(1)])
-    weights = [start[0].weight.T, start[0].bias, start[2].weight.T, start[2].bias]
+    weights = [start[FIRST].weight.T, start[FIRST].bias, start[LAST].weight.T, start[LAST].bias]
     model.set_weights([weight.detach().numpy() for weight in weights])
+    own = isinstance(work.loss, nn.MSELoss)
     # its own epsilon is 1e-7; torch's is 1e-8
     model.compile(
-        optimizer=keras.optimizers.Adam(1e-3, epsilon=1e-8),
-        loss=(lambda targets, predictions: loss(predictions, targets)) if loss else "mse",
+        optimizer=keras.optimizers.Adam(work.lr, epsilon=1e-8),
+        loss="mse" if own else lambda targets, predictions: work.loss(predictions, targets),
         metrics=["mae"],
     )
-    model.fit(x.numpy(), y.numpy(), batch_size=BATCH, epochs=epochs, shuffle=True, verbose=0)
-    return model, int(model.optimizer.iterations)
+    marks = keras.callbacks.LambdaCallback(on_epoch_end=clock)
+    model.fit(x.numpy(), y.numpy(), batch_size=work.batch, epochs=epochs, shuffle=True, verbose=0, callbacks=[marks])
+    return _back(model, start), int(model.optimizer.iterations)
+
+
+def _back(model, start):
+    """The torch model with the weights that Keras has come to."""
+    first, first_bias, last, last_bias = (torch.tensor(weight) for weight in model.get_weights())
+    named = {"weight": first.T, "bias": first_bias}, {"weight": last.T, "bias": last_bias}
+    for place, weights in zip((FIRST, LAST), named, strict=True):
+        start[place].load_state_dict(weights)
+    return start

@@ -7,43 +7,50 @@ import logging
 import warnings
 
 import lightning as L
-import torch
-from torch import nn
 from torch.nn.functional import l1_loss
-
-from benchmarks._harness import BATCH, batches_of, toy
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", ".*does not have many workers.*")  # workers would only slow a toy down
 
 
 class Module(L.LightningModule):
-    def __init__(self, model, criterion):
+    def __init__(self, work):
         super().__init__()
-        self.model, self.criterion = model, criterion
+        self.work, self.model = work, work.model()
 
     def training_step(self, batch):
         inputs, targets = batch
         predictions = self.model(inputs)
-        loss = self.criterion(predictions, targets)
-        values = {"loss": loss, "mae": l1_loss(predictions.detach(), targets)}
-        self.log_dict(values, on_step=False, on_epoch=True, batch_size=BATCH)
+        loss = self.work.loss(predictions, targets)
+        values = {"loss": loss, self.work.metric: self._metric(predictions.detach(), targets)}
+        self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(inputs))
         return loss
 
+    def _metric(self, predictions, targets):
+        if self.work.metric == "accuracy":
+            return (predictions.argmax(1) == targets).float().mean()
+        return l1_loss(predictions, targets)
+
     def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=1e-3)
+        return self.work.optimizer(self.model)
 
 
-def fit(epochs, loss=None):
-    x, y, model = toy()
+class Marks(L.Callback):
+    def __init__(self, clock):
+        self.on_train_epoch_end = clock
+
+
+def fit(work, epochs, clock):
+    module = Module(work)
     trainer = L.Trainer(
         max_epochs=epochs,
-        accelerator="cpu",
+        accelerator="cpu" if work.device == "cpu" else "gpu",
         devices=1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        callbacks=[Marks(clock)],
     )
-    trainer.fit(Module(model, loss or nn.MSELoss()), batches_of(x, y))
-    return model, trainer.global_step
+    trainer.fit(module, work.batches())
+    return module.model, trainer.global_step

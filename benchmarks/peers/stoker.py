@@ -1,16 +1,40 @@
 """stoker: `Learner.fit`, nothing shown."""
 
-from torch import nn
-
 import stoker
-from benchmarks._harness import BATCH, toy
 from stoker import metrics, optim
+from stoker.callbacks import on
+
+METRICS = {"mae": [metrics.MAE()], "accuracy": [metrics.Accuracy()], None: []}
 
 
-def fit(epochs, loss=None):
-    x, y, model = toy()
-    learner = stoker.Learner(
-        model, loss=loss or nn.MSELoss(), optimizer=optim.Adam(), lr=1e-3, metrics=[metrics.MAE()], seed=0
+def fit(work, epochs, clock):
+    """As it comes."""
+    return _fit(learner_of(work), work, epochs, clock)
+
+
+def fit_compiled(work, epochs, clock):
+    """The whole step as one program."""
+    return _fit(learner_of(work, compile=True), work, epochs, clock)
+
+
+def learner_of(work, **settings):
+    """A learner of the workload; `settings` go before what the workload says."""
+    return stoker.Learner(
+        work.model(),
+        **{
+            "loss": work.loss,
+            "optimizer": optim.Adam() if work.decay is None else optim.AdamW(weight_decay=work.decay),
+            "lr": work.lr,
+            "metrics": METRICS[work.metric],
+            "clip_norm": work.clip_norm,
+            "precision": work.precision,
+            "device": work.device,
+            "seed": 0,
+            **settings,
+        },
     )
-    fitted = learner.fit((x, y), epochs=epochs, batch_size=BATCH, show=False)
+
+
+def _fit(learner, work, epochs, clock):
+    fitted = learner.fit(work.data(), epochs=epochs, batch_size=work.batch, callbacks=[on(epoch_end=clock)], show=False)
     return fitted.model, fitted.updates

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from stoker.data._collate import collate
+from stoker.data._collate import Stack, collate
 from stoker.data._order import BATCH, SAMPLE, key, own_random_numbers, seed_everything
 from stoker.data._source import Source, Stream
 from stoker.data._views import applied
@@ -32,12 +33,12 @@ class Recipe:
     batcher: Callable[[list[Any]], Any] | None
     seed: int
 
-    def build(self, task: Task) -> Any:
+    def build(self, task: Task, stack: Stack = torch.stack) -> Any:
         """Fetches, transforms and joins the samples; leaves torch's, numpy's and Python's generators seeded."""
         samples = [self._sample(task, place) for place in range(len(task.numbers))]
         seed_everything(key(BATCH, self.seed, task.epoch, task.batch))
         try:
-            return (self.batcher or collate)(samples)
+            return collate(samples, stack=stack) if self.batcher is None else self.batcher(samples)
         except Exception as error:
             shown = ", ".join(map(str, task.numbers[:8])) + (", …" if len(task.numbers) > 8 else "")
             error.add_note(f"while joining samples {shown} to batch {task.batch} (epoch {task.epoch})")
@@ -82,9 +83,21 @@ def tasks_of_stream(stream: Stream, *, size: int, drop_last: bool, epoch: int, b
         place += 1
 
 
-def built_here(recipe: Recipe, tasks: Iterable[Task]) -> Iterator[Any]:
-    """The batches, made in this process, whose random numbers are never seen to change."""
-    for task in tasks:
-        with own_random_numbers():
-            batch = recipe.build(task)
-        yield batch
+@dataclass(frozen=True)
+class Here:
+    """Makes batches in this process, when they are asked for; `Workers` is the other maker."""
+
+    recipe: Recipe
+
+    def build(self, tasks: Iterable[Task], *, start: tuple[int, int] | None = None) -> Iterator[Any]:
+        """The batches of the tasks; this process's random numbers are never seen to change."""
+        for task in tasks:
+            with own_random_numbers():
+                batch = self.recipe.build(task)
+            yield batch
+
+    def prepare(self, tasks: Iterable[Task], *, start: tuple[int, int]) -> None:
+        """Nothing: what is made here is made when training stands still."""
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -49,6 +49,12 @@ class Joined(View[Any]):
     def device(self) -> torch.device:
         return self.parts[0].device
 
+    def below(self) -> list[View[Any]]:
+        return list(self.parts)
+
+    def over(self, views: list[View[Any]]) -> View[Any]:
+        return Joined(views)
+
     def gather(self, rows: Tensor) -> Any:
         owner = torch.bucketize(rows, torch.tensor(self.ends, device=rows.device), right=True)
         by_part, places = owner.sort(stable=True)

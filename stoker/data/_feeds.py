@@ -1,22 +1,23 @@
 """The four ways to batches, one for each kind of source: rows of columns, samples by number, a stream, a DataLoader."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from stoker.data._batches import Task, tasks_in_order, tasks_of_stream
+from stoker.data._batches import Here, Task, tasks_in_order, tasks_of_stream
 from stoker.data._generators import generators_of, set_states, states_of
 from stoker.data._order import own_random_numbers, permutation
+from stoker.data._pick import Pick
 from stoker.data._source import Stream, tell_epoch
 from stoker.data._view import View
+from stoker.data._workers import Workers
 from stoker.errors import InvalidArgument, WrongType
-
-Build = Callable[[Iterable[Task]], Iterator[Any]]
 
 
 class Feed(Protocol):
@@ -96,13 +97,24 @@ class Rows:
             for start, stop in self.plan.cuts(batch):
                 yield view.gather(order[start:stop])
 
+    @property
+    def picks(self) -> bool:
+        """Whether the gather can be left to who trains."""
+        return self.view.resolve(None)[0].columns() is not None
+
+    def pick(self, epoch: int, batch: int, after: Callable[..., Any] | None) -> Iterator[Pick]:
+        """The batches of an epoch, from `batch` on, still to be gathered."""
+        view, order = self.view.resolve(self.plan.order(epoch))
+        order = torch.arange(self.plan.count, device=view.device) if order is None else order.to(view.device)
+        return (Pick(order[start:stop], view, after) for start, stop in self.plan.cuts(batch))
+
 
 @dataclass(frozen=True)
 class Samples:
     """Samples by number, each fetched by itself."""
 
     plan: Numbered
-    build: Build
+    maker: Here | Workers
 
     def samples(self) -> int:
         return self.plan.count
@@ -114,7 +126,14 @@ class Samples:
         self.plan.check(batch)
 
     def open(self, epoch: int, batch: int) -> Iterator[Any]:
-        return self.build(tasks_in_order(self.plan.cuts(batch), self.plan.order(epoch), epoch=epoch, batch=batch))
+        return self.maker.build(self._tasks(epoch, batch), start=(epoch, batch))
+
+    def prepare(self, epoch: int) -> None:
+        """Has the first batches of an epoch made."""
+        self.maker.prepare(self._tasks(epoch, 0), start=(epoch, 0))
+
+    def _tasks(self, epoch: int, batch: int) -> Iterator[Task]:  # the order is made when the first is asked for
+        yield from tasks_in_order(self.plan.cuts(batch), self.plan.order(epoch), epoch=epoch, batch=batch)
 
 
 @dataclass(frozen=True)
@@ -124,7 +143,7 @@ class Streamed:
     stream: Stream
     size: int
     drop_last: bool
-    build: Build
+    maker: Here | Workers
 
     def samples(self) -> int:
         stream: Any = self.stream.samples
@@ -145,7 +164,7 @@ class Streamed:
 
     def open(self, epoch: int, batch: int) -> Iterator[Any]:
         tasks = tasks_of_stream(self.stream, size=self.size, drop_last=self.drop_last, epoch=epoch, batch=batch)
-        return self.build(tasks)
+        return self.maker.build(tasks)
 
 
 @dataclass(frozen=True)

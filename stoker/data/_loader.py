@@ -1,20 +1,21 @@
 """The loader: batches of a source, in an order that is a pure function of (seed, epoch)."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from stoker.data._batches import Recipe, built_here
+from stoker.data._batchable import Batchable, finished
+from stoker.data._batches import Here, Recipe
 from stoker.data._feeds import Feed, Foreign, Numbered, Rows, Samples, Streamed
 from stoker.data._generators import generators_in, generators_of, set_states, states_of
-from stoker.data._move import moved
 from stoker.data._order import seed_of
+from stoker.data._resident import resident, resident_bytes
 from stoker.data._source import Stream, as_source
 from stoker.data._view import View
+from stoker.data._walk import Walk
 from stoker.data._workers import Workers
 from stoker.errors import InvalidArgument, WrongType
 
@@ -42,7 +43,8 @@ class Loader:
     - `workers`: processes that load ahead; columns in memory need none without a transform or batcher, and use none.
     - `batcher`: makes a batch, of any type, out of a list of samples; without one samples are stacked.
     - `transform`: a function of a sample (of its parts, where it is a tuple). What it draws from torch, numpy or
-      `random` is a function of (seed, epoch, number of the sample in the source).
+      `random` is a function of (seed, epoch, number of the sample in the source). One that is marked with `batchable`
+      is a function of a batch instead.
     - `device`: where the batches' tensors go.
     """
 
@@ -69,6 +71,7 @@ class Loader:
         self.workers = _whole("workers", workers, least=0)
         self.batcher, self.transform = batcher, transform
         self.drop_last = drop_last
+        self.after = transform.function if isinstance(transform, Batchable) else None  # for `finished`
         self.device = _device(device)
         self._feed = _feed(self)
         self._next_epoch = 0
@@ -99,7 +102,65 @@ class Loader:
         (see `replays`).
         """
         self._feed.check(_whole("batch", batch, least=0))
-        return Walk(self._feed, _whole("epoch", epoch, least=0), batch, self.device)
+        return Walk(self._feed, _whole("epoch", epoch, least=0), batch, self.device, self.after)
+
+    def finished(self, batch: Any) -> Any:
+        """A batch of `Walk.raw`, moved to where training runs, through the batchable transform if there is one."""
+        return finished(batch, self.after)
+
+    def prepare(self, epoch: int) -> None:
+        """Has the first batches of an epoch made in the background, for a walk that begins later; changes no batch.
+
+        >>> with_workers = Loader([1, 2, 3], batch_size=2, transform=float, workers=1)
+        >>> with_workers.prepare(epoch=0)
+        >>> list(with_workers)
+        [tensor([1., 2.]), tensor([3.])]
+
+        Only workers have a background; without them, and for streams and a `DataLoader`, nothing happens. One epoch is
+        prepared at a time, and a walk of any other gives it up.
+        """
+        epoch = _whole("epoch", epoch, least=0)
+        if isinstance(self._feed, Samples):
+            self._feed.prepare(epoch)
+
+    def close(self) -> None:
+        """Ends the worker processes, and gives up what was prepared; a later walk starts others."""
+        if isinstance(self._feed, Samples | Streamed):
+            self._feed.maker.close()
+
+    @property
+    def draws_here(self) -> bool:
+        """Whether batches are made with this process's random numbers, and so only on the thread that trains."""
+        return not isinstance(self._feed, Rows) and not (isinstance(self._feed, Samples) and self.workers)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes that `resident` takes: those of the columns' rows; None where there are no columns to keep."""
+        return resident_bytes(self._feed.view) if isinstance(self._feed, Rows) else None
+
+    def resident(self, device: torch.device | str) -> "Loader":
+        """The same loader, whose columns stay on a device, so that its batches are made there.
+
+        >>> loader = Loader(torch.arange(6), batch_size=2, shuffle=0)
+        >>> there = loader.resident("cpu")
+        >>> there.nbytes, [batch.tolist() for batch in there] == [batch.tolist() for batch in loader]
+        (48, True)
+
+        What is there already isn't copied. On the host the columns stay as they are.
+        """
+        if not isinstance(self._feed, Rows):
+            raise InvalidArgument(
+                f"a {type(self.source).__name__} can't stay on {device}: only columns in memory can, without a batcher "
+                "and without a transform of single samples (batchable marks one of batches)"
+            )
+        twin = copy.copy(self)
+        twin._feed = Rows(resident(self._feed.view, torch.device(device)), self._feed.plan)
+        return twin
+
+    @property
+    def picks(self) -> bool:
+        """Whether walks have `picks`: batches whose gathering is left to who trains."""
+        return isinstance(self._feed, Rows) and self._feed.picks
 
     @property
     def replays(self) -> bool:
@@ -152,29 +213,6 @@ class Loader:
         return f"Loader({', '.join([type(self.source).__name__, *settings])})"
 
 
-@dataclass(frozen=True)
-class Walk:
-    """One epoch of a loader, from a batch on: `Loader.at` gives it.
-
-    >>> walk = Loader(torch.arange(6), batch_size=2).at(epoch=3, batch=1)
-    >>> len(walk), len(list(walk))
-    (2, 2)
-    """
-
-    _feed: Feed
-    epoch: int
-    batch: int
-    device: torch.device | None
-
-    def __len__(self) -> int:
-        """Batches that this walk has, from its first on."""
-        return self._feed.batches() - self.batch
-
-    def __iter__(self) -> Iterator[Any]:
-        batches = self._feed.open(self.epoch, self.batch)
-        return batches if self.device is None else (moved(batch, self.device) for batch in batches)
-
-
 def _feed(loader: Loader) -> Feed:
     """The way to batches that the source and the functions allow."""
     source = as_source(loader.source)
@@ -184,28 +222,29 @@ def _feed(loader: Loader) -> Feed:
         raise InvalidArgument("batch_size is missing: say how many samples a batch has, as in batch_size=32")
     size = _whole("batch_size", loader.batch_size, least=1)
     samples = () if isinstance(source, Stream) else source
-    recipe = Recipe(samples, loader.transform, loader.batcher, loader.shuffle or 0)
-    build = Workers(recipe, loader.workers).build if loader.workers else partial(built_here, recipe)
+    transform = None if loader.after is not None else loader.transform
+    recipe = Recipe(samples, transform, loader.batcher, loader.shuffle or 0)
+    maker = Workers(recipe, loader.workers) if loader.workers else Here(recipe)
     if isinstance(source, Stream):
         if loader.shuffle is not None:
             raise InvalidArgument(
                 f"a {type(loader.source).__name__} gives its samples in its own order, which shuffle= can't change; "
                 "shuffle inside it, or give a source that has len() and indexing"
             )
-        return Streamed(source, size, loader.drop_last, build)
+        return Streamed(source, size, loader.drop_last, maker)
     plan = Numbered(len(source), size, loader.drop_last, loader.shuffle)
     if plan.batches() == 0:
         raise InvalidArgument(f"drop_last=True leaves no batch: {plan.count} samples are less than batch_size={size}")
     if not isinstance(source, View) or not source.vectorised:
-        return Samples(plan, build)
-    if loader.transform is None and loader.batcher is None:
+        return Samples(plan, maker)
+    if transform is None and loader.batcher is None:
         return Rows(source, plan)
     if loader.workers and source.device.type != "cpu":
         raise InvalidArgument(
             f"the source is on {source.device}, which worker processes can't use; keep it on the CPU and pass device= "
             "to move the batches, or use workers=0"
         )
-    return Samples(plan, build)
+    return Samples(plan, maker)
 
 
 def _foreign(loader: Loader, source: DataLoader[Any]) -> Foreign:
@@ -214,7 +253,7 @@ def _foreign(loader: Loader, source: DataLoader[Any]) -> Foreign:
         "shuffle": loader.shuffle is not None,
         "workers": loader.workers > 0,
         "batcher": loader.batcher is not None,
-        "transform": loader.transform is not None,
+        "transform": loader.transform is not None and loader.after is None,
         "drop_last": loader.drop_last,
     }
     refused = [name for name, is_given in given.items() if is_given]

@@ -41,6 +41,22 @@ class View(ABC, Generic[T_co]):
         """The batch of the rows from `start` to before `stop`; only where `vectorised`."""
         return self.gather(torch.arange(start, stop, device=self.device))
 
+    def columns(self) -> list[Tensor] | None:
+        """The tensors that `gather` takes rows of, where it uses no others and never waits for a device; else None."""
+        return None
+
+    def with_columns(self, columns: list[Tensor]) -> "View[Any]":
+        """The same, over other tensors in the places of `columns`; only where there are any."""
+        raise NotImplementedError
+
+    def below(self) -> "list[View[Any]]":
+        """The views that this one looks through; none where it holds columns itself. Only where `vectorised`."""
+        return []
+
+    def over(self, views: "list[View[Any]]") -> "View[Any]":
+        """The same, looking through others in the places of those `below`."""
+        raise NotImplementedError
+
     def resolve(self, order: Tensor | None) -> "tuple[View[Any], Tensor | None]":
         """The view underneath and the rows of it that are meant, so that a choice of rows costs nothing per batch."""
         return self, order
@@ -68,6 +84,12 @@ class Selected(View[Any]):
 
     def gather(self, rows: Tensor) -> Any:
         return self.base.gather(self.numbers.to(rows.device)[rows])
+
+    def below(self) -> list[View[Any]]:
+        return [self.base]
+
+    def over(self, views: list[View[Any]]) -> View[Any]:
+        return Selected(views[0], self.numbers)
 
     def resolve(self, order: Tensor | None) -> tuple[View[Any], Tensor | None]:
         return self.base.resolve(self.numbers if order is None else self.numbers[order])

@@ -49,6 +49,18 @@ class Windows(View[Any]):
     def device(self) -> torch.device:
         return self.base.device
 
+    def columns(self) -> list[Tensor] | None:
+        return self.base.columns()
+
+    def with_columns(self, columns: list[Tensor]) -> View[Any]:
+        return self.over([self.base.with_columns(columns)])
+
+    def below(self) -> list[View[Any]]:
+        return [self.base]
+
+    def over(self, views: list[View[Any]]) -> View[Any]:
+        return Windows(views[0], self.size, self.stride)
+
     def gather(self, rows: Tensor) -> Any:
         inside = torch.arange(self.size, device=rows.device)
         flat = self.base.gather((rows[:, None] * self.stride + inside).flatten())

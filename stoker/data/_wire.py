@@ -32,6 +32,17 @@ def packed(value: Any, *, share_above: float = math.inf) -> memoryview:
     return buffer.getbuffer()
 
 
+def stacked_to_share(tensors: list[Tensor], *, above: float) -> Tensor:
+    """The tensors as `torch.stack` joins them, in shared memory if they are large, so that `packed` copies nothing."""
+    size = sum(each.nbytes for each in tensors)
+    plain = (type(each) is Tensor and each.is_contiguous() and not each.requires_grad for each in tensors)
+    if size <= above or tensors[0].device.type != "cpu" or not all(plain):
+        return torch.stack(tensors)
+    memory = torch.UntypedStorage._new_shared(size, device="cpu")
+    flat = torch.empty(0, dtype=tensors[0].dtype, device="cpu").set_(memory)
+    return torch.stack(tensors, out=flat.view(len(tensors), *tensors[0].shape))
+
+
 class _Packer(ForkingPickler):
     """Python's pickler for other processes, which torch has taught to share tensors, less the small ones."""
 

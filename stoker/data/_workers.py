@@ -1,36 +1,18 @@
-"""Processes that make batches ahead of time, and what happens when one of them fails, dies or is no longer wanted.
+"""The worker processes of a loader: what they are asked for, ahead of its being wanted."""
 
-torch's DataLoader is not used for this: it installs a signal handler, out of which a dead worker's error is raised
-anywhere in the user's code. Here each worker has a pipe of its own, and its end is seen where a batch is awaited.
-"""
-
-import os
-import pickle
-import queue
-import signal
-import sys
-import threading
-import traceback
-import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from multiprocessing.util import Finalize
+from contextlib import suppress
 from typing import Any
 
-import torch
-import torch.multiprocessing
-
 from stoker.data._batches import Recipe, Task
+from stoker.data._pool import Pool
 from stoker.data._wire import packed
-from stoker.errors import SampleFailed, WorkerDied, WrongType
+from stoker.errors import WorkerDied
 
 _AHEAD = 2  # batches that each worker has been asked for and that nobody has taken yet
-_SHARED = 2**18  # bytes; a larger tensor is shared, not copied, and costs a file descriptor for as long as it lives
-# What a terminal or a cluster sends to every process of a run is the main process's; it ends its workers itself.
-_NOT_OURS = {signal.SIGINT, signal.SIGTERM} | ({signal.SIGUSR1} if hasattr(signal, "SIGUSR1") else set())
+
+Start = tuple[int, int]  # epoch and batch
 
 
 class Workers:
@@ -38,223 +20,123 @@ class Workers:
 
     def __init__(self, recipe: Recipe, count: int) -> None:
         self.recipe, self.count = recipe, count
-        self._idle: list[_Pool] = []
+        self._idle: list[Pool] = []
+        self._runs: list[_Run] = []  # those that are being walked; the latest is last
+        self._prepared: tuple[Start, _Run] | None = None  # its pool is idle, or in use by the run that it follows
 
     def __reduce__(self) -> tuple[Any, ...]:  # processes are not part of a copy
         return Workers, (self.recipe, self.count)
 
-    def build(self, tasks: Iterable[Task]) -> Iterator[Any]:
+    def build(self, tasks: Iterable[Task], *, start: Start | None = None) -> Iterator[Any]:
         """The batches of the tasks, in their order; a walk that is left early gives its processes back."""
-        pool = self._acquire()
+        run = self._taken_up(start) or _Run(self._acquired(), iter(tasks))
+        self._runs.append(run)
         try:
-            yield from pool.run(iter(tasks))
+            yield from run.batches()
         finally:
-            self._release(pool)
+            self._runs.remove(run)
+            self._release(run.pool)
 
-    def _acquire(self) -> "_Pool":
+    def prepare(self, tasks: Iterable[Task], *, start: Start) -> None:
+        """Has the first batches made of a walk that is to begin at `start`: at once, or after those of the last walk.
+
+        May be called while another thread walks: where that walk ends at this moment nothing is made ahead.
+        """
+        if self._prepared is not None and self._prepared[0] == start and self._prepared[1].pool.usable():
+            return
+        self._forget()
+        walked = self._runs[-1:]
+        run = _Run(walked[0].pool if walked else self._acquired(), iter(tasks))
+        self._prepared = start, run
+        if walked:
+            walked[0].following = run
+            return
+        try:
+            with suppress(WorkerDied):  # a walk then begins with other processes
+                run.ask(run.room)
+        finally:
+            self._release(run.pool)
+
+    def close(self) -> None:
+        """Ends the processes that nobody walks with; the next walk starts others."""
+        self._forget()
         while self._idle:
-            pool = self._idle.pop()
+            self._idle.pop().close()
+
+    def _taken_up(self, start: Start | None) -> "_Run | None":
+        """The run that was prepared for this start, with its processes; any other is forgotten."""
+        prepared = self._prepared
+        self._forget()
+        if prepared is None or prepared[0] != start:
+            return None
+        run = prepared[1]
+        try:
+            self._idle.remove(run.pool)
+        except ValueError:  # somebody walks with it
+            return None
+        if run.pool.usable() and run.is_latest():
+            return run
+        self._release(run.pool)
+        return None
+
+    def _forget(self) -> None:
+        self._prepared = None
+        for run in self._runs:
+            run.following = None
+
+    def _acquired(self) -> Pool:
+        while True:
+            try:
+                pool = self._idle.pop()  # which only one thread can get
+            except IndexError:
+                return Pool(self.recipe, self.count)
             if pool.usable():
                 return pool
             pool.close()
-        return _Pool(self.recipe, self.count)
 
-    def _release(self, pool: "_Pool") -> None:
+    def _release(self, pool: Pool) -> None:
         if self._idle or not pool.usable():  # of walks side by side, only one set of processes is kept
             pool.close()
         else:
             self._idle.append(pool)
 
 
-class _Pool:
-    """Some processes, each with a line to it; batch after batch is asked of them in turn."""
+class _Run:
+    """Some tasks on their way through the processes of a pool."""
 
-    def __init__(self, recipe: Recipe, count: int) -> None:
-        self._owner = os.getpid()
-        self._lines: list[Any] = []  # a Connection each; on Windows a PipeConnection
-        self._processes: list[BaseProcess] = []
-        # at an exit it comes before multiprocessing's own way of ending daemons, SIGTERM, which workers don't take
-        self.close = Finalize(self, _end, (self._lines, self._processes), exitpriority=100)
-        context = torch.multiprocessing.get_context()
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, recipe), daemon=True, name="stoker-loader")
-            # In the lists before it is started: a signal may raise anywhere in here, and none must be forgotten.
-            self._lines.append(ours)
-            self._processes.append(process)
-            try:
-                with _deaf():
-                    process.start()
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                self.close()
-                raise WrongType(
-                    f"the source, transform or batcher can't be sent to a worker process ({error}); define them at the "
-                    "top of a module (a lambda or a local function can't travel), or use workers=0"
-                ) from error
-            except BaseException:
-                self.close()
-                raise
-            theirs.close()
-        self._owed = [0] * count  # answers that each process still has to give
-        self._whole = True  # no message is half sent or half read, as Ctrl-C can leave it
+    def __init__(self, pool: Pool, tasks: Iterator[Task]) -> None:
+        self.pool, self.tasks = pool, tasks
+        self.room = _AHEAD * pool.count
+        self.following: _Run | None = None  # whose tasks are next, on the same pool, when these are all asked for
+        self._awaited: deque[int] = deque()  # the pool's numbers of what has been asked for
+        self._more = True
+        self._failed: Exception | None = None
 
-    def usable(self) -> bool:
-        """Whether these are this process's own (not its parent's, across a fork), open, alive and in step."""
-        if os.getpid() != self._owner or not self._processes:
-            return False
-        return self._whole and all(process.is_alive() for process in self._processes)
+    def is_latest(self) -> bool:
+        """Whether no other run has used the pool since, and dropped the answers to this one's tasks."""
+        return not self._awaited or self._awaited[-1] == self.pool.asked - 1
 
-    def run(self, tasks: Iterator[Task]) -> Iterator[Any]:
+    def batches(self) -> Iterator[Any]:
         """The tasks' batches in order, some of them always being made ahead."""
-        stale = self._owed.copy()  # of a walk that was left early
-        asked, answered, count = 0, 0, len(self._lines)
-        more, failed = True, None
         while True:
-            while more and asked - answered < _AHEAD * count:
-                try:
-                    message = packed(next(tasks))
-                except StopIteration:
-                    more = False
-                except Exception as error:  # of a stream's reader, which is ahead of the batches that it has earned
-                    more, failed = False, error
-                else:
-                    self._ask(asked % count, message)
-                    asked += 1
-            if answered == asked:
-                if failed is not None:
-                    raise failed
-                return
-            worker = answered % count
-            for _ in range(stale[worker]):
-                self._answer(worker)
-            stale[worker] = 0
-            answer = self._answer(worker)
-            answered += 1
-            if isinstance(answer, _Failure):
-                raise answer.exception()
-            yield answer
+            self.ask(self.room)
+            if not self._awaited:
+                break
+            yield self.pool.answer(self._awaited.popleft())
+        if self._failed is not None:
+            raise self._failed
 
-    def _ask(self, worker: int, message: memoryview) -> None:
-        self._whole = False
-        try:
-            self._lines[worker].send_bytes(message)
-        except OSError as error:
-            raise self._died(worker) from error
-        self._whole = True
-        self._owed[worker] += 1
-
-    def _answer(self, worker: int) -> Any:
-        line, process = self._lines[worker], self._processes[worker]
-        self._whole = False
-        try:
-            if line not in wait([line, process.sentinel]) and not line.poll():
-                raise self._died(worker)
-            answer = pickle.loads(line.recv_bytes())
-        except (EOFError, OSError) as error:
-            process.join(timeout=5)  # seconds; a process that goes away closes its line first
-            if process.exitcode is None:
-                raise
-            raise self._died(worker) from error
-        self._whole = True
-        self._owed[worker] -= 1
-        return answer
-
-    def _died(self, worker: int) -> WorkerDied:
-        process = self._processes[worker]
-        process.join(timeout=5)
-        code = process.exitcode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        return WorkerDied(
-            f"loading process {process.pid} {how}; most often the machine ran out of memory (use fewer workers or "
-            "smaller batches), or native code crashed (workers=0 shows where)"
-        )
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Holds the main process's signals back: a process started in here hears none, from its first instruction on.
-
-    Python's warning about a fork beside threads is left out: a worker uses nothing that a thread of ours locks.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-        if not hasattr(signal, "pthread_sigmask"):  # Windows
-            yield
-            return
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_OURS)
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end(lines: list[Connection], processes: list[BaseProcess]) -> None:
-    """Ends the processes; also runs when their pool is garbage, and when the process exits (not in a fork of it)."""
-    for line in lines:
-        line.close()
-    started = [process for process in processes if process.pid is not None]
-    for process in started:
-        process.kill()
-    for process in started:
-        process.join()
-        process.close()
-    lines.clear()
-    processes.clear()
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """An exception on its way from a worker: itself, if it survives the journey, and always its traceback."""
-
-    error: bytes | None
-    text: str
-
-    @classmethod
-    def of(cls, error: Exception) -> "_Failure":
-        text = "".join(traceback.format_exception(error))
-        try:
-            carried = pickle.dumps(error)
-            pickle.loads(carried)  # some can be pickled and not be made again, which must not happen over there
-        except Exception:
-            return cls(None, text)
-        return cls(carried, text)
-
-    def exception(self) -> Exception:
-        if self.error is None:
-            return SampleFailed(
-                f"loading failed in a worker process, with an exception that can't travel:\n{self.text}"
-            )
-        error = pickle.loads(self.error)
-        error.add_note(f"in a worker process:\n{self.text}")
-        return error
-
-
-def _work(line: Connection, recipe: Recipe) -> None:
-    """What a worker does: answers one task after another, until its line or its parent is gone."""
-    for number in _NOT_OURS:
-        signal.signal(number, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOT_OURS)  # held since before we were started
-    torch.set_num_threads(1)
-    tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(line, tasks, os.getppid()), daemon=True).start()
-    while True:
-        message = tasks.get()
-        try:
-            answer = packed(recipe.build(pickle.loads(message)), share_above=_SHARED)
-        except Exception as error:
-            answer = pickle.dumps(_Failure.of(error))
-        sys.stdout.flush()  # a worker ends without a farewell, and what a transform printed must not be lost
-        line.send_bytes(answer)
-
-
-def _listen(line: Connection, tasks: "queue.SimpleQueue[bytes]", parent: int) -> None:
-    """Takes tasks in as they come, so that the main process never waits in sending; ends a worker that is alone."""
-    try:
-        while True:
-            while not line.poll(1.0):  # seconds
-                if os.getppid() != parent:
-                    os._exit(0)
-            tasks.put(line.recv_bytes())
-    except (EOFError, OSError):
-        os._exit(0)
+    def ask(self, room: int) -> None:
+        """Asks until so many batches are awaited, of these tasks and then of those that follow."""
+        while self._more and len(self._awaited) < room:
+            try:
+                message = packed(next(self.tasks))
+            except StopIteration:
+                self._more = False
+            except Exception as error:  # of a stream's reader, which is ahead of the batches that it has earned
+                self._more, self._failed = False, error
+            else:
+                self._awaited.append(self.pool.ask(message))
+        following = self.following
+        if not self._more and following is not None:
+            following.ask(room - len(self._awaited))

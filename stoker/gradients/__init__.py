@@ -5,7 +5,8 @@ writes a parameter.
 """
 
 from stoker.gradients._accumulate import Accumulator
-from stoker.gradients._backward import backward
+from stoker.gradients._backward import backward, needs_backward
+from stoker.gradients._differentiator import Differentiator
 from stoker.gradients._gradients import Gradients
 
-__all__ = ["Accumulator", "Gradients", "backward"]
+__all__ = ["Accumulator", "Differentiator", "Gradients", "backward", "needs_backward"]

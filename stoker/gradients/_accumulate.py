@@ -99,6 +99,18 @@ class Accumulator:
         self._clear()
         return Gradients._of(tensors, parameters, model)
 
+    @property
+    def held(self) -> tuple[int, float | Tensor, dict[str, Tensor]]:
+        """How many were added, their weight, and the sums by parameter: what `hold` puts back; not copies."""
+        return self._count, self._weight, self._wide
+
+    def hold(
+        self, held: tuple[int, float | Tensor, dict[str, Tensor]], parameters: dict[str, nn.Parameter], model: Models
+    ) -> None:
+        """Goes on from what another one held, of gradients for these parameters."""
+        self._count, self._weight, self._wide = held[0], held[1], dict(held[2])
+        self._model, self._parameters = (model, parameters) if self._count else (None, {})
+
     def state_dict(self) -> dict[str, Any]:
         """What was added since the last `take`, as tensors and plain values; the tensors are not copies.
 

@@ -63,12 +63,12 @@ def backward(
                 allow_unused=True,
             )
     except RuntimeError as error:
-        ours = _in_our_words(error)
+        ours = in_our_words(error)
         if ours is None:
             raise
         raise ours from error
     found = {
-        name: _owned(tensor, parameter)
+        name: owned(tensor, parameter)
         for (name, parameter), tensor in zip(trainable.items(), tensors, strict=True)
         if tensor is not None
     }
@@ -80,7 +80,7 @@ def backward(
     return Gradients._of(found, parameters, model)
 
 
-def _in_our_words(error: RuntimeError) -> NotDifferentiable | None:
+def in_our_words(error: RuntimeError) -> NotDifferentiable | None:
     """What torch's error means, for the mistakes that people make."""
     if "backward through the graph a second time" in str(error):
         return NotDifferentiable(
@@ -95,7 +95,7 @@ def _in_our_words(error: RuntimeError) -> NotDifferentiable | None:
     return None
 
 
-def _owned(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+def owned(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
     """The gradient in its parameter's layout, as `.backward()` would have left it, so that sums add in one order."""
     if tensor.layout == torch.strided and tensor.stride() != parameter.stride():
         return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

@@ -45,7 +45,7 @@ def explain(spec: Spec, wish: Wish) -> str:
     with put_back():
         fit = prepare(spec, wish, seed=seed_of(earlier(wish)))
         fit.model.to(fit.home)
-    parts = [["Plan", *(f"  {line}" for line in fit.plan)], _data(fit), _groups(fit, spec), _loop(fit)]
+    parts = [["Plan", *(f"  {line}" for line in fit.plan_lines)], _data(fit), _groups(fit, spec), _loop(fit)]
     parts += [["Run", *(f"  {line}" for line in outlook(fit, wish))]] if wish.run is not None else []
     return "\n\n".join("\n".join(lines) for lines in parts)
 

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
 from stoker.errors import InvalidArgument, WrongType
 from stoker.learner._data import in_order, loader
+from stoker.learner._judge import judge
 from stoker.learner._load import outcome_in
 from stoker.learner._outcome import Outcome, outcome_of
 from stoker.learner._prepare import metrics_of
@@ -16,9 +18,13 @@ from stoker.learner._start import go_on, on_device
 from stoker.loop import Fit, evaluate, predict
 from stoker.metrics import Metric
 from stoker.record import Best, History, Record
+from stoker.report import Judged, Kind, fitted_html, plot, report_html, write_report
 from stoker.step import Supervised
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from stoker.learner._learner import Learner
 
 
@@ -138,9 +144,33 @@ class Fitted:
             self._outcome = outcome_of(self._fit)
         return self
 
-    def plot(self, *names: str, ax: Any = None) -> Any:
-        """The curves of the history; needs matplotlib."""
-        return self.history.plot(*names, ax=ax)
+    def plot(
+        self,
+        *names: str,
+        kind: Kind = "curves",
+        data: Any = None,
+        labels: Sequence[str] | None = None,
+        ax: "Axes | None" = None,
+    ) -> "Figure":
+        """Draws the curves of the history, or "lr", "confusion" or "calibration"; needs matplotlib (`stoker[plot]`).
+
+        The last two are of the model's answers to `data`, whose classes have these `labels`; without data, a confusion
+        matrix is the one that the run recorded.
+        """
+        found = None if data is None else self._judged(data, labels)
+        return plot(self.record, *names, kind=kind, judgement=found, ax=ax)
+
+    def report(
+        self, path: str | os.PathLike[str] = "report.html", data: Any = None, *, labels: Sequence[str] | None = None
+    ) -> Path:
+        """Writes the fit as one HTML file; with `data`, also what the model gets wrong there, and its worst samples."""
+        found = None if data is None else self._judged(data, labels)
+        return write_report(path, report_html(self._outcome.run or self.record, found))
+
+    def _judged(self, data: Any, labels: Sequence[str] | None) -> Judged:
+        supervised = self._outcome.supervised or Supervised(self.model, None)
+        batches = in_order(data, batch_size=None)
+        return judge(self.predict(batches), lambda: batches.at(epoch=0), supervised=supervised, labels=labels)
 
     def __repr__(self) -> str:
         best, ends = self.best, self.record.events_of("end")
@@ -158,4 +188,5 @@ class Fitted:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return self.history._repr_html_()
+        name = "" if self._outcome.model is None else type(self._outcome.model).__name__
+        return fitted_html(self.record, title=name, stopped=self.stopped)

@@ -23,7 +23,7 @@ _LONGEST = 50_000  # letters of a model's own description
 
 
 def identity_of(fit: Fit, spec: Spec) -> dict[str, Any]:
-    """`fixed`: what has to be the same; `free`: what may differ, and changes what comes out."""
+    """`fixed`: what has to be the same; `free`: what may differ, and changes what comes out; the rest is told only."""
     settings, train = fit.settings, fit.train
     fixed = {
         "model": {name: _kind(each) for name, each in named_parameters(fit.model).items()},
@@ -39,7 +39,7 @@ def identity_of(fit: Fit, spec: Spec) -> dict[str, Any]:
         "precision": settings.precision,
         "ema": spec.ema,
         "metrics": _counted(fit),
-        "step": "compiled" if any(_is_compiled(module) for module in fit.model.modules()) else "eager",
+        "step": "compiled" if spec.compile or any(_is_compiled(module) for module in fit.model.modules()) else "eager",
     }
     free = {
         "structure": repr(fit.model)[:_LONGEST].split("\n"),
@@ -54,7 +54,8 @@ def identity_of(fit: Fit, spec: Spec) -> dict[str, Any]:
         "threads": torch.get_num_threads() if fit.device.type == "cpu" else None,
     }
     limits = {name: getattr(settings, name) for name in ("epochs", "updates", "minutes")}
-    return {"fixed": fixed, "free": free, "limits": limits}
+    hparams = {name: _plain(value) for name, value in spec.hparams.items()}
+    return {"fixed": fixed, "free": free, "limits": limits, "hparams": hparams}
 
 
 def changes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
@@ -149,6 +150,11 @@ def doubts(fit: Fit) -> list[str]:
 
 def _is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _plain(value: Any) -> Any:
+    """An argument of the model's as JSON can say it."""
+    return value if value is None or isinstance(value, bool | int | float | str) else _ADDRESS.sub("", repr(value))
 
 
 def _spelled(lr: Any) -> str:

@@ -15,8 +15,9 @@ from stoker.learner._explain import explain
 from stoker.learner._fitted import Fitted
 from stoker.learner._outcome import outcome_of
 from stoker.learner._spec import Spec
-from stoker.learner._start import start
+from stoker.learner._start import started
 from stoker.learner._wish import Wish
+from stoker.loop import train as loop
 from stoker.optim import AdamW
 from stoker.step import LossFunction
 
@@ -42,6 +43,8 @@ class Learner:
     - `seed`: of all random numbers of a fit; the global ones are as before afterwards. torch has one generator for all
       threads: seeded fits at the same time belong into processes of their own.
     - `on_nan`: a loss or gradient that is not finite never reaches the weights; "stop" raises, "skip" goes on.
+    - `compile`: the whole training step, optimizer and metrics included, as one compiled program. It takes seconds to
+      minutes to make, and rounds otherwise than the step as it is written. `explain` says what else there is to know.
     """
 
     __slots__ = ("_spec",)
@@ -62,6 +65,7 @@ class Learner:
         device: torch.device | str | None = None,
         seed: int | None = None,
         on_nan: Literal["stop", "skip"] = "stop",
+        compile: bool = False,
     ) -> None:
         self._spec = Spec(
             model=model,
@@ -77,6 +81,7 @@ class Learner:
             device=device,
             seed=seed,
             on_nan=on_nan,
+            compile=compile,
         )
 
     def hparams(self, **hparams: Any) -> "Learner":
@@ -121,7 +126,9 @@ class Learner:
             *(train, valid, epochs, updates, minutes, batch_size),
             *(callbacks, run, config, validate_every, keep, checkpoint, resume),
         )
-        fit = start(self._spec, wish, show=show)
+        with started(self._spec, wish, show=show) as (fit, unfinished):
+            if unfinished:
+                loop(fit)
         return Fitted(outcome_of(fit), fit)
 
     def explain(self, train: Any, **fit: Any) -> str:

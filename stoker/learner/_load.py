@@ -67,6 +67,7 @@ def outcome_in(run: str | os.PathLike[str], spec: Spec | nn.Module | None) -> Ou
         precision=str(found.state["identity"]["fixed"]["precision"]),
         device=device,
         home=home,
+        run=opened.path,
     )
 
 

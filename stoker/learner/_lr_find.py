@@ -5,16 +5,22 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from stoker.callbacks import Callback, Context
-from stoker.errors import InvalidArgument, MissingExtra, NotFinite
+from stoker.errors import InvalidArgument, NotFinite
 from stoker.learner._learner import Learner
-from stoker.learner._start import start
+from stoker.learner._start import started
 from stoker.learner._wish import Wish
 from stoker.loop import put_back
+from stoker.loop import train as loop
+from stoker.report import lr_curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -25,18 +31,9 @@ class LrCurve:
     losses: Sequence[float]  # smoothed
     suggestion: float
 
-    def plot(self, ax: Any = None) -> Any:
-        """The curve with the suggestion marked; needs matplotlib."""
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as error:
-            raise MissingExtra("plots need matplotlib: pip install 'stoker[plot]'") from error
-        axes = plt.subplots(figsize=(6, 3.6))[1] if ax is None else ax
-        axes.plot(self.rates, self.losses)
-        axes.axvline(self.suggestion, linestyle="--", color="tab:orange", label=f"suggestion {self.suggestion:.2g}")
-        axes.set(xscale="log", xlabel="learning rate", ylabel="loss, smoothed")
-        axes.legend()
-        return axes
+    def plot(self, ax: "Axes | None" = None) -> "Figure":
+        """Draws the curve with the suggestion marked; needs matplotlib (`stoker[plot]`)."""
+        return lr_curve(self.rates, self.losses, self.suggestion, ax=ax)
 
 
 class _Watch(Callback):
@@ -86,7 +83,8 @@ def lr_find(
     tried = replace(spec, model=model, lr=rate, metrics=(), ema=None, on_nan="stop")
     with put_back(), suppress(NotFinite):  # too large a rate: the curve ends there
         wish = Wish(train, updates=steps, batch_size=batch_size, callbacks=[*callbacks, watch], keep="last")
-        start(tried, wish, show=False)
+        with started(tried, wish, show=False) as (fit, _):
+            loop(fit)
     if len(watch.losses) < 5:
         raise InvalidArgument(
             f"the loss was not finite after {len(watch.losses)} updates; begin with a smaller start_lr"

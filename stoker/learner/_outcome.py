@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -27,11 +28,12 @@ class Outcome:
     precision: str
     device: torch.device
     home: torch.device
+    run: Path | None = None  # its directory, where it has one
 
 
 def outcome_of(fit: Fit) -> Outcome:
     """What a fit that is over has come to."""
-    ctx = fit.ctx
+    ctx, events = fit.ctx, fit.record.path
     return Outcome(
         model=fit.model,
         record=fit.record,
@@ -44,4 +46,5 @@ def outcome_of(fit: Fit) -> Outcome:
         precision=fit.settings.precision,
         device=fit.device,
         home=fit.home,
+        run=events.parent if events is not None else None,
     )

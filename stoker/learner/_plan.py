@@ -1,6 +1,7 @@
 """What was decided about a fit, in words and as plain values: for the record, the run's facts, and `explain`."""
 
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -9,20 +10,26 @@ from stoker._select import named_parameters
 from stoker.learner._spec import Spec
 from stoker.loop import Fit
 from stoker.metrics import Meter, Metric
+from stoker.program import Plan
 from stoker.record import Event
 
+_SETTINGS = (
+    *("epochs", "updates", "minutes", "batch_size", "accumulate", "lr", "optimizer", "loss", "clip_norm", "clip_value"),
+    *("precision", "ema", "seed", "step", "validate_every", "keep", "on_nan"),
+)
 
-def plan_of(fit: Fit, spec: Spec) -> list[str]:
+
+def plan_of(fit: Fit, spec: Spec) -> list[str | Plan]:
     """What will be trained, for how long, where, and in which way."""
     settings = fit.settings
     made = "trained in place" if fit.model is spec.model else "made anew for every fit"
     limits = [f"{value:g} {name}" for name in ("epochs", "updates", "minutes") if (value := getattr(settings, name))]
-    lines = [
+    lines: list[str | Plan] = [
         f"model      {type(fit.model).__name__}, {_parameters(fit):,} parameters, {made}",
         f"length     {' or '.join(limits)}{', whichever is over first' if len(limits) > 1 else ''}",
         f"device     {fit.device}, {'named' if spec.device is not None else 'found'}",
         f"precision  {settings.precision}{_advice(fit)}",
-        "step       eager, one operation after the other",
+        fit.step,
         f"seed       {fit.ctx.seed}{'' if spec.seed is not None else ' (drawn: give seed= to have it again)'}",
     ]
     if fit.supervised is None and spec.loss is not None:
@@ -47,13 +54,23 @@ def _advice(fit: Fit) -> str:
 def facts_of(fit: Fit) -> dict[str, Any]:
     """What ran, for `run.json`."""
     return {
-        "plan": list(fit.plan),
+        "plan": fit.plan_lines,
         "seed": fit.ctx.seed,
         "device": str(fit.device),
         "precision": fit.settings.precision,
         "model": type(fit.model).__name__,
         "optimizer": repr(fit.optimizer),
+        "settings": _settings(fit),
     }
+
+
+def _settings(fit: Fit) -> dict[str, Any]:
+    """What a learner was told, by which runs are compared; without what it was not told."""
+    known = {**fit.identity["limits"], **fit.identity["fixed"], **fit.identity["free"]}
+    told = {name: known[name] for name in _SETTINGS if known[name] is not None}
+    with suppress(ValueError):
+        told["lr"] = float(told["lr"])  # no schedule, no mapping
+    return {**told, **({"hparams": hparams} if (hparams := fit.identity["hparams"]) else {})}
 
 
 def beginning(fit: Fit) -> Event:
@@ -74,7 +91,7 @@ def beginning(fit: Fit) -> Event:
         "parameters": _parameters(fit),
         "device": str(fit.device),
         "seed": fit.ctx.seed,
-        "plan": list(fit.plan),
+        "plan": fit.plan_lines,
     }
     return Event("begin", time.time(), fit.ctx.epoch, 0, fit.ctx.update, extra=extra)
 

@@ -16,7 +16,7 @@ from stoker.learner._identity import identity_of
 from stoker.learner._plan import plan_of
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish
-from stoker.loop import Average, Fit, Scaler, Settings, length_of
+from stoker.loop import Average, Fit, Scaler, Settings, length_of, planned
 from stoker.metrics import Loss, Meter, Metric, as_metric
 from stoker.optim import Adagrad, Algorithm, init
 from stoker.schedule import as_schedule
@@ -36,16 +36,13 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None) -> Fit:
     model = spec.make_model()
     has_step = callable(getattr(model, "train_step", None))
     if spec.loss is None and not has_step:
-        raise InvalidArgument(
-            f"there is nothing to train {type(model).__name__} on: give Learner(loss=nn.MSELoss()) or any other "
-            "function of (predictions, targets), or give the model a train_step(batch) that returns the loss"
-        )
+        raise nothing_to_train(model)
     numbers, hooks = metrics_of(spec.metrics), Hooks(wish.callbacks)
     held_out = 0 if spec.seed is None else spec.seed  # the same samples in every fit, seeded or not
     data = loaders(wish.train, wish.valid, batch_size=wish.batch_size, seed=seed, held_out=held_out)
     rates = rates_of(spec.lr, model)
     home, device = device_of(model), device_for(spec.device, model)
-    optimizer = init(fastest(spec.optimizer, model, device), model.to(device))
+    optimizer = init(fastest(spec.optimizer, model, device, compile=spec.compile), model.to(device))
     ctx = Context(
         model=model,
         optimizer=optimizer,
@@ -65,18 +62,27 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None) -> Fit:
         supervised=None if has_step else Supervised(model, loss_on(spec.loss, device)),
         optimizer=optimizer,
         rates=rates,
-        train_metrics=[metric for metric in numbers if isinstance(metric, Metric) and metric.on != "valid"],
-        valid_metrics=[metric for metric in numbers if isinstance(metric, Metric) and metric.on != "train"],
+        train_metrics=on_phase(numbers, "train"),
+        valid_metrics=on_phase(numbers, "valid"),
         meters=[metric for metric in numbers if isinstance(metric, Meter)],
         record=ctx.record,
         hooks=hooks,
         ctx=ctx,
         average=None if spec.ema is None else Average(model, spec.ema),
         scaler=Scaler() if spec.precision == "fp16" else None,
+        steady=not spec.compile and is_steady(spec.lr) and not hooks.wanted("on_train_batch_begin"),
     )
-    fit.identity = identity_of(fit, spec)
+    fit.identity, fit.step = identity_of(fit, spec), planned(fit)
     fit.plan = [*plan_of(fit, spec), *data.notes]
     return fit
+
+
+def nothing_to_train(model: nn.Module) -> InvalidArgument:
+    """The error for a model that has neither a step nor a loss."""
+    return InvalidArgument(
+        f"there is nothing to train {type(model).__name__} on: give Learner(loss=nn.MSELoss()) or any other "
+        "function of (predictions, targets), or give the model a train_step(batch) that returns the loss"
+    )
 
 
 def settings_of(spec: Spec, wish: Wish, data: Data) -> Settings:
@@ -90,6 +96,7 @@ def settings_of(spec: Spec, wish: Wish, data: Data) -> Settings:
         clip_value=spec.clip_value,
         precision=spec.precision,
         on_nan=spec.on_nan,
+        compile=spec.compile,
         validate_every=None if wish.validate_every == "epoch" else wish.validate_every,
         keep=wish.keep,
         monitor=f"{next(iter(data.valid))}/loss" if data.valid else None,
@@ -107,11 +114,30 @@ def metrics_of(metrics: Sequence[Any]) -> list[Metric | Meter]:
     return found
 
 
-def fastest(recipe: Any, model: nn.Module, device: torch.device) -> Any:
-    """The same algorithm in torch's fused form, where it has one for these parameters and the user has not chosen."""
+def is_steady(lr: Any) -> bool:
+    """Whether a learning rate is a number, or each of several is."""
+    return all(isinstance(rate, int | float) for rate in (lr.values() if isinstance(lr, Mapping) else (lr,)))
+
+
+def on_phase(numbers: Sequence[Metric | Meter], phase: str) -> list[Metric]:
+    """The metrics that are counted in training, or in validation."""
+    return [metric for metric in numbers if isinstance(metric, Metric) and metric.on in (phase, "both")]
+
+
+def fastest(recipe: Any, model: nn.Module, device: torch.device, *, compile: bool = False) -> Any:
+    """The same algorithm in torch's fused form, where it has one for these parameters and the user has not chosen.
+
+    One that is to be compiled is written out instead, and one that has no fused form keeps its counters on the GPU.
+    """
     if isinstance(recipe, Mapping):
-        return {selector: fastest(each, model, device) for selector, each in recipe.items()}
+        return {selector: fastest(each, model, device, compile=compile) for selector, each in recipe.items()}
     settings = {} if not isinstance(recipe, Algorithm) else vars(recipe)
+    free = settings.get("fused") is None and settings.get("foreach") is None
+    if compile and free and isinstance(recipe, Algorithm):
+        written_out = {"fused": False, "foreach": False, "capturable": True}
+        return recipe.replace(**{name: value for name, value in written_out.items() if name in settings})
+    if device.type == "cuda" and settings.get("capturable") is False and "fused" not in settings:
+        return recipe.replace(capturable=True)
     chosen = settings.get("fused", True) is not None or settings.get("foreach") is not None
     if chosen or device.type not in ("cpu", "cuda") or (isinstance(recipe, Adagrad) and device.type == "cuda"):
         return recipe
@@ -154,8 +180,7 @@ def device_for(wanted: torch.device | str | None, model: nn.Module) -> torch.dev
 
 def _usable(wanted: torch.device | str) -> torch.device:
     try:
-        device = torch.device(wanted)
-        torch.empty(1, device=device)
+        device = torch.empty(1, device=torch.device(wanted)).device  # with its number, as its tensors name it
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise InvalidArgument(f"device={wanted!r} can't be used here: {reason}") from None

@@ -11,7 +11,7 @@ from stoker.learner._identity import changes, doubts, other_data, other_metrics,
 from stoker.learner._plan import facts_of
 from stoker.learner._wish import Wish
 from stoker.loop import Fit, settle, take_up, tell_end
-from stoker.record import Event, Record, Run
+from stoker.record import Control, Event, Record, Run
 
 _FOLDER = "checkpoints"
 _MARGIN = 15.0  # seconds that an orderly end takes beside the saving
@@ -121,6 +121,7 @@ def open_run(fit: Fit, wish: Wish, *, again: bool) -> Opened:
             raise
         opened = Opened(run, found, notes)
     fit.record = fit.ctx.record = opened.run.record
+    fit.tell_facts, fit.control = opened.run.learn, Control(opened.run.path)
     try:
         _make_durable(fit, wish, opened)
     except BaseException:

@@ -29,6 +29,7 @@ class Spec:
     device: torch.device | str | None
     seed: int | None
     on_nan: Literal["stop", "skip"]
+    compile: bool = False
     hparams: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -39,6 +40,8 @@ class Spec:
         if isinstance(self.loss, type):
             raise WrongType(f"the loss is the class {self.loss.__name__}: make one, loss={self.loss.__name__}()")
         check_precision(self.precision)
+        if not isinstance(self.compile, bool):
+            raise WrongType(f"compile is True or False, got {self.compile!r}")
         if self.on_nan not in ("stop", "skip"):
             raise InvalidArgument(f'on_nan is "stop" or "skip", got {self.on_nan!r}')
         if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:

@@ -9,6 +9,7 @@ from stoker.loop._evaluate import evaluate
 from stoker.loop._fit import Fit, Settings
 from stoker.loop._precision import PRECISIONS, Scaler, check_precision
 from stoker.loop._predict import predict
+from stoker.loop._program import planned
 from stoker.loop._progress import length_of
 from stoker.loop._random import put_back, random_state, seeded, set_random_state
 from stoker.loop._run import running, settle, tell_end
@@ -26,6 +27,7 @@ __all__ = [
     "check_precision",
     "evaluate",
     "length_of",
+    "planned",
     "predict",
     "put_back",
     "random_state",

@@ -48,13 +48,14 @@ def _ask_default(fit: Fit) -> Iterator[Asked]:
     fit.hooks.fire("on_train_batch_after_pred", ctx)
     with forward_in(fit.settings.precision, fit.device):
         if ctx.loss_mix is None:
-            ctx.output = step.judge(ctx.pred, parts)
+            plain = parts.targets is not None and parts.weight is None
+            ctx.output = step.judge(ctx.pred, parts, step.loss(ctx.pred, parts.targets) if plain else None)
         else:
             other, share = ctx.loss_mix
             loss = mixed_loss(step.loss, ctx.pred, parts.targets, other, share, sample_weight=parts.weight)
             ctx.output = SupervisedOutput(loss, ctx.pred, parts.targets, parts.weight)
     ctx.loss = ctx.output.loss
-    yield from _told(fit, None, weight_in(ctx.output, ctx.batch))
+    yield from _told(fit, None, weight_in(ctx.output, ctx.batch, read=fit.verdict is None))
 
 
 def _ask_model(fit: Fit) -> Iterator[Asked]:
@@ -68,7 +69,7 @@ def _ask_model(fit: Fit) -> Iterator[Asked]:
     ctx.pred = getattr(ctx.output, "predictions", None)
     fit.hooks.fire("on_train_batch_after_pred", ctx)
     ctx.loss = ctx.output.loss
-    yield from _told(fit, None, weight_in(ctx.output, ctx.batch))
+    yield from _told(fit, None, weight_in(ctx.output, ctx.batch, read=fit.verdict is None))
 
 
 def _ask_for_objectives(fit: Fit, step: Generator[Any, Any, Any]) -> Iterator[Asked]:
@@ -97,7 +98,8 @@ def _told(fit: Fit, part: str | None, weight: float | Tensor) -> Iterator[Asked]
     fit.refused = False
     yield Asked(part, loss, weight)
     if not fit.refused:
-        fit.tally.add_loss(part or "loss", loss, weight, is_sum=part is None and fit.reduce == "sum")
+        is_sum, read = part is None and fit.reduce == "sum", fit.verdict is None
+        fit.tally.add_loss(part or "loss", loss, weight, is_sum=is_sum, read=read)
 
 
 def as_output(answer: Any, model: nn.Module, step: str = "train_step") -> Output:

@@ -1,5 +1,6 @@
 """What one fit works with: made by the learner, changed by the loop."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 from stoker.callbacks import Context, Hooks
 from stoker.checkpoint import RandomWatch, Saver, Unsaved
 from stoker.data import Loader
-from stoker.gradients import Accumulator
+from stoker.gradients import Accumulator, Differentiator
 from stoker.loop._precision import Scaler
-from stoker.loop._tally import Tally
+from stoker.loop._tally import Later, Tally
 from stoker.loop._weights import Average, Snapshot
 from stoker.metrics import GradientNorm, Meter, Metric, State
 from stoker.optim import Optimizer
-from stoker.record import Record, Run
+from stoker.program import Plan, Verdict
+from stoker.record import Control, Event, Record, Run
 from stoker.step import Supervised
 
 Stage = Literal["closed", "train", "validate"]
@@ -34,6 +36,7 @@ class Settings:
     clip_value: float | None = None
     precision: str = "fp32"
     on_nan: Literal["stop", "skip"] = "stop"
+    compile: bool = False
     validate_every: int | None = None  # updates; None for every epoch
     keep: Literal["best", "last"] = "best"
     monitor: str | None = None  # the number that says which weights are best; None without validation
@@ -61,6 +64,7 @@ class Fit:
     average: Average | None = None
     scaler: Scaler | None = None
     accumulators: dict[str | None, Accumulator] = field(default_factory=dict)
+    differentiators: dict[str | None, Differentiator] = field(default_factory=dict)  # of an epoch: then they look again
     best: Snapshot | None = None
     random: Mapping[str, Any] | None = None  # where the random numbers stood at the end, to go on from
     last: Snapshot | None = None  # where the model was when the best weights took its place
@@ -74,9 +78,18 @@ class Fit:
     buffers: Sequence[Tensor] = ()  # as they were before the batch, where it may be skipped
     validated: int = -1  # the update that was validated last
     skipped: int = 0  # batches whose loss or gradients were not finite
-    plan: Sequence[str] = ()  # what was decided, in words
+    plan: Sequence[str | Plan] = ()  # what was decided, in words
+    step: Plan = field(default_factory=lambda: Plan("eager"))  # how a batch goes through the stations
+    program: Any = None  # that runs them so: an Eager, Captured or Compiled
+    steady: bool = False  # the learning rates are plain numbers: they change only by a callback's wish
+    picks: bool = False  # rows are gathered by the program itself
+    verdict: Verdict | None = None  # the device's own, while nothing may be read
+    rates_held: Any = None  # the learning rates as tensors, meanwhile
+    tell_facts: Callable[[Mapping[str, Any]], None] | None = None  # where facts have changed since the run began
     trained: float = 0.0  # seconds, when it was last over
     reported: float = 0.0  # when progress was last told, on the monotonic clock
+    coming: tuple[Event, Later] | None = None  # progress whose numbers are still on their way from the device
+    control: Control | None = None  # what somebody who watches asks for
     # where in an epoch it stands, between two batches
     stage: Stage = "closed"  # before an epoch, inside its training, or after that
     before: tuple[int, int] = (0, 0)  # updates and skipped batches when the epoch began
@@ -93,19 +106,27 @@ class Fit:
     extras: Sequence[nn.Module] = ()  # modules with a `get_extra_state` of their own
     warned: set[str] = field(default_factory=set)  # of what no checkpoint can hold
     mark: Any = None  # the last good state: a `Mark`, until the next update begins
+    marks: deque[Any] = field(default_factory=lambda: deque(maxlen=4))  # the newest ones: a verdict may come late
     saved: Any = None  # the place that was saved last
     resumed: Mapping[str, Any] | None = None  # the state to go on from
     reopen: Callable[[], Run] | None = None  # takes the run up, where it was over already and nothing was written
     cut: bool = False  # it has ended in a way that a longer fit would not go through
     leave_at: float | None = None  # seconds since 1970: the cluster's deadline, less what saving takes
+    heard: bool = field(init=False)  # some callback listens between batches
     tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:
+        self.heard = any(map(self.hooks.wanted, ("on_train_batch_begin", "on_train_batch_end", "on_update")))
         self.tally = Tally(self.train_metrics, self.device, self.where)
 
     def where(self) -> str:
         """The place in words, for the note of an exception."""
         return f", {self.ctx.set_name}, epoch {self.ctx.epoch}, batch {self.ctx.batch_number}"
+
+    @property
+    def plan_lines(self) -> list[str]:
+        """The plan in words, as far as it is known now."""
+        return [line for each in self.plan for line in (each.lines() if isinstance(each, Plan) else [each])]
 
     @property
     def reduce(self) -> Literal["mean", "sum"]:

@@ -14,13 +14,19 @@ from stoker.loop._fit import Fit
 from stoker.loop._precision import forward_in
 from stoker.loop._random import put_back
 
+_check_all: Any = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
+_ONE = torch.ones(())
+
 
 def is_finite(loss: Tensor | None, grads: Gradients, norm: Tensor | None) -> bool:
     """Whether gradients may be used; their norm, where it is known, saves looking at them again.
 
     On a GPU it waits for the device, once.
     """
-    sizes = [norm] if norm is not None else _sizes(grads.tensors())
+    tensors = grads.tensors()
+    if norm is None and (found := _checked(tensors)) is not None:
+        return found.item() == 0 and (loss is None or math.isfinite(loss.item()))
+    sizes = [norm] if norm is not None else _sizes(tensors)
     looked_at = [*sizes] if loss is None else [loss.detach(), *sizes]
     if looked_at[0].device.type == "cpu":
         fine = all(math.isfinite(each.item()) for each in looked_at)
@@ -28,6 +34,26 @@ def is_finite(loss: Tensor | None, grads: Gradients, norm: Tensor | None) -> boo
         fine = bool(torch.stack([each.to(looked_at[0].device).float() for each in looked_at]).isfinite().all())
     # A norm can overflow where no element has: only then every element is looked at.
     return fine or ((loss is None or bool(torch.isfinite(loss))) and bool(grads.all_finite()))
+
+
+def looked_at(loss: Tensor | None, grads: Gradients) -> list[Tensor]:
+    """Numbers on the device that are finite where the loss and every element of the gradients is: the largest ones."""
+    tensors = [each for each in grads.tensors() if each.numel()]
+    if torch.compiler.is_compiling():  # written out, so that it becomes a part of what computes the gradients
+        sizes = [each.abs().amax() for each in tensors]
+    else:
+        sizes = torch._foreach_norm(tensors, torch.inf)  # pyright: ignore[reportPrivateImportUsage]
+    return [*sizes] if loss is None else [loss, *sizes]
+
+
+def _checked(tensors: list[Tensor]) -> Tensor | None:
+    """1 where any element is not finite, in one pass over plain gradients on the CPU; None for others."""
+    for tensor in tensors:
+        if type(tensor) is not Tensor or tensor.dtype != torch.float32 or tensor.is_sparse or not tensor.is_cpu:
+            return None
+    found = torch.zeros(())
+    _check_all(tensors, found, _ONE)  # which also multiplies by one
+    return found
 
 
 def _sizes(tensors: list[Tensor]) -> Sequence[Tensor]:

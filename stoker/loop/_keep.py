@@ -50,6 +50,7 @@ def mark(fit: Fit) -> None:
     """Notes the state as a good one, unless a window of batches is open: then the one before it is."""
     if fit.saver is not None and not any(len(window) for window in fit.accumulators.values()):
         fit.mark = marked(fit)
+        fit.marks.append(fit.mark)
 
 
 def between(fit: Fit, *, epoch_ended: bool = False) -> None:
@@ -132,6 +133,8 @@ def _settle_earlier(fit: Fit) -> None:
 
 def _save(fit: Fit, reason: str, *, ended: str | None = None, resumable: bool = True, at: Mark | None = None) -> None:
     assert fit.saver is not None
+    if at is None and fit.program is not None:
+        fit.program.settle()  # nothing is saved that a late verdict could be about
     place = Place(**_place(fit, at), reason=reason, ended=ended, resumable=resumable)
     stands = (place.epoch, place.batch, place.update, fit.stage if at is None else at.stage, ended, resumable)
     fit.ctx.saving = None

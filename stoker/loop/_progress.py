@@ -1,6 +1,7 @@
 """Telling how far a phase is, a few times a second: often enough to look at, too seldom to cost anything."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from stoker.loop._fit import Fit
@@ -18,13 +19,34 @@ def tell(fit: Fit, tally: Tally) -> None:
         ctx.stop(f"Stopped after {minutes:g} minutes")
     if fit.leave_at is not None and fit.saver is not None and time.time() > fit.leave_at - fit.saver.slowest:
         leave(fit, f"Stopped before the deadline, in epoch {ctx.epoch}, batch {ctx.batch_number}")
-    if now - fit.reported < _TOLD_EVERY:
+    if fit.coming is not None and fit.coming[1].is_here():
+        told, later = fit.coming
+        fit.coming = None
+        fit.record.append(replace(told, values=later.values()))
+    if now - fit.reported < _TOLD_EVERY or fit.coming is not None:
         return
     fit.reported = now
-    values = tally.values(ctx.set_name, losses_only=True)
+    _obey(fit)
     speed = tally.samples / max(now - tally.since, 1e-9)
     extra: dict[str, Any] = {"phase": ctx.phase, "batches": ctx.batches, "samples_per_second": speed}
-    fit.record.append(event(fit, "progress", values, **extra))
+    later = tally.later(ctx.set_name)
+    told = event(fit, "progress", {}, **extra)
+    if later.is_here():
+        fit.record.append(replace(told, values=later.values()))
+    else:
+        fit.coming = told, later  # told with one of the next batches: nobody waits for the device
+
+
+def _obey(fit: Fit) -> None:
+    """What somebody who watches has asked for, through the control file."""
+    request = None if fit.control is None else fit.control.asked()
+    if request is None:
+        return
+    by = f" by {request.by}" if request.by else ""
+    if request.what == "save" and fit.ctx.can_save:
+        fit.ctx.save(f"asked for{by}")
+    elif request.what == "stop":
+        leave(fit, f"Asked to stop{by}, in epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}")
 
 
 def event(fit: Fit, kind: str, values: dict[str, float], **extra: Any) -> Event:

@@ -9,6 +9,7 @@ from typing import Any
 from stoker.loop._fit import Fit
 from stoker.loop._keep import rescue
 from stoker.loop._precision import held
+from stoker.loop._program import programmed
 from stoker.loop._random import random_state
 from stoker.loop._signals import interruptible
 from stoker.loop._weights import restore, snapshot
@@ -24,7 +25,7 @@ def running(fit: Fit) -> Iterator[None]:
     started = time.monotonic()
     with interruptible(fit):
         try:
-            with held(fit.settings.precision):
+            with held(fit.settings.precision), programmed(fit):
                 yield
         except BaseException as error:
             fit.ctx.stopping = fit.ctx.stopping or f"{type(error).__name__}: {error}"

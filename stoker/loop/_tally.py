@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stoker.data import Pick
 from stoker.errors import StateMismatch
 from stoker.metrics import Metric, named, weight_of
 from stoker.step import Output
@@ -24,40 +25,81 @@ class Mark(NamedTuple):
     samples: int
 
 
+class Later:
+    """Losses that were asked for, and can be read once the device has come to them."""
+
+    __slots__ = ("_event", "_names", "_values")
+
+    def __init__(self, phase: str, sums: Mapping[str, float | Tensor], weights: Mapping[str, float | Tensor]) -> None:
+        self._names = [f"{phase}/{name}" for name in sums]
+        pairs = [(total, weights[name]) for name, total in sums.items()]
+        away = any(isinstance(each, Tensor) and each.device.type == "cuda" for pair in pairs for each in pair)
+        self._event = torch.cuda.Event() if away else None
+        self._values = [(_sent(total), _sent(weight)) for total, weight in pairs]
+        if self._event is not None:
+            self._event.record()
+
+    def is_here(self) -> bool:
+        """Whether the numbers have arrived."""
+        return self._event is None or self._event.query()
+
+    def values(self) -> dict[str, float]:
+        """The numbers, as `phase/name`."""
+        return {name: _mean(*pair) for name, pair in zip(self._names, self._values, strict=True)}
+
+
+def _sent(value: float | Tensor) -> float | Tensor:
+    if not isinstance(value, Tensor) or value.device.type != "cuda":
+        return value.item() if isinstance(value, Tensor) else value
+    return value.to("cpu", non_blocking=True)  # into pinned memory of torch's own
+
+
 class Tally:
     """Adds up what the batches of a phase gave."""
 
-    __slots__ = ("_device", "_metrics", "_states", "_sums", "_weights", "_where", "samples", "since")
+    __slots__ = ("_device", "_held", "_metrics", "_states", "_sums", "_weights", "_where", "samples", "since")
 
     def __init__(self, metrics: Sequence[Metric], device: torch.device, where: Callable[[], str] = lambda: "") -> None:
         self._metrics, self._device, self._where = metrics, device, where
+        self._held = False  # its tensors belong to a program, which changes them in place
         self.clear()
 
     def clear(self) -> None:
         """Starts anew, for another epoch."""
+        self._held = False
         self._states = [metric.init(self._device) for metric in self._metrics]
         self._sums: dict[str, float | Tensor] = {}
         self._weights: dict[str, float | Tensor] = {}
         self.samples, self.since = 0, time.monotonic()
 
-    def add_loss(self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False) -> None:
+    def add_loss(
+        self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False, read: bool = True
+    ) -> None:
         """A loss that is a mean over so much, or the sum of it, which is told as a mean all the same."""
         if is_sum:
             loss = loss / weight
         total: float | Tensor
-        if loss.device.type == "cpu":  # nothing to wait for, and Python adds up in float64 as well
+        if read and loss.device.type == "cpu":  # nothing to wait for, and Python adds up in float64 as well
             share = float(weight)
             total = loss.item() * share if share else 0.0  # a loss over nothing is NaN, and counts for nothing
         else:
-            share, value = weight, loss.detach().to(torch.float32 if loss.device.type == "mps" else torch.float64)
+            wide = torch.float32 if loss.device.type == "mps" else torch.float64
+            share, value = weight.to(wide) if isinstance(weight, Tensor) else weight, loss.detach().to(wide)
             total = torch.where(share > 0, value * share, 0) if isinstance(share, Tensor) else value * share
+        own = self._sums.get(name), self._weights.get(name)
+        if self._held and isinstance(own[0], Tensor) and isinstance(own[1], Tensor):
+            own[0].add_(total)  # a program's own: a new one would have to be copied there
+            own[1].add_(share)
+            return
         self._sums[name] = self._sums.get(name, 0.0) + total
         self._weights[name] = self._weights.get(name, 0.0) + share
 
     @torch.no_grad()
-    def add(self, output: Output) -> None:
-        """What the metrics make of an output."""
+    def add(self, output: Output, *, static: bool | None = None) -> None:
+        """What the metrics make of an output: all of them, or those whose state keeps its shapes, or the others."""
         for place, metric in enumerate(self._metrics):
+            if static is not None and is_static(metric) is not static:
+                continue
             try:
                 self._states[place] = metric.update(self._states[place], output)
             except Exception as error:
@@ -77,9 +119,39 @@ class Tally:
                 found.update(named(f"{phase}/{metric.name}", metric.compute(state)))
         return found
 
+    def later(self, phase: str) -> "Later":
+        """The losses so far, on their way to the host; nothing waits for them."""
+        return Later(phase, self._sums, self._weights)
+
     def mark(self) -> Mark:
         """What was added up so far; nothing in it changes later, and nothing waits for the device."""
-        return Mark(list(self._states), dict(self._sums), dict(self._weights), self.samples)
+        mark = Mark(list(self._states), dict(self._sums), dict(self._weights), self.samples)
+        return Mark._make(_cloned(tuple(mark))) if self._held else mark
+
+    def kept(self) -> dict[str, Any]:
+        """What a step replaces: the sums, and the states of the metrics that keep their shapes."""
+        states = zip(self._metrics, self._states, strict=True)
+        return {
+            "sums": self._sums,
+            "weights": self._weights,
+            "states": {metric.name: state for metric, state in states if is_static(metric)},
+        }
+
+    def hold(self, kept: Mapping[str, Any], *, own: bool = True) -> None:
+        """Puts what `kept` gave in the place of what is there: a program's own tensors, which change in place."""
+        self._sums, self._weights, self._held = dict(kept["sums"]), dict(kept["weights"]), own
+        states = kept["states"]
+        self._states = [
+            states.get(metric.name, state) for metric, state in zip(self._metrics, self._states, strict=True)
+        ]
+
+    def as_tensors(self, names: Collection[str]) -> None:
+        """The sums as tensors on the device, and zeros for the losses that are still to come."""
+        for sums in (self._sums, self._weights):
+            for name in (*sums, *(each for each in names if each not in sums)):
+                value = sums.get(name, 0.0)
+                if not isinstance(value, Tensor) or value.device != self._device or value.dtype != torch.float64:
+                    sums[name] = torch.as_tensor(value, dtype=torch.float64, device=self._device)
 
     def state_dict(self, mark: Mark | None = None) -> dict[str, Any]:
         """What was added up so far, or up to a mark, as tensors and plain values that are no copies."""
@@ -115,6 +187,19 @@ class Tally:
         self.samples = state["samples"]
 
 
+def is_static(metric: Metric) -> bool:
+    """Whether a metric's state keeps its shapes, so that it can be brought up to date inside of a program."""
+    return bool(getattr(metric, "static", False))
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, Mapping):
+        return {name: _cloned(each) for name, each in value.items()}
+    return type(value)(_cloned(each) for each in value) if isinstance(value, list | tuple) else value
+
+
 def _odd(value: Any) -> str | None:
     """What in a state is neither a tensor nor a plain value, by its type."""
     if value is None or isinstance(value, Tensor | bool | int | float | str | bytes):
@@ -144,17 +229,19 @@ def _mean(total: float | Tensor, weight: float | Tensor) -> float:
     return float(total) / whole if whole else float("nan")
 
 
-def weight_in(output: Output, batch: Any) -> float | Tensor:
+def weight_in(output: Output, batch: Any, *, read: bool = True) -> float | Tensor:
     """How much a loss stands for: what the output says, or else the samples in the batch."""
     if not hasattr(output, "count") and not hasattr(output, "targets"):
         return samples_in(batch)
     weight = weight_of(output)
     # On the CPU there is nothing to wait for, and with a plain number the Accumulator has less to do.
-    return weight.item() if isinstance(weight, Tensor) and weight.device.type == "cpu" else weight
+    return weight.item() if read and isinstance(weight, Tensor) and weight.device.type == "cpu" else weight
 
 
 def samples_in(batch: Any) -> int:
     """The length of the first tensor in a batch; 1 where there is none."""
+    if isinstance(batch, Pick):
+        return len(batch)
     found = _first(batch)
     return len(found) if found is not None and found.dim() else 1
 

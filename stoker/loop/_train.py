@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from stoker.data import moved
 from stoker.errors import BadData, NotFinite
-from stoker.loop._ask import asked
 from stoker.loop._fit import Fit
 from stoker.loop._keep import begin, between, cut_short, end, mark
+from stoker.loop._program import tell_plan
 from stoker.loop._progress import event, tell
 from stoker.loop._signals import awaited
+from stoker.loop._stations import Mixed
 from stoker.loop._tally import samples_in
-from stoker.loop._update import differentiate, flush
+from stoker.loop._update import flush
 from stoker.loop._validate import validate
 from stoker.loop._walk import walked
 from stoker.metrics import GradientNorm
@@ -35,6 +35,7 @@ def train(fit: Fit) -> None:
     """Trains until something says stop; `ctx.stopping` says what it was. A fit that goes on may stand in an epoch."""
     ctx, fire = fit.ctx, fit.hooks.fire
     begin(fit)
+    tell_plan(fit)
     _stop_at_limits(fit)
     while ctx.stopping is None or fit.stage != "closed":
         if fit.stage == "closed":
@@ -62,7 +63,8 @@ def train(fit: Fit) -> None:
 
 def train_epoch(fit: Fit) -> None:
     """One walk over the training data: batch, forward, loss, gradients, update, metrics."""
-    ctx, fire, accumulate = fit.ctx, fit.hooks.fire, fit.settings.accumulate
+    ctx, fire, accumulate, program = fit.ctx, fit.hooks.fire, fit.settings.accumulate, fit.program
+    look_again(fit)
     ctx.phase = ctx.set_name = "train"
     _validate_in_between(fit)  # which a fit that goes on may have been stopped in
     for number, batch in _batches(fit):
@@ -71,15 +73,12 @@ def train_epoch(fit: Fit) -> None:
         ctx.accumulating = number % accumulate != 0 and number != ctx.batches
         fit.applied = fit.refused = False
         fire("on_train_batch_begin", ctx)
-        for each in asked(fit):
-            differentiate(fit, each)
-        if not ctx.accumulating:
-            flush(fit)  # of an objective that this batch did not yield, and earlier ones of the window did
-        if ctx.output is not None and not fit.refused:
-            fit.tally.add(ctx.output)
+        program.run(ctx.batch if ctx.loss_mix is None else Mixed(ctx.batch, ctx.loss_mix))
         fit.tally.samples += samples_in(batch)
         _count_update(fit)
         fire("on_train_batch_end", ctx)
+        if fit.heard:
+            look_again(fit)  # a callback may have changed anything
         _validate_in_between(fit)
         tell(fit, fit.tally)
         between(fit)
@@ -88,15 +87,25 @@ def train_epoch(fit: Fit) -> None:
     if ctx.stopping is not None and (ctx.batch_number != ctx.batches or _is_owed(fit)):
         cut_short(fit)
     fit.applied = False
+    program.settle()
     flush(fit)  # of a stream, whose last batch is only known when it is over, and of a window that was stopped in
+    if fit.applied and fit.average is not None:
+        fit.average.update()
     _count_update(fit)
     _check_progress(fit)
+    ctx.batch = ctx.pred = ctx.output = ctx.loss = fit.coming = None  # of a batch, and that is over
     values = fit.tally.values("train")
     ctx.metrics |= values
     fit.record.append(event(fit, "train", values, losses=fit.tally.losses))
     fire("on_train_end", ctx)
     fit.stage = "validate"
     mark(fit)
+
+
+def look_again(fit: Fit) -> None:
+    """What is known of the model is looked up anew: somebody may have changed it."""
+    fit.program.touched()
+    fit.differentiators.clear()
 
 
 def _is_last(fit: Fit) -> bool:
@@ -130,7 +139,9 @@ def _batches(fit: Fit) -> Iterator[tuple[int, Any]]:
         return
     done = number = fit.ctx.batch_number  # 0, unless the fit goes on inside an epoch
     for number, batch in enumerate(awaited(fit, fit.train, walked(fit)), start=done + 1):
-        yield number, batch if fit.device.type == "cpu" else moved(batch, fit.device)
+        if number == done + 1 and not _is_last(fit):
+            fit.train.prepare(fit.ctx.epoch)  # the next epoch, counted from 0: its first batches are ready in time
+        yield number, batch
     if number == 0 and not fit.interrupted:
         raise BadData(f"the training data gave no batch in epoch {fit.ctx.epoch}: look at what its __iter__ gives")
 
@@ -141,8 +152,6 @@ def _count_update(fit: Fit) -> None:
         return
     ctx = fit.ctx
     ctx.update += 1
-    if fit.average is not None:
-        fit.average.update()
     fit.hooks.fire("on_update", ctx)
     _stop_at_limits(fit)
 
@@ -155,8 +164,10 @@ def _is_owed(fit: Fit) -> bool:
 
 def _validate_in_between(fit: Fit) -> None:
     if _is_owed(fit):
+        fit.program.settle()
         mark(fit)
         validate(fit)
+        look_again(fit)
         if fit.interrupted:
             cut_short(fit, validating=True)  # it is still owed
         fit.applied = False

@@ -1,18 +1,31 @@
 """Gradients of a batch to an update: unscaled, checked, accumulated, clipped, applied. Nothing else writes weights."""
 
+import ctypes
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from stoker.errors import NotFinite, WrongType
-from stoker.gradients import Accumulator, Gradients, backward
+from stoker.gradients import Accumulator, Differentiator, Gradients
 from stoker.loop._ask import Asked
 from stoker.loop._fit import Fit
-from stoker.loop._guard import first_not_finite, is_finite
+from stoker.loop._guard import first_not_finite, is_finite, looked_at
+from stoker.metrics import GradientNorm, State
+from stoker.program import compiling
+
+_AS_IT_IS = nullcontext()
 
 
 def differentiate(fit: Fit, asked: Asked) -> None:
     """The gradients of a loss, and the update where the window of micro-batches ends with it."""
     ctx, scaler = fit.ctx, fit.scaler
-    grads = backward(asked.loss if scaler is None else scaler.scaled(asked.loss), fit.model, wrt=asked.part)
+    backward = fit.differentiators.get(asked.part)
+    if backward is None:
+        backward = fit.differentiators[asked.part] = Differentiator(fit.model, asked.part)
+    grads = backward(asked.loss if scaler is None else scaler.scaled(asked.loss))
     # Unscaled before anybody looks at them: hooks, the check and the clipping are about the true ones.
     ctx.grads = grads if scaler is None else scaler.unscaled(grads)
     fit.hooks.fire("on_train_batch_after_backward", ctx)
@@ -27,41 +40,75 @@ def differentiate(fit: Fit, asked: Asked) -> None:
     if accepted(fit, grads, asked, None):
         window.add(grads, weight=1 if fit.reduce == "sum" else asked.weight)
     if not ctx.accumulating and len(window):
-        apply(fit, window.take())
+        _close(fit, window)
 
 
 def flush(fit: Fit) -> None:
     """The update of a window that the epoch has ended in: nothing is dropped, and it is the mean of what it has."""
     for window in fit.accumulators.values():
         if len(window):
-            apply(fit, window.take())
+            _close(fit, window)
             fit.ctx.accumulating = False
 
 
-def apply(fit: Fit, grads: Gradients, asked: Asked | None = None) -> None:
+def _close(fit: Fit, window: Accumulator) -> None:
+    weight = window.held[1]
+    apply(fit, window.take(), weight=weight)
+
+
+def apply(fit: Fit, grads: Gradients, asked: Asked | None = None, *, weight: float | Tensor = 1) -> None:
     """One step of the optimizer, or none where the loss or a gradient is not finite."""
     ctx, settings = fit.ctx, fit.settings
     norm = grads.norm() if settings.clip_norm is not None or fit.norms else None
-    if not accepted(fit, grads, asked, norm):
+    if not accepted(fit, grads, asked, norm, weight):
+        if asked is not None and isinstance(asked.weight, Tensor) and not fit.refused and asked.weight == 0:
+            fit.applied = True  # on a GPU nothing counts as an update: a captured step can't tell in time
         return
     if settings.clip_value is not None:
         grads = grads.clip_value(settings.clip_value)
     if settings.clip_norm is not None:
         grads = grads.clip_norm(settings.clip_norm, norm=norm if settings.clip_value is None else None)
     if norm is not None:
-        fit.norms = {meter: meter.update_update(state, norm) for meter, state in fit.norms.items()}
+        fit.norms = {meter: _counted(fit, meter, state, norm) for meter, state in fit.norms.items()}
     fit.mark = None  # from here on there is no way back
-    fit.optimizer.step(grads, lr=ctx.lr)
+    with compiling() if settings.compile else _AS_IT_IS:  # what is to be compiled is written out in tensors only
+        fit.optimizer.step(grads, lr=_rates(fit), when=None if fit.verdict is None else fit.verdict.allowed)
     fit.applied = True
     fit.hooks.fire("on_train_batch_after_step", ctx)
 
 
-def accepted(fit: Fit, grads: Gradients, asked: Asked | None, norm: Tensor | None) -> bool:
+def _counted(fit: Fit, meter: GradientNorm, state: State, norm: Tensor) -> State:
+    """The state that has also seen this norm; where the device allows no update, it has not."""
+    new = meter.update_update(state, norm)
+    if fit.verdict is None or fit.verdict.allowed is None:
+        return new
+    return {name: torch.where(fit.verdict.allowed, new[name], old) for name, old in state.items()}
+
+
+def _rates(fit: Fit) -> Any:
+    """The learning rates: numbers, or the device's own tensors; and what those would hold, on a GPU."""
+    if fit.rates_held is not None:
+        return fit.rates_held
+    lr = fit.ctx.lr
+    if fit.steady or fit.device.type != "cuda":
+        return lr
+    return {key: _rounded(rate) for key, rate in lr.items()} if isinstance(lr, Mapping) else _rounded(lr)
+
+
+def _rounded(rate: Any) -> Any:
+    """As a tensor on a GPU holds it, so that a captured step comes to the same bits as this one."""
+    return rate if isinstance(rate, Tensor) else ctypes.c_float(rate).value
+
+
+def accepted(fit: Fit, grads: Gradients, asked: Asked | None, norm: Tensor | None, weight: float | Tensor = 1) -> bool:
     """Whether these gradients may be used; where not, the run stops, unless it was told to go on."""
-    loss, weight = (None, 1) if asked is None else (asked.loss, asked.weight)
+    loss, weight = (None, weight) if asked is None else (asked.loss, asked.weight)
+    if fit.verdict is not None:
+        fit.verdict.judge(looked_at(loss, grads), weight)
+        return True
     finite = is_finite(loss, grads, norm)
     if (not finite or not isinstance(weight, Tensor)) and weight == 0:
-        return False  # a batch of nothing (all masked) counts for nothing, whatever its loss is
+        return False  # a batch of nothing (all masked) changes nothing, whatever its loss is
     if fit.scaler is not None:
         fit.scaler.after(finite)
     if not finite:

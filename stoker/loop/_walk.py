@@ -1,9 +1,10 @@
 """The batches of an epoch from where the fit stands in it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stoker.checkpoint import random_state, set_random_state
+from stoker.data import Walk, ahead, moved
 from stoker.loop._fit import Fit
 
 
@@ -15,8 +16,24 @@ def place_in(fit: Fit) -> Mapping[str, Any]:
     return fit.opened if inside else {"generators": fit.train.generators_state()}
 
 
-def walked(fit: Fit) -> Iterable[Any]:
-    """The batches that are left of this epoch: at once, or for a torch DataLoader by reading those before again.
+def walked(fit: Fit) -> Iterator[Any]:
+    """The batches that are left of this epoch, on the device, or where rows are gathered later: which ones."""
+    loader, device = fit.train, fit.device
+    walk = _from_here(fit)
+    if fit.picks:
+        return walk.picks()
+    raw = walk.raw() if isinstance(walk, Walk) else walk
+    if device.type == "cpu":
+        batches = raw
+    elif loader.draws_here:
+        batches = (moved(batch, device) for batch in raw)
+    else:
+        batches = ahead(iter(raw), device)
+    return iter(batches) if loader.after is None else map(loader.finished, batches)
+
+
+def _from_here(fit: Fit) -> Any:
+    """A walk from where the fit stands: at once, or for a torch DataLoader by reading those before again.
 
     A DataLoader draws its order from generators when it is asked for its first batch. So these are put where they stood
     then, and afterwards where they stand now.
@@ -32,6 +49,6 @@ def walked(fit: Fit) -> Iterable[Any]:
     here = random_state()
     set_random_state(fit.opened["random"])
     loader.load_generators_state(fit.opened["generators"])
-    walk = iter(loader.at(epoch=epoch, batch=done))
+    walk = iter(loader.at(epoch=epoch, batch=done).raw())
     set_random_state(here)
     return walk

@@ -11,6 +11,7 @@ from stoker.checkpoint import load_model_state, model_state
 from stoker.errors import InvalidArgument
 
 Snapshot = dict[str, Tensor]
+_lerped: Any = torch._foreach_lerp  # pyright: ignore[reportPrivateImportUsage]
 lerp_all: Any = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]  one kernel for all of them
 
 
@@ -59,10 +60,14 @@ class Average:
         self._pairs = [a for a, _ in floating], [b for _, b in floating]
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Moves the average towards the weights as they are now."""
-        if self._pairs[0]:
-            lerp_all(self._pairs[0], self._pairs[1], 1 - self.decay)
+    def update(self, when: Tensor | None = None) -> None:
+        """Moves the average towards the weights as they are now; where `when` is False on the device, it stays."""
+        own, theirs = self._pairs
+        if own and when is None:
+            lerp_all(own, theirs, 1 - self.decay)
+        elif own and when is not None:
+            for average, moved in zip(own, _lerped(own, theirs, 1 - self.decay), strict=True):
+                average.copy_(torch.where(when, moved, average))
         for own, theirs in zip(self.model.buffers(), self._source.buffers(), strict=True):
             own.copy_(theirs)
 

@@ -1,7 +1,8 @@
 """Adam and its relatives: moments of the gradient and of its square."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamax import adamax
@@ -9,6 +10,10 @@ from torch.optim.nadam import nadam
 from torch.optim.radam import radam
 
 from stoker.optim._algorithm import Algorithm, Columns, Rate, State, counter, zeros
+
+_add_all: Any = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+_adam: Any = torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage]
+_adamw: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
 
 _FOREACH_RATE = (
     "with foreach=True torch needs a number: give float(lr), or leave foreach out (on a GPU: capturable=True)"
@@ -32,6 +37,8 @@ class Adam(Algorithm):
     fused: bool | None = None
     decoupled_weight_decay: bool = False
 
+    can_skip = True
+
     def keeps(self) -> tuple[str, ...]:
         return ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.amsgrad else ()))
 
@@ -40,7 +47,14 @@ class Adam(Algorithm):
         return {"step": step} | {name: zeros(parameter) for name in self.keeps()[1:]}
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         adam(
             parameters,
@@ -61,7 +75,28 @@ class Adam(Algorithm):
             weight_decay=self.weight_decay,
             eps=self.eps,
             maximize=self.maximize,
+            found_inf=skip,
         )
+
+    def at_once(self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: float) -> bool:
+        _add_all(state["step"], 1)
+        kernel = _adamw if self.decoupled_weight_decay else _adam
+        kernel(
+            parameters,
+            grads,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            state.get("max_exp_avg_sq", []),
+            state["step"],
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=self.amsgrad,
+            maximize=self.maximize,
+        )
+        return True
 
     def rate_refusal(self) -> str | None:
         return _FOREACH_RATE if self.foreach and not self.capturable else None
@@ -80,10 +115,12 @@ class AdamW(Algorithm):
     fused: bool | None = None
 
     decoupled_weight_decay: ClassVar[bool] = True
+    can_skip = True
     # All else is Adam's, as in torch.
     keeps = Adam.keeps  # pyright: ignore[reportAssignmentType]
     fresh = Adam.fresh  # pyright: ignore[reportAssignmentType]
     update = Adam.update  # pyright: ignore[reportAssignmentType]
+    at_once = Adam.at_once  # pyright: ignore[reportAssignmentType]
     rate_refusal = Adam.rate_refusal  # pyright: ignore[reportAssignmentType]
 
 
@@ -105,7 +142,14 @@ class Adamax(Algorithm):
         return {"step": step, "exp_avg": zeros(parameter), "exp_inf": zeros(parameter)}
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         adamax(
             parameters,
@@ -149,7 +193,14 @@ class NAdam(Algorithm):
         }
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         nadam(
             parameters,
@@ -191,7 +242,14 @@ class RAdam(Algorithm):
         return {"step": step, "exp_avg": zeros(parameter), "exp_avg_sq": zeros(parameter)}
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         radam(
             parameters,

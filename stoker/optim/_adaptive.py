@@ -31,7 +31,14 @@ class RMSprop(Algorithm):
         return {"step": step} | {name: zeros(parameter) for name in self.keeps()[1:]}
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         rmsprop(
             parameters,
@@ -76,7 +83,14 @@ class Adagrad(Algorithm):
         return {"step": counter(parameter, fused=self.fused), "sum": total}
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         adagrad(
             parameters,
@@ -116,7 +130,14 @@ class Adadelta(Algorithm):
         return {"step": step, "square_avg": zeros(parameter), "acc_delta": zeros(parameter)}
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         adadelta(
             parameters,
@@ -160,7 +181,14 @@ class Adafactor(Algorithm):
         }
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         adafactor(
             parameters,

@@ -28,6 +28,7 @@ class Algorithm(Config):
     """
 
     takes_sparse: ClassVar[bool] = False
+    can_skip: ClassVar[bool] = False  # its fused form takes `skip`: 1.0 on the device for "change nothing"
 
     def __post_init__(self) -> None:
         _check_settings(self)
@@ -47,10 +48,21 @@ class Algorithm(Config):
         raise NotImplementedError
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         """Changes parameters and state in place. Runs under `torch.no_grad`."""
         raise NotImplementedError
+
+    def at_once(self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: float) -> bool:
+        """What a fused `update` comes to, on parameters of one kind: its kernel alone; False where there is none."""
+        return False
 
     def refusal(self, parameter: Tensor) -> str | None:
         """Why this algorithm is not made for a parameter, if it isn't."""
@@ -86,7 +98,9 @@ class Rule(Protocol):
         """Refuses what it can't take, before anything has changed."""
         ...
 
-    def step(self, pieces: list[Piece]) -> None: ...
+    def step(self, pieces: list[Piece], when: Tensor | None = None) -> None:
+        """One update; where `when` is False on the device, none."""
+        ...
 
     def state_dict(self) -> dict[str, object]: ...
 
@@ -123,6 +137,8 @@ def unshared(grads: Sequence[Tensor]) -> list[Tensor]:
 
     Autograd hands one tensor to two parameters where they are added: `((a + b) ** 2).sum()`.
     """
+    if torch.compiler.is_compiling():  # no memory is written in what is traced: everything there is a new value
+        return list(grads)
     seen: set[int] = set()
     found: list[Tensor] = []
     for grad in grads:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from stoker.errors import InvalidArgument, UnsupportedGradient
@@ -18,6 +18,7 @@ class _Batch(NamedTuple):
     parameters: list[Tensor]
     columns: dict[str, list[Tensor]]
     has_complex: bool
+    alike: bool  # of one type and device, so that a fused kernel takes all of them at once
 
 
 class FunctionalRule:
@@ -25,7 +26,7 @@ class FunctionalRule:
 
     __slots__ = ("_algorithm", "_batches", "_fused", "_kind", "_parameters", "_state", "_takes_sparse")
 
-    def __init__(self, algorithm: Algorithm, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, algorithm: Algorithm, parameters: Mapping[str, Tensor]) -> None:
         for name, parameter in parameters.items():
             if parameter.requires_grad and (reason := algorithm.refusal(parameter)):
                 raise InvalidArgument(f"{name!r} has shape {list(parameter.shape)}: {reason}")
@@ -37,19 +38,40 @@ class FunctionalRule:
         self._state: dict[str, State] = {}
         self._batches: dict[tuple[str, ...], _Batch] = {}  # by the names of a step; the same ones come every time
 
-    def step(self, pieces: list[Piece]) -> None:
-        """One update of every piece, each with its learning rate."""
+    def step(self, pieces: list[Piece], when: Tensor | None = None) -> None:
+        """One update of every piece, each with its learning rate; where `when` is False on the device, none."""
         with torch.no_grad():
             for names, grads, lr in pieces:
                 batch = self._batches.get(names)
                 known = batch is not None
                 if batch is None:
                     batch = self._batch(names, lr)
-                self._algorithm.update(batch.parameters, grads, batch.columns, lr, has_complex=batch.has_complex)
+                if when is not None:
+                    self._update_when(when, batch, grads, lr)
+                elif not (known and batch.alike and type(lr) is float and self._at_once(batch, grads, lr)):
+                    self._algorithm.update(batch.parameters, grads, batch.columns, lr, has_complex=batch.has_complex)
                 if self._fused:  # torch's fused kernels forget to: a graph over old weights would go unnoticed
                     increment_version(batch.parameters)
                 if not known:
                     self._settle(names, batch)
+
+    def _at_once(self, batch: _Batch, grads: list[Tensor], lr: float) -> bool:
+        same = batch.parameters[0].dtype
+        return all(grad.dtype == same for grad in grads) and self._algorithm.at_once(
+            batch.parameters, grads, batch.columns, lr
+        )
+
+    def _update_when(self, when: Tensor, batch: _Batch, grads: list[Tensor], lr: Rate) -> None:
+        """An update that the device decides about: nothing waits for it."""
+        arguments = (batch.parameters, grads, batch.columns, lr)
+        if self._fused and self._algorithm.can_skip and when.device.type == "cuda":
+            self._algorithm.update(*arguments, has_complex=batch.has_complex, skip=(~when).float())
+            return
+        held = [*batch.parameters, *(each for column in batch.columns.values() for each in column if each is not None)]
+        before = [tensor.clone() for tensor in held]
+        self._algorithm.update(*arguments, has_complex=batch.has_complex)
+        for tensor, old in zip(held, before, strict=True):
+            tensor.copy_(torch.where(when.to(tensor.device), tensor, old))
 
     def _batch(self, names: tuple[str, ...], lr: Rate) -> _Batch:
         parameters: list[Tensor] = [self._parameters[name] for name in names]
@@ -59,7 +81,10 @@ class FunctionalRule:
         columns: dict[str, list[Any]] = {
             kept: [self._state[name].get(kept) for name in names] for kept in self._algorithm.keeps()
         }
-        return _Batch(parameters, columns, any(parameter.is_complex() for parameter in parameters))
+        kinds = {(each.device, each.dtype, type(each)) for each in parameters}
+        return _Batch(
+            parameters, columns, any(each.is_complex() for each in parameters), self._fused and len(kinds) == 1
+        )
 
     def _settle(self, names: tuple[str, ...], batch: _Batch) -> None:
         """Keeps state that the first update made; and the lists, from when on they no longer change."""
@@ -121,6 +146,16 @@ class FunctionalRule:
         """Goes on from a prepared state."""
         self._state = ready
         self._batches.clear()
+
+    def tensors(self) -> dict[str, State]:
+        """The state itself, by parameter name: what an update changes in place beside the parameters."""
+        return self._state
+
+    def twin(self, parameters: Mapping[str, Tensor], state: dict[str, State]) -> "FunctionalRule":
+        """The same algorithm at work on other tensors."""
+        other = FunctionalRule(self._algorithm, {})
+        other._parameters, other._state = {name: parameters[name] for name in self._parameters}, state
+        return other
 
 
 def _as_stored(value: Tensor, parameter: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Gradients and a learning rate in, parameters changed: one optimizer for all of a model, of one or more algorithms."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,7 +12,7 @@ from torch import Tensor
 from stoker._select import Models, assign, describe, named_parameters
 from stoker.errors import InvalidArgument, NoSuchParameter, StateMismatch, WrongType
 from stoker.gradients import Gradients
-from stoker.optim._algorithm import Algorithm, Piece, Rate, Rule
+from stoker.optim._algorithm import Algorithm, Piece, Rate, Rule, State
 from stoker.optim._functional import FunctionalRule
 from stoker.optim._state import differences_of
 from stoker.optim._wrap import Wrapped, WrappedRule
@@ -78,10 +79,11 @@ class Optimizer:
         self._title = f"the step of {self!r}"
         self._plans: dict[tuple[Any, ...], _Plan] = {}  # by the names and the learning rates' keys of a step
 
-    def step(self, grads: Gradients, *, lr: Rates) -> None:
+    def step(self, grads: Gradients, *, lr: Rates, when: Tensor | None = None) -> None:
         """Applies the gradients and uses them up; what has no gradient keeps its value and its state.
 
         The learning rate is a number, a 0-d tensor, or a mapping of selectors to these, where the first match wins.
+        With `when`, a 0-d boolean tensor, the device decides: where it is False nothing changes, and nobody waits.
         """
         if not isinstance(grads, Gradients):
             raise WrongType(f"step takes Gradients, got {type(grads).__name__}; stoker.backward makes them")
@@ -98,7 +100,7 @@ class Optimizer:
             rule.check(pieces)
         grads.use(self._title)
         for rule, pieces in work:
-            rule.step(pieces)
+            rule.step(pieces, when)
 
     def minimize(self, closure: Callable[[], Tensor], *, lr: Rates) -> Tensor:
         """One step of an optimizer that evaluates the loss several times (LBFGS): `closure()` returns the loss."""
@@ -174,6 +176,42 @@ class Optimizer:
             raise StateMismatch("this state does not fit the optimizer:\n  " + "\n  ".join(lines))
         for rule, ready in found:
             rule.take_up(ready)
+
+    def tensors(self) -> list[dict[str, State]]:
+        """For every config the state itself, by parameter name: what a step changes in place beside the weights.
+
+        Empty for a wrapped optimizer, which keeps its own.
+        """
+        return [rule.tensors() if isinstance(rule, FunctionalRule) else {} for rule in self._rules.values()]
+
+    def hold(self, state: list[dict[str, State]]) -> None:
+        """Puts back what `tensors` gave, and nothing else: state that was made since is gone."""
+        for rule, own in zip(self._rules.values(), state, strict=True):
+            if isinstance(rule, FunctionalRule):
+                rule.take_up(dict(own))
+
+    @property
+    def functional(self) -> bool:
+        """Whether all of it is torch's functional forms, so that a step is a function of tensors and nothing else."""
+        return all(isinstance(rule, FunctionalRule) for rule in self._rules.values())
+
+    def twin(
+        self, parameters: Mapping[str, Tensor], written: Mapping[str, Tensor], state: list[dict[str, State]]
+    ) -> "Optimizer":
+        """The same optimizer at work on other tensors, by the same names: for a step that is being traced.
+
+        It knows gradients by `parameters`, and changes `written`, which share their memory.
+        """
+        other = copy.copy(self)
+        other._parameters = parameters  # pyright: ignore[reportAttributeAccessIssue]  stand-ins, no nn.Parameter
+        other._names = {tensor: name for name, tensor in parameters.items()}  # pyright: ignore[reportAttributeAccessIssue]
+        rules = zip(self._rules.items(), state, strict=True)
+        other._rules = {
+            selector: rule.twin(written, own) for (selector, rule), own in rules if isinstance(rule, FunctionalRule)
+        }
+        twins = {id(rule): other._rules[selector] for selector, rule in self._rules.items()}
+        other._plans = {key: [(twins[id(rule)], parts) for rule, parts in plan] for key, plan in self._plans.items()}
+        return other
 
     def _kinds(self) -> list[str]:
         recipes = self._recipes.values()

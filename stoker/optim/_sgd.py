@@ -29,6 +29,7 @@ class SGD(Algorithm):
     fused: bool | None = None
 
     takes_sparse = True
+    can_skip = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,24 +43,33 @@ class SGD(Algorithm):
         return {}  # the first gradient becomes the buffer, undampened
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         buffers: list[Any] = state.get("momentum_buffer", [])  # None where the first gradient is still to come
         if self.nesterov:
             grads = unshared(grads)  # torch's foreach form adds the momentum into them
         if not (self.fused and any(buffer is None for buffer in buffers)):
-            self._apply(parameters, grads, buffers, lr)
+            self._apply(parameters, grads, buffers, lr, skip)
             return
         # The fused form takes either first steps or later ones.
         first = [position for position, buffer in enumerate(buffers) if buffer is None]
         later = [position for position, buffer in enumerate(buffers) if buffer is not None]
         for some in (first, later):
             own = [buffers[each] for each in some]
-            self._apply([parameters[each] for each in some], [grads[each] for each in some], own, lr)
+            self._apply([parameters[each] for each in some], [grads[each] for each in some], own, lr, skip)
             for position, buffer in zip(some, own, strict=True):
                 buffers[position] = buffer
 
-    def _apply(self, parameters: list[Tensor], grads: list[Tensor], buffers: list[Any], lr: Rate) -> None:
+    def _apply(
+        self, parameters: list[Tensor], grads: list[Tensor], buffers: list[Any], lr: Rate, skip: Tensor | None
+    ) -> None:
         sgd(
             parameters,
             grads,
@@ -73,6 +83,7 @@ class SGD(Algorithm):
             dampening=self.dampening,
             nesterov=self.nesterov,
             maximize=self.maximize,
+            found_inf=skip,
         )
 
 
@@ -99,7 +110,14 @@ class ASGD(Algorithm):
         }
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         asgd(
             parameters,
@@ -149,7 +167,14 @@ class Rprop(Algorithm):
         }
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         rprop(
             parameters,
@@ -196,7 +221,14 @@ class Muon(Algorithm):
         return {"momentum_buffer": zeros(parameter)}
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+        skip: Tensor | None = None,
     ) -> None:
         muon(
             parameters,

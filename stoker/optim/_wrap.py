@@ -97,8 +97,10 @@ class WrappedRule:
                 "call optimizer.minimize(closure, lr=...) with a function that returns the loss"
             )
 
-    def step(self, pieces: list[Piece]) -> None:
+    def step(self, pieces: list[Piece], when: Tensor | None = None) -> None:
         """One step of the optimizer for all pieces together, so that what it keeps for a group advances once."""
+        if when is not None:
+            raise InvalidArgument(f"{self._recipe.name} can't be told on the device whether to step: leave out when=")
         self._set_rates(pieces)
         with self._lent() as lend:
             lend({name: grad for piece in pieces for name, grad in zip(piece.names, piece.grads, strict=True)})

@@ -78,8 +78,8 @@ class Supervised:
             return Parts(tuple(batch), {}, None)
         return self.parts(batch)
 
-    def judge(self, predictions: Any, parts: Parts) -> SupervisedOutput:
-        """The loss of the predictions."""
+    def judge(self, predictions: Any, parts: Parts, loss: Tensor | None = None) -> SupervisedOutput:
+        """The loss of the predictions, which may have been computed already: a user's traceback is a frame shorter."""
         if self.loss is None:
             raise InvalidArgument("there is no loss: give Learner(loss=...), or give the model a train_step")
         if parts.targets is None:
@@ -88,7 +88,7 @@ class Supervised:
                 "name that forward does not take"
             )
         if parts.weight is None:
-            loss = self.loss(predictions, parts.targets)
+            loss = self.loss(predictions, parts.targets) if loss is None else loss
         else:
             loss = weighted_mean(self.loss, predictions, parts.targets, parts.weight)
         count = counted_by(self.loss, predictions, parts.targets, parts.weight)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import _harness
-from benchmarks._harness import batches_of, in_turn, installed, keep, spread, toy
+from benchmarks._harness import append, beside, in_turn, installed, keep, results_of, spread, toy
 
 
 def test_the_toy_is_the_same_every_time_whatever_was_drawn_before():
@@ -16,13 +16,6 @@ def test_the_toy_is_the_same_every_time_whatever_was_drawn_before():
     assert torch.equal(x, again_x) and torch.equal(y, again_y)
     for left, right in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(left, right)
-
-
-def test_every_sample_comes_once_in_batches_of_a_hundred():
-    x, y, _ = toy()
-    batches = list(batches_of(x, y))
-    assert [len(inputs) for inputs, _ in batches] == [100] * 10
-    assert torch.equal(torch.cat([targets for _, targets in batches]).sort(dim=0).values, y.sort(dim=0).values)
 
 
 def test_each_task_has_as_many_results_as_it_stands_in_the_list():
@@ -35,6 +28,20 @@ def test_each_task_has_as_many_results_as_it_stands_in_the_list():
 def test_a_task_that_fails_ends_the_benchmark_with_its_own_words():
     with pytest.raises(SystemExit, match=r"(?s)stoker, toy, many failed:.*invalid literal for int"):
         in_turn("benchmarks.own_loop", [("stoker", "toy", "many")])
+
+
+def test_a_process_is_ended_after_its_seconds():
+    ((task, result, failure),) = results_of("benchmarks.own_loop", [("stoker", "toy", "1")], seconds=0.01)
+    assert (task, result, failure) == (("stoker", "toy", "1"), None, "ended after 0 s")
+
+
+def test_what_is_appended_stands_beside_what_was_there(tmp_path):
+    path = tmp_path / "new" / "some.json"
+    append(path, {"a": {"x": [1], "y": [2]}, "b": 1})
+    append(path, {"a": {"y": [3], "z": [4]}, "b": 2})
+    assert json.loads(path.read_text()) == {"a": {"x": [1], "y": [3], "z": [4]}, "b": 2}
+    assert [each.name for each in path.parent.iterdir()] == ["some.json"]
+    assert beside({"a": 1}, {"b": {}}) == {"a": 1, "b": {}}
 
 
 def test_what_was_measured_is_kept_with_versions_and_machine(tmp_path, monkeypatch, capsys):

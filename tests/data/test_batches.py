@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.data._batches import Recipe, Task, built_here, tasks_in_order, tasks_of_stream
+from stoker.data._batches import Here, Recipe, Task, tasks_in_order, tasks_of_stream
 from stoker.data._order import own_random_numbers
 from stoker.data._source import Stream
 from stoker.errors import BadData, InvalidArgument
@@ -124,8 +124,8 @@ def test_a_stream_that_cannot_start_again_says_so():
 
 def test_what_is_built_here_is_built_one_at_a_time():
     made = []
-    batches = built_here(
-        Recipe([1, 2, 3], made.append, len, 0), tasks_in_order([(0, 1), (1, 3)], None, epoch=0, batch=0)
-    )
+    maker = Here(Recipe([1, 2, 3], made.append, len, 0))
+    maker.prepare(tasks_in_order([(0, 1)], None, epoch=0, batch=0), start=(0, 0))  # does nothing
+    batches = maker.build(tasks_in_order([(0, 1), (1, 3)], None, epoch=0, batch=0))
     assert next(batches) == 1
     assert made == [1]

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker.data._move import moved
+from stoker.data._move import map_batch, moved
 
 META = torch.device("meta")  # a device that is everywhere
 Pair = namedtuple("Pair", ["a", "b"])
@@ -39,3 +39,12 @@ def test_tensors_move_wherever_they_are():
 def test_what_is_there_already_is_not_copied():
     x = torch.zeros(2)
     assert moved({"x": x}, torch.device("cpu"))["x"] is x
+
+
+def test_a_function_of_every_part_keeps_the_structure():
+    batch = {"x": [1, (2, Pair(3, "word"))], "y": Batch(4, [b"bytes"])}
+    seen = []
+    assert map_batch(lambda part: seen.append(part) or part, batch) == batch
+    assert seen == [1, 2, 3, "word", 4, b"bytes"]
+    packed = Packed()
+    assert map_batch(lambda part: part, [packed])[0] is packed

@@ -1,26 +1,14 @@
 import gc
-import json
 import os
 import select
 import signal
-import subprocess
-import sys
-import textwrap
-from types import SimpleNamespace
+import threading
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.data import Loader
-from stoker.errors import SampleFailed, WorkerDied, WrongType
-
-
-class TwoArguments(Exception):
-    """One that can be pickled, and then not be made again."""
-
-    def __init__(self, first, second):
-        super().__init__(f"{first} {second}")
 
 
 def fail_at_5(number):
@@ -29,20 +17,8 @@ def fail_at_5(number):
     return number
 
 
-def fail_oddly(number):
-    raise TwoArguments("hard", "luck")
-
-
-def unpicklable(samples):
-    return lambda: samples
-
-
 def own_pid(number):
     return os.getpid()
-
-
-def leave(number):
-    os._exit(3)
 
 
 def large(number):
@@ -62,64 +38,6 @@ def children():
             if int(fields[1]) == os.getpid():
                 found.add(int(entry))
     return found
-
-
-# A Python that has torch and stoker imported, and forks a child for each program: a real process with a real end,
-# without the seconds that the imports take.
-LAUNCHER = """
-import json, os, sys, torch
-from stoker.data import Loader
-for line in sys.stdin:
-    code, out, err = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        break
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-else:
-    sys.exit()
-os.setsid()
-for stream, path in ((1, out), (2, err)):
-    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
-exec(code, globals())
-"""
-
-
-@pytest.fixture(scope="module")
-def launcher():
-    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", LAUNCHER], env=buffered, **pipes) as it:
-        yield it
-        it.stdin.close()
-
-
-@pytest.fixture
-def run(launcher, tmp_path):
-    """Runs a program as a user would, and gives its exit status, its output and its errors."""
-
-    def run(code):
-        out, err = tmp_path / "out", tmp_path / "err"
-        print(json.dumps([textwrap.dedent(code), str(out), str(err)]), file=launcher.stdin, flush=True)
-        status = int(launcher.stdout.readline())
-        return SimpleNamespace(status=status, out=out.read_text(), err=err.read_text())
-
-    return run
-
-
-def test_an_exception_keeps_its_type_and_says_where_it_was():
-    with pytest.raises(LookupError, match="no such file") as caught:
-        list(Loader(list(range(8)), batch_size=2, transform=fail_at_5, workers=2))
-    where, traceback = caught.value.__notes__
-    assert where == "while loading sample 5 (epoch 0, batch 2)"
-    assert "in a worker process:" in traceback
-    assert "in fail_at_5" in traceback
-    assert 'raise LookupError("no such file")' in traceback
-
-
-def test_the_note_is_the_same_without_workers():
-    with pytest.raises(LookupError, match="no such file") as caught:
-        list(Loader(list(range(8)), batch_size=2, transform=fail_at_5).at(epoch=3))
-    assert caught.value.__notes__ == ["while loading sample 5 (epoch 3, batch 2)"]
 
 
 def test_batches_before_the_failure_are_given_and_the_loader_goes_on():
@@ -146,18 +64,6 @@ def test_a_stream_that_breaks_gives_the_same_batches_first(workers):
     assert seen == [[0, 1], [2, 3]]
 
 
-def test_an_exception_that_cannot_travel_is_told():
-    with pytest.raises(
-        SampleFailed, match=r"with an exception that can't travel:\n(.|\n)*TwoArguments: hard luck\nwhile"
-    ):
-        list(Loader([1], batch_size=1, transform=fail_oddly, workers=1))
-
-
-def test_a_batch_that_cannot_travel_is_told():
-    with pytest.raises(WrongType, match=r"have to travel between processes, and one can't .*unpicklable.* workers=0"):
-        list(Loader([1], batch_size=1, batcher=unpicklable, workers=1))
-
-
 def arrive(home, number):
     if os.getpid() != home and number == 1:
         raise ArithmeticError("not here")
@@ -182,26 +88,6 @@ def test_a_batch_that_breaks_on_arrival_does_not_break_the_next_walk():
         assert list(loader.at(epoch=0, batch=2)) == [2, 3, 4, 5]
 
 
-class Functions(IterableDataset):
-    def __iter__(self):
-        yield lambda: 1
-
-
-def test_a_sample_that_cannot_travel_is_told():
-    with pytest.raises(WrongType, match="have to travel between processes"):
-        list(Loader(Functions(), batch_size=1, workers=1))
-
-
-def test_a_killed_worker_is_an_error_and_not_a_hang():
-    loader = Loader(list(range(1000)), batch_size=1, transform=own_pid, workers=2)
-    with pytest.raises(
-        WorkerDied, match="was killed by SIGKILL; most often the machine ran out of memory .*fewer workers"
-    ):
-        for victim in loader:
-            os.kill(int(victim), signal.SIGKILL)
-    assert {int(pid) for pid in loader.at(epoch=0)}.isdisjoint({int(victim)})  # and the next walk has new ones
-
-
 def test_a_worker_killed_between_epochs_is_replaced():
     loader = Loader([0, 1], batch_size=1, transform=own_pid, workers=1)
     (victim,) = {int(pid) for pid in loader}
@@ -209,11 +95,6 @@ def test_a_worker_killed_between_epochs_is_replaced():
     os.waitid(os.P_PID, victim, os.WEXITED | os.WNOWAIT)
     (next_one,) = {int(pid) for pid in loader}
     assert next_one != victim
-
-
-def test_a_worker_that_exits_by_itself_is_an_error():
-    with pytest.raises(WorkerDied, match="exited with 3"):
-        list(Loader([1], batch_size=1, transform=leave, workers=1))
 
 
 def test_processes_are_kept_from_epoch_to_epoch():
@@ -327,76 +208,18 @@ def test_workers_of_a_killed_program_end_too(run):
     pids = done.out.split()
     assert len(pids) == 2
     for pid in pids:
-        try:
-            handle = os.pidfd_open(int(pid))
-        except ProcessLookupError:
-            continue
-        ended, _, _ = select.select([handle], [], [], 60)  # seconds
-        os.close(handle)
-        assert ended, "a worker outlives its program"
+        gone(int(pid))
 
 
-def test_what_a_worker_prints_is_not_lost(run):
-    done = run(
-        "print(*[len(b) for b in Loader([1], batch_size=1, transform=lambda n: print('seen', n) or n, workers=1)])"
-    )
-    assert done.out == "seen 1\n1\n"
-
-
-def test_ctrl_c_is_for_the_main_process(run):
-    code = """
-        import signal
-        loader = Loader(list(range(100)), batch_size=1, transform=int, workers=2)
-        try:
-            for _ in loader:
-                os.killpg(0, signal.SIGINT)  # as a terminal does
-        except KeyboardInterrupt:
-            print("stopped")
-    """
-    done = run(code)
-    assert (done.out, done.err) == ("stopped\n", "")
-
-
-def test_a_signal_to_the_whole_group_is_for_the_main_process_even_while_workers_start(run):
-    code = """
-        import signal, threading
-        heard = []
-        sent = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        for number in sent:
-            signal.signal(number, lambda number, frame: heard.append((os.getpid(), number)))
-        over = threading.Event()
-        def shout():
-            while not over.is_set():
-                for number in sent:
-                    os.killpg(0, number)
-        shouting = threading.Thread(target=shout)
-        shouting.start()
-        for _ in range(20):
-            loader = Loader(list(range(8)), batch_size=2, transform=int, workers=2)
-            assert len(list(loader)) == 4
-        over.set()
-        shouting.join()
-        print(set(heard) == {(os.getpid(), number) for number in sent})
-    """
-    done = run(code)
-    assert (done.out, done.err) == ("True\n", "")
-
-
-def test_a_process_that_multiprocessing_started_ends_its_workers(run):
-    code = """
-        import multiprocessing
-        def work():
-            loader = Loader([1, 2], batch_size=1, transform=int, workers=1)
-            kept.append(iter(loader))
-            print(next(kept[0]), flush=True)
-        kept = []
-        child = multiprocessing.get_context("fork").Process(target=work)
-        child.start()
-        child.join()
-        print(child.exitcode)
-    """
-    done = run(code)
-    assert (done.out, done.err) == ("tensor([1])\n0\n", "")
+def gone(pid):
+    """Waits for the end of a process that isn't ours."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended, _, _ = select.select([handle], [], [], 60)  # seconds
+    os.close(handle)
+    assert ended, "a worker outlives its program"
 
 
 def test_a_forked_child_starts_its_own(run):
@@ -416,19 +239,219 @@ def test_a_forked_child_starts_its_own(run):
     assert (done.status, done.err) == (0, "")
 
 
-def test_spawned_workers_and_what_cannot_be_sent_to_them(run):
-    code = """
-        from operator import neg
-        torch.multiprocessing.set_start_method("spawn")
-        print([batch.tolist() for batch in Loader(torch.arange(4), batch_size=2, transform=neg, workers=1)])
-        try:
-            list(Loader([1], batch_size=1, transform=lambda number: number, workers=1))
-        except TypeError as error:
-            print(type(error).__name__, error)
+def numbers(loader, **place):
+    return [batch.tolist() for batch in loader.at(**place)]
+
+
+class Traced:
+    """Samples that say when they are made, in whichever process."""
+
+    def __init__(self, path, count):
+        self.path, self.count = str(path), count
+        os.mkfifo(self.path)
+        self.pipe = os.open(self.path, os.O_RDWR)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        pipe = os.open(self.path, os.O_WRONLY)
+        os.write(pipe, bytes([number]))
+        os.close(pipe)
+        return number
+
+    def made(self, count):
+        """The next samples that are made, waited for."""
+        return [os.read(self.pipe, 1)[0] for _ in range(count)]
+
+    def quiet(self):
+        return not select.select([self.pipe], [], [], 0)[0]
+
+
+@pytest.fixture
+def traced(tmp_path):
+    made = []
+    yield lambda count: made.append(Traced(tmp_path / "made", count)) or made[0]
+    os.close(made[0].pipe)
+
+
+def test_a_prepared_epoch_is_made_before_anybody_walks_it(traced):
+    source = traced(40)
+    loader = Loader(source, batch_size=1, workers=1)
+    loader.prepare(0)
+    assert source.made(2) == [0, 1]  # nobody has walked yet
+    walk = iter(loader.at(epoch=0))
+    assert source.quiet()
+    assert [batch.tolist() for batch in walk] == [[number] for number in range(40)]
+    assert source.made(38) == list(range(2, 40))  # and none of them twice
+    assert source.quiet()
+
+
+def test_the_next_epoch_is_begun_when_the_last_batch_of_this_one_is_made(traced):
+    source = traced(6)
+    loader = Loader(source, batch_size=1, workers=2)
+    walk = iter(loader.at(epoch=0))
+    next(walk)
+    loader.prepare(1)
+    assert [batch.tolist() for batch in walk] == [[number] for number in range(1, 6)]
+    # all of this one, and the first of the next, with nobody waiting for them
+    assert sorted(source.made(6 + 4)) == sorted([*range(6), *range(4)])
+    assert numbers(loader, epoch=1) == [[number] for number in range(6)]
+    assert sorted(source.made(2)) == [4, 5]
+    assert source.quiet()  # none was made twice
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("when", ["before", "first", "middle", "last", "after"])
+def test_preparing_changes_no_batch_and_starts_no_process(workers, when):
+    gc.collect()
+    before = children()
+    loader = Loader(list(range(11)), batch_size=2, shuffle=5, workers=workers, transform=drawn)
+    expected = [numbers(Loader(list(range(11)), batch_size=2, shuffle=5, transform=drawn), epoch=e) for e in range(3)]
+    moment = {"before": -1, "first": 0, "middle": 3, "last": 5, "after": 6}[when]
+    for epoch in range(3):
+        found = []
+        for place, batch in enumerate(loader.at(epoch=epoch)):
+            if place == moment:
+                loader.prepare(epoch + 1)
+                loader.prepare(epoch + 1)
+            found.append(batch.tolist())
+        if when == "after":
+            loader.prepare(epoch + 1)
+        assert found == expected[epoch]
+        assert len(children() - before) == workers
+
+
+def drawn(number):
+    return number + torch.rand(()).item()
+
+
+OTHERWISE = {
+    "another epoch": lambda loader: numbers(loader, epoch=5),
+    "another batch": lambda loader: numbers(loader, epoch=1, batch=2),
+    "another preparation": lambda loader: loader.prepare(7),
+    "a walk beside": lambda loader: next(iter(loader.at(epoch=5))),
+    "closing": lambda loader: loader.close(),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("otherwise", OTHERWISE.values(), ids=OTHERWISE)
+def test_a_prepared_epoch_that_is_given_up(otherwise, inside):
+    gc.collect()
+    before = children()
+    loader = Loader(list(range(11)), batch_size=2, shuffle=5, workers=2)
+    plain = Loader(list(range(11)), batch_size=2, shuffle=5)
+    walk = iter(loader.at(epoch=0))
+    found = [next(walk).tolist()]
+    if not inside:
+        found += [batch.tolist() for batch in walk]
+    loader.prepare(1)
+    otherwise(loader)
+    found += [batch.tolist() for batch in walk]
+    assert found == numbers(plain, epoch=0)
+    assert numbers(loader, epoch=1) == numbers(plain, epoch=1)
+    assert len(children() - before) == 2
+    loader.close()
+    assert children() == before
+    assert numbers(loader, epoch=1) == numbers(plain, epoch=1)  # with new ones
+
+
+def test_a_walk_that_is_left_early_leaves_what_is_prepared():
+    loader = Loader(list(range(40)), batch_size=2, shuffle=5, workers=2)
+    for epoch in range(3):
+        for place, _ in enumerate(loader.at(epoch=epoch)):
+            if place == 1:
+                loader.prepare(epoch + 1)
+            if place == 4:
+                break
+        expected = numbers(Loader(list(range(40)), batch_size=2, shuffle=5), epoch=epoch + 1)
+        assert numbers(loader, epoch=epoch + 1) == expected
+
+
+def test_a_prepared_epoch_of_processes_that_died_is_made_again():
+    loader = Loader([0, 1], batch_size=1, transform=own_pid, workers=1)
+    (victim,) = {pid for (pid,) in numbers(loader, epoch=0)}
+    loader.prepare(1)
+    os.kill(victim, signal.SIGKILL)
+    os.waitid(os.P_PID, victim, os.WEXITED | os.WNOWAIT)
+    ((pid,), _) = numbers(loader, epoch=1)
+    assert pid != victim
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    loader.prepare(2)
+    assert len(numbers(loader, epoch=2)) == 2
+
+
+def test_a_failure_in_one_epoch_leaves_the_prepared_one():
+    loader = Loader(list(range(8)), batch_size=2, transform=fail_at_5, workers=1)
+    for _ in range(3):
+        loader.prepare(0)
+        walk = iter(loader.at(epoch=0))
+        assert next(walk).tolist() == [0, 1]
+        loader.prepare(1)
+        with pytest.raises(LookupError):
+            list(walk)
+        assert next(iter(loader.at(epoch=1))).tolist() == [0, 1]
+
+
+def test_a_prepared_epoch_whose_answers_another_walk_has_dropped_is_made_again():
+    """As two threads at once can leave it."""
+    loader = Loader(list(range(11)), batch_size=2, shuffle=5, workers=2)
+    workers = loader._feed.maker
+    loader.prepare(1)
+    prepared = workers._prepared
+    numbers(loader, epoch=0)
+    workers._prepared = prepared
+    assert numbers(loader, epoch=1) == numbers(Loader(list(range(11)), batch_size=2, shuffle=5), epoch=1)
+
+
+def test_preparing_beside_a_thread_that_walks():
+    loader = Loader(list(range(30)), batch_size=1, shuffle=2, workers=2)
+    plain = Loader(list(range(30)), batch_size=1, shuffle=2)
+    for epoch in range(20):
+        found = []
+        walking = threading.Thread(target=lambda: found.extend(numbers(loader, epoch=epoch)))  # noqa: B023
+        walking.start()
+        loader.prepare(epoch + 1)
+        walking.join()
+        assert found == numbers(plain, epoch=epoch)
+
+
+def test_garbage_leaves_nothing_of_a_prepared_epoch():
+    gc.collect()
+    before = children()
+    for walked in (False, True):
+        loader = Loader(list(range(50)), batch_size=1, workers=2)
+        if walked:
+            numbers(loader, epoch=0)
+        loader.prepare(1)
+        assert len(children() - before) == 2
+        del loader
+        gc.collect()
+        assert children() == before
+
+
+def test_nothing_to_prepare_is_no_error():
+    for source in (torch.arange(4), [1, 2], DataLoader([1, 2]), Breaks()):
+        loader = Loader(source, **({} if isinstance(source, DataLoader) else {"batch_size": 2}))
+        state = torch.get_rng_state()
+        loader.prepare(1)
+        loader.close()
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)", "loader.close(); print('closed', flush=True)"])
+def test_a_program_that_prepared_leaves_no_process(run, end):
+    code = f"""
+        def pid(number):
+            return os.getpid()
+        loader = Loader(list(range(100)), batch_size=1, transform=pid, workers=2)
+        print(*{{int(pid) for pid in loader}}, flush=True)
+        loader.prepare(1)
+        {end}
     """
     done = run(code)
     assert done.err == ""
-    first, second = done.out.splitlines()
-    assert first == "[[0, -1], [-2, -3]]"
-    assert second.startswith("WrongType the source, transform or batcher can't be sent to a worker process")
-    assert "a lambda or a local function can't travel" in second
+    for pid in done.out.splitlines()[0].split():
+        gone(int(pid))

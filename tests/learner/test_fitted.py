@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import InvalidArgument, WrongType, callbacks, metrics, optim, schedule
+from stoker import InvalidArgument, WrongType, callbacks, data, metrics, optim, schedule
 from tests.loop.fits import Net, copied, learner, line, linear, same, samples
 
 
@@ -120,15 +120,42 @@ def test_it_says_what_it_is():
     assert re.fullmatch(r"Linear fitted: 2 epochs, 4 updates in \S+ s\. Completed 2 epochs", said[0])
     assert said[1].startswith("best: valid/loss ") and "in epoch 2" in said[1]
     assert "train/loss" in said[2]
-    assert "<table" in result._repr_html_()
+    shown = result._repr_html_()
+    assert "<table" in shown and "<svg" in shown and "<b>Linear</b> fitted: 2 epochs, 4 updates in " in shown
+    assert "Completed 2 epochs" in shown and "<script" not in shown
 
 
-def test_plot():
-    import matplotlib
+def test_plots_of_the_record():
+    result = learner(metrics=[metrics.LearningRate(), metrics.ConfusionMatrix(on="valid")]).fit(
+        samples(), valid=samples(), epochs=2, show=False
+    )
+    assert [each.get_label() for each in result.plot("train/loss").axes[0].lines] == ["train/loss"]
+    assert result.plot(kind="lr").axes[0].get_ylabel() == "learning rate"
+    assert result.plot(kind="confusion").axes[0].images
+    with pytest.raises(InvalidArgument, match="a calibration needs a classifier's answers to a data set"):
+        result.plot(kind="calibration")
 
-    matplotlib.use("agg")
-    axes = linear().fit(line(), epochs=2, show=False).plot("train/loss")
-    assert axes is not None
+
+def test_plots_of_the_models_answers():
+    result = learner().fit(samples(), valid=0.2, epochs=2, show=False)
+    x, y = samples()
+    classes = len(result.predict(x)[0])
+    labels = [f"class {number}" for number in range(classes)]
+    axes = result.plot(kind="confusion", data=(x, y), labels=labels).axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == labels
+    assert int(axes.images[0].get_array().sum()) in (len(y), classes)  # counts, or shares of each row
+    assert result.plot(kind="calibration", data=data.Loader((x, y), batch_size=7, shuffle=3)).axes
+
+
+def test_a_report(tmp_path):
+    x, y = samples()
+    result = learner().fit((x, y), valid=0.2, epochs=2, run=tmp_path / "run", config={"width": 8}, show=False)
+    for each in (result, stoker.Fitted.load(tmp_path / "run", Net())):
+        page = each.report(tmp_path / "new" / "page.html", (x, y)).read_text()
+        assert "width" in page and "settings" in page.lower() and "Confusion" in page and "Worst samples" in page
+    assert "width" in stoker.Fitted.load(tmp_path / "run").report(tmp_path / "bare.html").read_text()
+    page = learner().fit((x, y), epochs=1, show=False).report(tmp_path / "memory.html").read_text()
+    assert "train/loss" in page and "Worst" not in page
 
 
 def test_the_train_loss_is_that_of_the_samples():

@@ -52,11 +52,11 @@ def test_it_works_with_groups_objectives_and_ema():
 
 
 def test_the_plot():
-    import matplotlib
-
-    matplotlib.use("agg")
-    axes = stoker.lr_find(quadratic(10.0), (torch.zeros(8, 1),), steps=50).plot()
-    assert axes.get_xscale() == "log" and axes.lines
+    curve = stoker.lr_find(quadratic(10.0), (torch.zeros(8, 1),), steps=50)
+    (axes,) = curve.plot().axes
+    assert axes.get_xscale() == "log" and axes.lines[0].get_ydata().tolist() == curve.losses
+    assert axes.lines[1].get_label() == f"suggestion {curve.suggestion:.2g}"
+    assert curve.plot(ax=axes) is axes.figure and len(axes.lines) == 4
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import stoker
-from stoker import metrics
+from stoker import metrics, optim
 from tests.loop.fits import line, linear
 
 
@@ -23,6 +23,36 @@ def test_the_run_knows_what_ran(tmp_path):
     assert any("4 parameters" in line for line in facts["plan"])
     assert any("held out for validation (seed 11)" in line for line in facts["plan"])
     assert json.loads((tmp_path / "run" / "config.json").read_text()) == {"width": 3}
+
+
+def test_the_run_knows_what_the_learner_was_told(tmp_path):
+    class Wide(nn.Linear):
+        def __init__(self, width, act):
+            super().__init__(width, 1)
+
+    given = stoker.Learner(Wide, loss=nn.MSELoss(), optimizer=optim.SGD(), lr=0.5, ema=0.9, clip_norm=1, seed=3)
+    given = given.hparams(width=3, act=nn.Tanh())
+    given.fit(line(), epochs=2, batch_size=16, run=tmp_path / "run", show=False)
+    told = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
+    assert told.pop("optimizer").startswith("SGD(")
+    assert told == {
+        "epochs": 2,
+        "batch_size": 16,
+        "accumulate": 1,
+        "lr": 0.5,
+        "loss": "MSELoss()",
+        "clip_norm": 1,
+        "precision": "fp32",
+        "ema": 0.9,
+        "seed": 3,
+        "step": "eager",
+        "keep": "best",
+        "on_nan": "stop",
+        "hparams": {"width": 3, "act": "Tanh()"},
+    }
+    linear(lr=stoker.schedule.cosine(0.1, steps=4)).fit(line(), epochs=1, run=tmp_path / "other", show=False)
+    told = json.loads((tmp_path / "other" / "run.json").read_text())["settings"]
+    assert told["lr"] == "schedule.cosine(0.1, steps=4)" and "hparams" not in told
 
 
 def test_a_drawn_seed_is_a_fact_too(tmp_path):

@@ -1,0 +1,123 @@
+"""How a fit's batches go through the stations: chosen before it starts, with the reasons, and made when it does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from stoker.data import Loader
+from stoker.errors import NotFinite
+from stoker.gradients import needs_backward
+from stoker.loop._fit import Fit
+from stoker.loop._stations import Stations
+from stoker.program import Captured, Compiled, Eager, Plan, size
+
+_BETWEEN = tuple(f"on_train_batch_after_{name}" for name in ("pred", "loss", "backward", "step"))
+_SHARE = 0.4  # of the device's free memory that data may take
+
+
+def planned(fit: Fit) -> Plan:
+    """The widest plan that is right for a fit, as far as that can be told before the first batch."""
+    kind, compile = fit.device.type, fit.settings.compile
+    wanted = "compiled" if compile else "captured"
+    plan = Plan(wanted, wanted=wanted)
+    if kind == "cpu" and not compile:
+        return Plan("eager", wanted="compiled")
+    if kind not in ("cpu", "cuda"):
+        plan.narrow("eager", f"torch has no graphs for {kind}")
+    for why in _reasons(fit):
+        plan.narrow("eager", why)
+    return plan
+
+
+def _reasons(fit: Fit) -> Iterator[str]:
+    for milestone in _BETWEEN:
+        for callback in fit.hooks:
+            if fit.hooks.listens(callback, milestone):
+                yield f"{type(callback).__name__}.{milestone} comes between forward and step"
+    if not fit.optimizer.functional:
+        yield f"{fit.optimizer!r} is an optimizer of its own, which steps as it likes"
+    if fit.scaler is not None:
+        yield "precision='fp16' looks at every update to find its scale; bf16 needs none"
+    if fit.settings.on_nan == "skip":
+        yield "on_nan='skip' looks at every batch before it goes on"
+    if needs_backward(fit.model, fit.model.parameters()):
+        yield "the model is distributed over processes"
+    if any(getattr(module, "sparse", False) is True for module in fit.model.modules()):
+        yield "the gradients of an embedding are sparse, and as many as there are different rows in a batch"
+    for module in fit.model.modules():
+        if any(not str(hook.__module__).startswith("torch.") for hook in _hooks_of(module)):
+            yield f"a hook of {type(module).__name__} may do anything, and a program would not call it"
+    if any(tensor.device != fit.device for tensor in (*fit.model.parameters(), *fit.model.buffers())):
+        yield "the model is on several devices"
+    if any(hasattr(module, "_orig_mod") for module in fit.model.modules()) and fit.settings.compile:
+        yield "the model is compiled already"
+
+
+def _hooks_of(module: nn.Module) -> list[Any]:
+    tables = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return [hook for table in tables for hook in table.values()]
+
+
+@contextmanager
+def programmed(fit: Fit) -> Iterator[None]:
+    """While it is open, the fit has its program, and the data is where that wants it."""
+    train, valid, told = fit.train, dict(fit.valid), fit.plan_lines
+    stations = Stations(fit)
+    if fit.step.mode == "eager":
+        fit.program = Eager(stations, fit.step)
+    else:
+        on_gpu = fit.device.type == "cuda"
+        fit.program = Captured(stations, fit.step, fit.device) if on_gpu else Compiled(stations, fit.step)
+    if fit.device.type == "cuda":
+        _settle_data(fit)
+    near = fit.device.type == "cpu" or fit.train is not train  # the columns are where the program runs
+    fit.picks = near and fit.step.mode != "eager" and fit.train.picks and not fit.hooks.wanted("on_train_batch_begin")
+    told = _tell(fit, told)
+    try:
+        yield
+        fit.program.settle()
+    except BaseException as error:
+        if not isinstance(error, NotFinite):
+            with suppress(Exception):  # what is on its way is told; a late verdict only says what can be saved
+                fit.program.settle()
+        raise
+    finally:
+        fit.program, fit.picks = None, False
+        fit.train.close()  # what was prepared for an epoch that does not come
+        fit.train, fit.valid = train, valid
+        _tell(fit, told)
+        if fit.device.type == "cuda":
+            torch.cuda.synchronize(fit.device)
+
+
+def tell_plan(fit: Fit) -> None:
+    """Where something else was asked for than can be done, that is said once the fit has begun."""
+    if fit.settings.compile and fit.step.why:
+        fit.ctx.warn(fit.step.complaint)
+
+
+def _tell(fit: Fit, told: list[str]) -> list[str]:
+    """What the run's facts say of the plan, where that has changed."""
+    if fit.tell_facts is not None and fit.plan_lines != told:
+        fit.tell_facts({"plan": fit.plan_lines})
+    return fit.plan_lines
+
+
+def _settle_data(fit: Fit) -> None:
+    """Data that fits stays on the device for the length of the fit."""
+    room = int(torch.cuda.mem_get_info(fit.device)[0] * _SHARE)
+    fit.train, fit.step.data = _near(fit.train, fit, room)
+    for name, loader in fit.valid.items():
+        near, _ = _near(loader, fit, room - (fit.train.nbytes or 0))
+        fit.valid = {**fit.valid, name: near}
+
+
+def _near(loader: Loader, fit: Fit, room: int) -> tuple[Loader, str]:
+    if loader.nbytes is None:
+        return loader, "batches are copied to the device while the step before runs"
+    if loader.nbytes > room:
+        return loader, f"{size(loader.nbytes)} do not fit into {size(room)} of the device: batches are copied ahead"
+    return loader.resident(fit.device), f"{size(loader.nbytes)} stay on the device, where batches are gathered"

@@ -1,0 +1,270 @@
+"""All stations of one batch as a function of tensors, which a program runs in its own way."""
+
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stoker._select import named_parameters
+from stoker.data import Pick
+from stoker.errors import NotFinite
+from stoker.loop._ask import asked
+from stoker.loop._fit import Fit
+from stoker.loop._lend import lent, slots_in
+from stoker.loop._mark import versions_of
+from stoker.loop._pins import Surroundings, pins_of
+from stoker.loop._state import loss_of
+from stoker.loop._tally import is_static
+from stoker.loop._update import differentiate, flush
+from stoker.program import Inputs, Plan, Verdict, copied, detached
+
+
+class Mixed(NamedTuple):
+    """A batch whose loss is to be shared with other targets."""
+
+    batch: Any
+    mix: Any
+
+
+class Stations:
+    """One batch through all stations of a fit."""
+
+    __slots__ = (
+        "_fit",
+        "_grows",
+        "_losses",
+        "_made",
+        "_modules",
+        "_parameters",
+        "_rates",
+        "_set",
+        "_wanted",
+        "verdict",
+    )
+
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
+        self.verdict = Verdict(fit.device)
+        loss = loss_of(fit)
+        averaged = [] if fit.average is None else list(fit.average.model.modules())
+        self._modules = [*fit.model.modules(), *averaged, *(() if loss is None else loss.modules())]
+        self._parameters = named_parameters(fit.model)
+        self._losses: list[str] = [] if fit.supervised is None else ["loss"]  # that a step gives
+        self._grows = not all(map(is_static, fit.train_metrics))  # some metric is brought up to date outside
+        self._wanted = self._grows or fit.heard
+        self._rates: Any = None  # the learning rates as tensors, where they change
+        self._set: Any = None  # what they were set to last
+        self._made = ""  # what the last run on the device made that was not there
+
+    # --- running
+
+    def run(self, given: Any) -> None:
+        """Batch, forward, loss, gradients, update, metrics."""
+        fit, ctx = self._fit, self._fit.ctx
+        if isinstance(given, Pick):
+            ctx.batch = given.batch()
+        elif isinstance(given, Mixed):
+            ctx.batch, ctx.loss_mix = given
+        else:
+            ctx.batch = given
+        for each in asked(fit):
+            differentiate(fit, each)
+        if not ctx.accumulating:
+            flush(fit)  # of an objective that this batch did not yield, and earlier ones of the window did
+        if ctx.output is not None and not fit.refused:
+            fit.tally.add(ctx.output, static=None if fit.verdict is None else True)
+        if fit.applied and fit.average is not None:
+            fit.average.update(None if fit.verdict is None else fit.verdict.allowed)
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """While it is open, no station reads a value."""
+        fit = self._fit
+        fit.verdict, fit.rates_held = self.verdict, self._rates
+        state, losses = [dict(rule) for rule in fit.optimizer.tensors()], set(fit.tally.losses)
+        try:
+            yield
+        finally:
+            fit.verdict = fit.rates_held = None
+            self._losses = fit.tally.losses or self._losses
+            self._made = "losses" if {*self._losses} != losses else ""
+            if _keys(fit.optimizer.tensors()) != _keys(state):
+                self._made = "state"
+                fit.optimizer.hold(state)
+
+    @property
+    def begun(self) -> bool:
+        """Whether an update has been applied."""
+        return self._fit.ctx.update > 0
+
+    def unsettled(self) -> str:
+        """What the last run on the device has made that was not there before: "state" of the optimizer, "losses"."""
+        made, self._made = self._made, ""
+        return made
+
+    def ready(self) -> None:
+        """The sums as tensors, and this update's learning rates where the device finds them."""
+        fit = self._fit
+        self._losses = fit.tally.losses or self._losses
+        fit.tally.as_tensors(self._losses)
+        self.set_rates()
+
+    def set_rates(self) -> None:
+        """This update's learning rates, where they are tensors and have changed."""
+        lr = self._fit.ctx.lr
+        if self._fit.steady or lr == self._set:
+            return
+        self._set = lr
+        if self._rates is None:
+            device = self._fit.device
+            # As wide as Python's numbers, which eager updates take; fused kernels of a GPU read 32 bits.
+            wide = torch.float64 if device.type == "cpu" else torch.float32
+            keys = lr if isinstance(lr, Mapping) else (None,)
+            made = {key: torch.zeros((), dtype=wide, device=device) for key in keys}
+            self._rates = made if isinstance(lr, Mapping) else made[None]
+        if isinstance(lr, Mapping):
+            for key, rate in lr.items():
+                self._rates[key].fill_(rate)
+        else:
+            self._rates.fill_(lr)
+
+    def rest(self) -> None:
+        """Metrics whose state grows, with copies: what a program leaves is written over by its next run."""
+        fit = self._fit
+        if self._grows and fit.ctx.output is not None:
+            fit.tally.add(copied(fit.ctx.output), static=False)
+
+    # --- what it reads and changes
+
+    def kept(self) -> dict[str, Any]:
+        """Sums, states and windows."""
+        fit = self._fit
+        return {
+            "tally": fit.tally.kept(),
+            "norms": list(fit.norms.values()),
+            "windows": {part: window.held for part, window in fit.accumulators.items()},
+        }
+
+    def hold(self, kept: Mapping[str, Any], *, own: bool = True) -> None:
+        """Other tensors in their place: a program's own, which are changed in place, or those that stood there."""
+        fit = self._fit
+        fit.tally.hold(kept["tally"], own=own)
+        fit.norms = dict(zip(fit.norms, kept["norms"], strict=True))
+        for part, held in kept["windows"].items():
+            fit.accumulators[part].hold(held, self._parameters, fit.model)
+
+    def inputs(self) -> Inputs:
+        """Every tensor that a step writes in place, each once, and the rates."""
+        rates = self._rates.values() if isinstance(self._rates, Mapping) else (self._rates,)
+        return Inputs(list(self._written().values()), [rate for rate in rates if rate is not None])
+
+    def _written(self) -> dict[int, Tensor]:
+        kept = self._fit.optimizer.tensors()
+        states = [tensor for rule in kept for state in rule.values() for tensor in state.values() if tensor is not None]
+        places = [table[name] for table, name in slots_in(self._modules)]
+        return {id(tensor): tensor for tensor in (*places, *states, *self.verdict.tensors())}
+
+    @contextmanager
+    def lent(self, inputs: Inputs) -> Iterator[None]:
+        """Stand-ins in the place of the real tensors, wherever stations find them."""
+        fit, ctx = self._fit, self._fit.ctx
+        stand_ins = dict(zip(self._written(), inputs.written, strict=True))
+        said = ctx.batch, ctx.pred, ctx.output, ctx.loss, ctx.grads, ctx.accumulating
+        rates, done = self._rates, (fit.applied, fit.refused, fit.mark)
+        self._rates = _like(rates, inputs.rates)
+        try:
+            with lent(fit, self._modules, self.verdict, stand_ins):
+                parameters, self._parameters = self._parameters, named_parameters(fit.model)
+                try:
+                    yield
+                finally:
+                    self._parameters = parameters
+        finally:
+            self._rates, (fit.applied, fit.refused, fit.mark) = rates, done
+            ctx.batch, ctx.pred, ctx.output, ctx.loss, ctx.grads, ctx.accumulating = said
+
+    def turn(self) -> Hashable:
+        """Whether the window stays open, and rates that are numbers."""
+        fit, lr = self._fit, self._fit.ctx.lr
+        rate = None if not fit.steady else tuple(lr.values()) if isinstance(lr, Mapping) else lr
+        return fit.ctx.accumulating, rate, fit.model.training
+
+    def pins(self) -> Any:
+        """Attributes of the modules and the identity of every tensor that is written in place."""
+        step = self._fit.supervised
+        return pins_of(self._modules, self._written().values(), None if step is None else step.loss)
+
+    def surroundings(self) -> Surroundings:
+        """The modules and the generators around a step."""
+        return Surroundings(self._fit.model, loss_of(self._fit))
+
+    # --- what it tells
+
+    def said(self) -> tuple[Any, ...]:
+        """What was done, and the outputs where anybody may look at them."""
+        fit, ctx = self._fit, self._fit.ctx
+        outputs = None
+        if self._wanted:
+            outputs = detached((ctx.batch, ctx.pred, ctx.output, ctx.loss))
+        return fit.applied, ctx.accumulating, outputs
+
+    def forget(self) -> None:
+        """Lets go of the outputs of the last run, and of their graph."""
+        ctx = self._fit.ctx
+        ctx.pred = ctx.output = ctx.loss = ctx.grads = None
+
+    def begin(self, said: tuple[Any, ...]) -> None:
+        """A run that changes the weights: what was marked before it is no whole state any more."""
+        if said is None or said[0]:
+            self._fit.mark = None
+
+    def say(self, said: tuple[Any, ...]) -> None:
+        """As after a run of the stations themselves."""
+        fit, ctx = self._fit, self._fit.ctx
+        fit.applied, ctx.accumulating, outputs = said
+        if outputs is not None:
+            outputs = copied(outputs) if fit.heard and fit.device.type != "cpu" else outputs
+            ctx.batch, ctx.pred, ctx.output, ctx.loss = outputs
+        if fit.applied and fit.device.type == "cpu":
+            fit.applied = not self.verdict.empty.item()  # a batch of nothing is no update
+
+    def place(self) -> tuple[Any, ...]:
+        """Where the loop stands."""
+        ctx = self._fit.ctx
+        return ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating
+
+    def fail(self, given: Any, place: tuple[Any, ...]) -> None:
+        """Runs a batch again whose numbers were not finite, where they are looked at: it raises."""
+        fit, ctx = self._fit, self._fit.ctx
+        ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating = place
+        mark = next((each for each in reversed(fit.marks) if (each.epoch, each.batch) < place[:2]), None)
+        # No run since then was allowed to change a weight, but each has written what was there.
+        fit.mark = None if mark is None else mark._replace(versions=versions_of(fit))
+        fit.applied = fit.refused = False
+        fit.accumulators.clear()
+        self.run(given)
+        raise NotFinite(
+            f"the loss or a gradient was not finite at epoch {place[0]}, batch {place[1]}; run again for the search, "
+            "they were: something in the step does not compute the same twice"
+        )
+
+    def tell(self, text: str) -> None:
+        """A note in the record and the console."""
+        self._fit.ctx.note(text)
+
+    def changed(self, plan: Plan) -> None:
+        """What was planned has turned out otherwise: told loudly where it was asked for."""
+        if self._fit.settings.compile:
+            self._fit.ctx.warn(plan.complaint)
+
+
+def _keys(state: list[dict[str, Any]]) -> list[dict[str, list[str]]]:
+    return [{name: [key for key in own if own[key] is not None] for name, own in rule.items()} for rule in state]
+
+
+def _like(rates: Any, tensors: list[Tensor]) -> Any:
+    if rates is None:
+        return None
+    return dict(zip(rates, tensors, strict=True)) if isinstance(rates, Mapping) else tensors[0]

@@ -1,0 +1,20 @@
+"""The stations one after the other: the plan that is always right."""
+
+from stoker.program._plan import Plan
+from stoker.program._stations import Stations
+
+
+class Eager:
+    """Runs every batch operation by operation."""
+
+    __slots__ = ("_stations", "plan", "run")
+
+    def __init__(self, stations: Stations, plan: Plan) -> None:
+        self._stations, self.plan = stations, plan
+        self.run = stations.run  # no frame of ours between the loop and the stations
+
+    def touched(self) -> None:
+        """Nothing to look at again."""
+
+    def settle(self) -> None:
+        """Nothing is under way."""

@@ -1,0 +1,34 @@
+"""Why a step could not be made into a program, in a line that a user understands."""
+
+
+class Cannot(Exception):
+    """A step can't be made into a program; the text says why, to the user."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a step could not be made, in a line: the first thing that went wrong."""
+    while error.__context__ is not None and not isinstance(error, Cannot):
+        error = error.__context__
+    if isinstance(error, Cannot):
+        return str(error)
+    text = " ".join(str(error).split("\n\n")[0].split())
+    if "captur" in text or "DataDependent" in type(error).__name__:
+        how = "by .item(), a branch on a tensor, or a copy between host and device"
+        return f"the step reads a value on the host{_where(error)}, {how}"
+    if "convert all Tensors to FakeTensors" in text:
+        return f"the step reads a tensor that is no parameter or buffer{_where(error)}; make it a buffer"
+    return f"{type(error).__name__}: {text[:300]}{_where(error)}"
+
+
+def _where(error: BaseException) -> str:
+    """The user's own line that it went wrong at, where there is one."""
+    frames: list[tuple[str, int]] = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    theirs = [each for each in frames if not any(part in each[0] for part in ("/stoker/", "/torch/", "<"))]
+    if not theirs:
+        return ""
+    file, line = theirs[-1]
+    return f" ({file.rsplit('/', 1)[-1]}, line {line})"

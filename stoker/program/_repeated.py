@@ -1,0 +1,299 @@
+"""A step that is made once and repeated: which made one fits a batch, when to make one, and when to stay eager."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from stoker.data import Pick
+from stoker.program._plan import Plan
+from stoker.program._reason import Cannot, reason_of
+from stoker.program._stations import Stations
+from stoker.program._tree import Opaque, Shape, taken_apart, together
+
+_MOST = 12  # made steps at a time; batches of yet another kind run eagerly
+
+
+class Batch(NamedTuple):
+    """A batch taken apart."""
+
+    value: Any
+    shape: Shape
+    tensors: list[Tensor]
+    signature: Hashable
+
+
+@dataclass(slots=True)
+class Made:
+    """A step that is ready to be repeated."""
+
+    launch: Callable[[list[Tensor]], None]  # with the tensors of a batch
+    before: list[Tensor]  # the kept values that it reads, always the same tensors
+    after: tuple[Shape, list[Tensor]]  # the kept values that it leaves
+    said: Any  # what it leaves for the loop
+    again: bool  # it leaves what it reads, so that it can be repeated at once
+    turn: Hashable = None
+    source: Any = None  # of the picks that it is for
+    size: int = 0
+    columns: Sequence[Tensor] = ()
+
+    def picks(self, given: Any) -> bool:
+        """Whether it is for such a pick, as can be told at a glance."""
+        return type(given) is Pick and given.source is self.source and len(given) == self.size
+
+
+class Left(NamedTuple):
+    """What a run leaves behind."""
+
+    shape: Shape
+    after: list[Tensor]
+    said: Any
+    again: bool
+
+
+class NotYet(Exception):
+    """A step has brought something into being, as a first one does: it has to be run before it can be repeated."""
+
+
+class Under(NamedTuple):
+    """A run that was started."""
+
+    number: int
+    given: Any
+    place: Any
+
+
+class Maker(Protocol):
+    """Makes a step out of stations."""
+
+    def make(self, stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Made:
+        """A step for such batches; raises `Cannot`, or whatever the user's code raises. Nothing has run after it."""
+        ...
+
+
+class Repeated:
+    """Runs batches through made steps; through the stations where there is none, or none can be made.
+
+    The first batch of a kind is run eagerly: it is a real one, and brings everything into being that later ones find.
+    """
+
+    __slots__ = (
+        "_at_once",
+        "_before",
+        "_given_up",
+        "_known",
+        "_last",
+        "_maker",
+        "_number",
+        "_own",
+        "_pins",
+        "_recent",
+        "_rests",
+        "_seen",
+        "_stations",
+        "_steps",
+        "_touched",
+        "plan",
+    )
+
+    def __init__(self, stations: Stations, plan: Plan, maker: Maker) -> None:
+        self._stations, self._maker, self.plan = stations, maker, plan
+        # What is compiled rounds in its own way. So whether a batch is compiled must not depend on what this process
+        # has seen before: a run that goes on comes to the same bits.
+        self._at_once = plan.mode == "compiled"
+        self._steps: dict[Hashable, Made] = {}
+        self._seen: Counter[int] = Counter()  # hashes of keys
+        self._rests: set[int] = set()  # hashes of keys without the batch's signature
+        self._known: set[Hashable] = set()  # keys without the batch's signature, of steps that were made
+        self._own: set[int] = set()  # ids of the tensors that made steps keep their values in
+        self._last: Made | None = None
+        self._touched, self._given_up = True, False
+        self._pins: Any = None
+        self._number = 0  # of made runs since the verdict was last cleared
+        self._recent: deque[Under] = deque(maxlen=4)
+
+    def run(self, given: Any) -> None:
+        """One batch."""
+        if self._given_up:
+            self._stations.run(given)
+            return
+        last = self._last
+        if last is not None and last.again and not self._touched and last.picks(given):
+            self._stations.set_rates()
+            if self._stations.turn() == last.turn:
+                self._repeat(last, given, [given.numbers, *last.columns])
+                return
+        batch = self._taken_apart(given)
+        if batch is None:
+            self._eagerly(given)
+            return
+        made = self._found(batch)
+        if made is None:
+            self._eagerly(given)
+        else:
+            self._repeat(made, given, batch.tensors)
+
+    def touched(self) -> None:
+        """Somebody may have changed something: the next run looks whether its step still fits."""
+        self._touched = True
+
+    def settle(self) -> None:
+        """Waits until every run that was started is known to be right; raises where one is not."""
+        raise NotImplementedError
+
+    # --- which step
+
+    def _taken_apart(self, given: Any) -> Batch | None:
+        tensors: list[Tensor] = []
+        try:
+            shape = taken_apart(given, tensors)
+        except Opaque as error:
+            self._give_up(f"a batch has a {error} in it, which can't be taken apart into tensors")
+            return None
+        return Batch(given, shape, tensors, (shape, *[(each.shape, each.stride(), each.dtype) for each in tensors]))
+
+    def _found(self, batch: Batch) -> Made | None:
+        """The step for a batch as things stand, made now where that pays; the kept values are in its own tensors."""
+        stations = self._stations
+        stations.ready()
+        if self._touched or self._pins is None:
+            self._pins, self._touched = stations.pins(), False
+        leaves: list[Tensor] = []
+        try:
+            kept = taken_apart(stations.kept(), leaves)
+        except Opaque as error:
+            self._give_up(f"a metric keeps a {error}, which is no tensor")
+            return None
+        if any(leaf.device != stations.verdict.poison.device for leaf in leaves):
+            self._give_up("a metric keeps a number on another device than the model's")
+            return None
+        rest = (kept, *[(each.shape, each.dtype) for each in leaves], self._pins, stations.turn())
+        key = (batch.signature, rest)
+        made = self._steps.get(key)
+        if made is None and self._is_due(key, rest):
+            try:
+                made = self._make(batch, kept, leaves)
+            except NotYet:
+                return self._found(batch)
+            if made is not None:
+                self._steps[key] = made
+                self._known.add(rest)
+        if made is None:
+            return None
+        if isinstance(batch.value, Pick):
+            made.source, made.size, made.columns = batch.value.source, len(batch.value), batch.tensors[1:]
+        for own, leaf in zip(made.before, leaves, strict=True):
+            if own is not leaf:
+                own.copy_(leaf)
+        stations.hold(together(kept, iter(made.before)))
+        return made
+
+    def _is_due(self, key: Hashable, rest: Hashable) -> bool:
+        if len(self._steps) >= _MOST:
+            note = f"{_MOST} kinds of batches have a program of their own; others run eagerly"
+            if note not in self.plan.notes:
+                self.plan.notes.append(note)
+            return False
+        if self._at_once:
+            return self._stations.begun
+        self._rests.add(hash(rest))
+        seen = hash(key)  # not the key, which holds a print of every module
+        self._seen[seen] += 1
+        return rest in self._known or self._seen[seen] > 1
+
+    def _make(self, batch: Batch, kept: Shape, leaves: list[Tensor]) -> Made | None:
+        stations = self._stations
+        self.settle()
+        original, around = together(kept, iter(leaves)), stations.surroundings()
+        before = [leaf if id(leaf) in self._own else leaf.clone() for leaf in leaves]
+        stations.hold(together(kept, iter(before)))
+        try:
+            made = self._maker.make(stations, batch, kept, before)
+            if made_anew := stations.unsettled():
+                raise NotYet(made_anew)
+            if (changed := around.difference(stations.surroundings())) is not None:
+                raise Cannot(changed)
+        except NotYet as error:
+            if str(error) == "losses" and self._at_once:
+                raise  # they are known now
+            return None
+        except Exception as error:
+            self._give_up(reason_of(error))
+            around.put_back()
+            stations.forget()  # what it has left in the middle
+            return None
+        finally:
+            stations.hold(original, own=any(id(leaf) in self._own for leaf in leaves))
+        self._own.update(id(tensor) for tensor in (*before, *made.after[1]))
+        made.turn = stations.turn()
+        return made
+
+    def _give_up(self, why: str) -> None:
+        """From here on everything runs eagerly, for a reason that is told."""
+        self._given_up = True
+        self.plan.narrow("eager", why)
+        self._steps.clear()
+        self._stations.changed(self.plan)
+
+    # --- running
+
+    def _eagerly(self, given: Any) -> None:
+        self.settle()
+        self._last, self._touched = None, True  # a first run brings things into being
+        restless = not self._steps and len(self._rests) > _MOST
+        around = self._stations.surroundings() if restless else None
+        self._stations.run(given)
+        if around is not None:
+            why = around.changed(self._stations.surroundings())
+            self._give_up(
+                why or "what its Python decides by is another thing in every batch: a module's attribute, say"
+            )
+
+    def _repeat(self, made: Made, given: Any, tensors: list[Tensor]) -> None:
+        stations = self._stations
+        self._before_launch()
+        self._number += 1
+        self._recent.append(Under(self._number, given, stations.place()))
+        stations.begin(made.said)
+        made.launch(tensors)
+        if not made.again:
+            shape, after = made.after
+            stations.hold(together(shape, iter(after)))
+        stations.say(made.said)
+        self._last = made
+        self._after_launch()
+        stations.rest()
+
+    def _before_launch(self) -> None:
+        """Makes room, where runs are under way."""
+
+    def _after_launch(self) -> None:
+        """Notes that a run is under way, or looks at once how it went."""
+
+    def _fail(self) -> None:
+        """The first run that was not finite, again and with everybody watching."""
+        verdict = self._stations.verdict
+        number = verdict.at
+        verdict.clear()
+        self._number, self._last = 0, None
+        bad = next(run for run in self._recent if run.number == number)
+        self._recent.clear()
+        self._stations.fail(bad.given, bad.place)
+
+
+def matched(before: list[Tensor], after: list[Tensor], shapes: tuple[Shape, Shape]) -> bool:
+    """Whether what a run leaves can be written over what it has read."""
+    return shapes[0] == shapes[1] and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(before, after, strict=True)
+    )
+
+
+def written_back(before: list[Tensor], after: list[Tensor]) -> None:
+    """Puts what a run leaves where it has read it, inside of the program."""
+    with torch.no_grad():
+        for own, new in zip(before, after, strict=True):
+            if new is not own:
+                own.copy_(new)

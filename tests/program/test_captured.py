@@ -1,0 +1,313 @@
+"""A captured step leaves the bits of the eager one, for every feature; needs an NVIDIA GPU."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker import callbacks, data, metrics, schedule
+from stoker.loop import _program
+from tests.program.awkward import ALGORITHMS, AWKWARD, FINE, HostRandom, algorithm
+from tests.program.fits import (
+    FEATURES,
+    Every,
+    Feature,
+    assert_close,
+    assert_same,
+    counted,
+    generators,
+    net,
+    normed,
+    outcome,
+    run,
+    said,
+    samples,
+)
+
+pytestmark = pytest.mark.cuda
+DEVICE = "cuda"
+
+
+def fit(feature, *, compile=False, **more):
+    return run(feature, device=DEVICE, compile=compile, **more)
+
+
+def captured(feature, **more):
+    fitted = fit(feature, **more)
+    assert fitted._fit.step.mode == "captured", fitted._fit.step.why
+    return fitted
+
+
+def assert_same_fit(one, two):
+    """Weights, buffers, moments, average, numbers, and every generator."""
+    assert_same(outcome(one), outcome(two))
+    assert generators(one) == generators(two)
+
+
+def everything(**fit):
+    """As much as fits into one fit, with a short last batch and validation in between."""
+    return Feature(
+        lambda: nn.Sequential(*normed(), nn.Dropout(0.3), nn.Linear(3, 3)),
+        lambda: data.Loader(samples(), batch_size=8, shuffle=3),
+        lambda: {
+            "lr": {"0.*": schedule.cosine(0.02, steps=56), "*": 0.01},
+            "metrics": [metrics.Accuracy(), metrics.AUROC(), metrics.GradientNorm()],
+            "clip_norm": 0.5,
+            "ema": 0.75,
+        },
+        lambda: {"valid": samples(), "validate_every": 5, **fit},
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", [*FEATURES, *FINE])
+def test_captured_is_eager_bit_for_bit(name, precision, monkeypatch):
+    feature = {**FEATURES, **FINE}[name]
+
+    def both(**how):
+        return fit(_with(feature, precision=precision), **how)
+
+    eager = both(eager=True)
+    assert eager._fit.step.mode == "eager"
+    made = counted(monkeypatch)
+    whole = both()
+    assert whole._fit.step.mode == "captured" and not said(whole), whole._fit.step.why
+    assert_same_fit(whole, eager)
+    assert len(made) == (feature.graphs or feature.programs)
+
+
+def _with(feature, **settings):
+    own = feature.settings
+    return Feature(feature.model, feature.data, lambda: {**own(), **settings}, feature.fit, feature.listeners)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_everything_at_once(accumulate):
+    feature = _with(everything(), accumulate=accumulate)
+    assert_same_fit(captured(feature), fit(feature, eager=True))
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_what_can_not_be_captured_runs_eagerly_and_says_why(name, tmp_path):
+    case = AWKWARD[name]
+    eager = fit(case.feature, eager=True)
+    fitted = fit(case.feature, run=tmp_path / "run")
+    plan = fitted._fit.step
+    assert plan.mode == "eager" and (case.captured or case.why.split(" (")[0]) in plan.why
+    assert_same_fit(fitted, eager)
+    assert not any("training step" in text for text in said(fitted))  # nobody has asked for another
+    lines = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]
+    assert f"           not captured: {plan.why}" in lines
+
+
+def test_numbers_that_are_drawn_on_the_host_are_drawn_every_time():
+    eager, fitted = fit(Feature(HostRandom), eager=True), fit(Feature(HostRandom))
+    assert fitted._fit.step.mode == "eager" and "host" in fitted._fit.step.why
+    assert_same_fit(fitted, eager)
+
+
+def test_a_fit_is_captured_after_one_that_could_not_be():
+    expected = outcome(fit(FEATURES["dropout"], eager=True))
+    assert fit(AWKWARD["branch on a tensor"].feature)._fit.step.mode == "eager"
+    assert_same(outcome(captured(FEATURES["dropout"])), expected)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_is_captured_or_refused_with_a_reason(name):
+    eager, whole = fit(algorithm(name), eager=True), fit(algorithm(name))
+    assert_same_fit(whole, eager)
+    assert whole._fit.step.mode == "captured" or whole._fit.step.why
+
+
+# --- data
+
+
+def _rows():
+    x, y = samples()
+    return [(x[each], y[each]) for each in range(len(x))]
+
+
+SOURCES = {
+    "columns": lambda: data.Loader(samples(), batch_size=8, shuffle=3),
+    "rows": lambda: data.Loader(_rows(), batch_size=8, shuffle=3),
+    "workers": lambda: data.Loader(_rows(), batch_size=8, shuffle=3, workers=2),
+    "torch": lambda: torch.utils.data.DataLoader(_rows(), batch_size=8, shuffle=True),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_from_every_source(source):
+    feature = Feature(lambda: net(nn.Dropout(0.3)), SOURCES[source])
+    assert_same_fit(captured(feature), fit(feature, eager=True))
+
+
+def test_data_that_stays_on_the_device_and_data_that_is_copied_give_the_same_bits(monkeypatch):
+    near = captured(everything())
+    assert "stay on the device" in near._fit.step.data
+    monkeypatch.setattr(_program, "_SHARE", 0.0)
+    far = captured(everything())
+    assert "batches are copied ahead" in far._fit.step.data
+    assert_same_fit(far, near)
+
+
+def lengths():
+    """Batches of 15 sizes, each of which comes more than once."""
+    x, y = samples(400)
+    sizes = [1 + number % 15 for number in range(30)]
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    rows = [(x[start : start + size], y[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+    return data.Loader(rows, batch_size=1, batcher=_only)
+
+
+def _only(rows):
+    return rows[0]
+
+
+def test_more_kinds_of_batches_than_graphs(monkeypatch):
+    feature = Feature(lambda: net(nn.Dropout(0.3)), lengths, fit=lambda: {"epochs": 3})
+    eager = fit(feature, eager=True)
+    made = counted(monkeypatch)
+    whole = captured(feature)
+    assert len(made) == 12
+    assert "12 kinds of batches have a program of their own; others run eagerly" in whole._fit.step.notes
+    assert_same_fit(whole, eager)
+
+
+# --- numbers that are not finite
+
+
+def poisoned(batch):
+    def loader():
+        x, y = samples()
+        if batch is not None:
+            x[8 * (batch - 1) + 3, 2] = float("nan")
+        return data.Loader((x, y), batch_size=8)
+
+    return Feature(lambda: nn.Sequential(*normed(), nn.Dropout(0.3)), loader, lambda: {"clip_norm": 1.0, "ema": 0.9})
+
+
+@pytest.mark.parametrize("heard", [False, True], ids=["unheard", "heard"])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 6, 7])
+def test_a_late_verdict_names_the_batch_and_saves_what_was_before_it(batch, heard, tmp_path):
+    more = {"callbacks": [Every()] if heard else []}
+    good = fit(poisoned(None), run=tmp_path / "good", **more)
+    with pytest.raises(stoker.NotFinite) as told:
+        fit(poisoned(batch), eager=True)
+    with pytest.raises(stoker.NotFinite, match=f"not finite at epoch 1, batch {batch}: .* holds NaN") as found:
+        fit(poisoned(batch), run=tmp_path / "run", **more)
+    assert str(found.value) == str(told.value)
+    events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
+    saved = [(event.get("batch", 0), event["extra"]["reason"]) for event in events if event["kind"] == "checkpoint"]
+    assert saved[-1] == (batch - 1, "exception: NotFinite" if batch > 1 else "the beginning")
+    whole = fit(poisoned(None), run=tmp_path / "run", resume=True, **more)
+    assert_same_fit(whole, good)
+
+
+def test_the_weights_are_those_of_the_update_before():
+    """Also where two more updates were under way when the verdict came."""
+    expected = fit(poisoned(None), updates=4, epochs=None)._fit.last
+    kept = {}
+
+    def keep(ctx):
+        kept.update({name: value.clone() for name, value in ctx.model.named_parameters()})
+
+    with pytest.raises(stoker.NotFinite):
+        fit(poisoned(5), callbacks=[callbacks.on(exception=keep)])
+    assert kept and all(torch.equal(value, expected[name]) for name, value in kept.items())
+
+
+# --- going on
+
+
+class Stop(callbacks.Callback):
+    def __init__(self, update):
+        self.update = update
+
+    def on_update(self, ctx):
+        if ctx.update == self.update:
+            raise ZeroDivisionError("as good as any")
+
+
+@pytest.mark.parametrize("update", [10, 14, 31])
+def test_a_run_goes_on_inside_an_epoch_to_the_same_bits(update, tmp_path):
+    whole = captured(everything(), run=tmp_path / "whole")
+    with pytest.raises(ZeroDivisionError):
+        fit(everything(), run=tmp_path / "cut", callbacks=[Stop(update)], checkpoint=stoker.Checkpoint(every=4))
+    again = captured(everything(), run=tmp_path / "cut", resume=True, checkpoint=stoker.Checkpoint(every=4))
+    assert_same_fit(again, whole)
+
+
+# --- what it costs
+
+
+class NoWaiting(callbacks.Callback):
+    """From the third epoch on, whatever makes the host wait for the device while training is an error."""
+
+    def on_epoch_begin(self, ctx):
+        if ctx.epoch >= 3:
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_end(self, ctx):
+        torch.cuda.set_sync_debug_mode("default")
+
+    def on_exception(self, ctx):
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("share", [0.4, 0.0], ids=["resident", "streamed"])
+def test_nobody_waits_for_the_device(share, monkeypatch):
+    monkeypatch.setattr(_program, "_SHARE", share)
+    static = everything(validate_every="epoch")
+    feature = _with(static, metrics=[metrics.Accuracy(), metrics.AUROC(bins=50), metrics.GradientNorm()])
+    assert captured(feature, callbacks=[NoWaiting()]).updates == 56
+
+
+def images():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(512, 3, 48, 48, generator=generator), torch.randint(0, 10, (512,), generator=generator)
+
+
+def convolutions():
+    layers = [nn.Conv2d(3, 48, 3, padding=1), nn.ReLU()]
+    for _ in range(3):
+        layers += [nn.Conv2d(48, 48, 3, padding=1), nn.BatchNorm2d(48), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
+
+
+def test_it_takes_little_more_memory_than_eager():
+    def peak(**how):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        fitted = fit(Feature(convolutions, images, fit=lambda: {"batch_size": 128, "epochs": 3}), **how)
+        return torch.cuda.max_memory_reserved(), fitted
+
+    peak(eager=True)  # what torch's libraries take once
+    eager, _ = peak(eager=True)
+    whole, fitted = peak()
+    assert fitted._fit.step.mode == "captured"
+    assert whole <= 1.10 * eager, f"{whole / 2**20:.0f} MiB captured, {eager / 2**20:.0f} MiB eager"
+
+
+# --- compiled, and the program captured
+
+
+def test_compiled_is_close_to_eager_and_nothing_is_compiled_again(monkeypatch):
+    assert torch.get_float32_matmul_precision() == "highest"
+    feature = everything()
+    feature.model = normed  # a compiler draws other numbers
+    eager = fit(feature, compile=True, eager=True)
+    made = counted(monkeypatch)
+    whole = fit(feature, compile=True)
+    assert whole._fit.step.mode == "compiled" and not said(whole), whole._fit.step.why
+    assert made == ["compiled", "make"] * 2
+    assert_close(outcome(whole), outcome(eager), rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_draws_the_same_numbers_for_the_same_seed():
+    feature = Feature(lambda: net(nn.Dropout(0.3)), lambda: data.Loader(samples(48), batch_size=8))
+    one, two = fit(feature, compile=True), fit(feature, compile=True)
+    assert one._fit.step.mode == "compiled"
+    assert_same_fit(one, two)

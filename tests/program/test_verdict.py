@@ -1,0 +1,56 @@
+"""Whether an update may be applied, decided without anybody waiting."""
+
+import pytest
+import torch
+
+from stoker.program import Verdict
+
+CPU = torch.device("cpu")
+FINE = [torch.tensor(1.0), torch.tensor(2.0)]
+
+
+def judged(*runs):
+    verdict, allowed = Verdict(CPU), []
+    for numbers, weight in runs:
+        verdict.judge([torch.tensor(each) for each in numbers], weight)
+        verdict.end()
+        allowed.append(verdict.allowed.item())
+    return verdict, allowed
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")], ids=["nan", "inf", "-inf"])
+def test_from_the_first_bad_run_on_nothing_is_allowed(bad):
+    verdict, allowed = judged(([1.0], 1), ([1.0, bad], 1), ([1.0], 1), ([bad], 1))
+    assert allowed == [True, False, False, False]
+    assert verdict.halted and verdict.at == 2
+
+
+def test_it_starts_anew():
+    verdict, _ = judged(([float("nan")], 1))
+    verdict.clear()
+    verdict.judge(FINE)
+    assert verdict.allowed.item() and not verdict.halted and verdict.at == 1
+
+
+@pytest.mark.parametrize("loss", [float("nan"), 0.0], ids=["nan", "finite"])
+def test_what_weighs_nothing_changes_nothing_and_stops_nothing(loss):
+    verdict, allowed = judged(([1.0], torch.tensor(3)), ([loss], torch.tensor(0)), ([1.0], torch.tensor(2)))
+    assert allowed == [True, False, True]
+    assert not verdict.halted
+
+
+def test_it_says_whether_the_last_one_weighed_nothing():
+    """A micro-batch of nothing in a window that has something is no update of nothing."""
+    verdict, _ = judged(([float("nan")], torch.tensor(0)))
+    assert verdict.empty.item()
+    verdict.judge(FINE, torch.tensor(4))
+    assert not verdict.empty.item()
+    verdict.judge([torch.tensor(float("nan"))], torch.tensor(0))
+    verdict.judge(FINE)
+    assert not verdict.empty.item()
+
+
+def test_large_numbers_of_half_precision_are_fine():
+    verdict = Verdict(CPU)
+    verdict.judge([torch.tensor(65504.0, dtype=torch.float16), torch.tensor(1.0)])
+    assert verdict.allowed.item() and not verdict.halted

@@ -71,6 +71,13 @@ class Numbered:
         return None if self.shuffle is None else permutation(self.count, self.shuffle, epoch=epoch)
 
 
+def there(order: Tensor, device: torch.device) -> Tensor:
+    """An order on a device; the host does not wait for the copy to a GPU."""
+    if device.type != "cuda" or order.device == device:
+        return order.to(device)
+    return order.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Rows:
     """Columns in memory: a batch is a slice, or one gather."""
@@ -93,7 +100,7 @@ class Rows:
             for start, stop in self.plan.cuts(batch):
                 yield view.slice(start, stop)
         else:
-            order = order.to(view.device)  # once an epoch, and then no batch waits for the host
+            order = there(order, view.device)  # once an epoch, and then no batch waits for the host
             for start, stop in self.plan.cuts(batch):
                 yield view.gather(order[start:stop])
 
@@ -105,7 +112,7 @@ class Rows:
     def pick(self, epoch: int, batch: int, after: Callable[..., Any] | None) -> Iterator[Pick]:
         """The batches of an epoch, from `batch` on, still to be gathered."""
         view, order = self.view.resolve(self.plan.order(epoch))
-        order = torch.arange(self.plan.count, device=view.device) if order is None else order.to(view.device)
+        order = torch.arange(self.plan.count, device=view.device) if order is None else there(order, view.device)
         return (Pick(order[start:stop], view, after) for start, stop in self.plan.cuts(batch))
 
 

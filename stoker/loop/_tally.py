@@ -150,8 +150,10 @@ class Tally:
         for sums in (self._sums, self._weights):
             for name in (*sums, *(each for each in names if each not in sums)):
                 value = sums.get(name, 0.0)
-                if not isinstance(value, Tensor) or value.device != self._device or value.dtype != torch.float64:
-                    sums[name] = torch.as_tensor(value, dtype=torch.float64, device=self._device)
+                if not isinstance(value, Tensor):  # filled there: a copy from the host would be waited for
+                    sums[name] = torch.full((), value, dtype=torch.float64, device=self._device)
+                elif value.device != self._device or value.dtype != torch.float64:
+                    sums[name] = value.to(self._device, torch.float64)
 
     def state_dict(self, mark: Mark | None = None) -> dict[str, Any]:
         """What was added up so far, or up to a mark, as tensors and plain values that are no copies."""

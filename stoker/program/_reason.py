@@ -12,7 +12,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, Cannot):
         return str(error)
     text = " ".join(str(error).split("\n\n")[0].split())
-    if "captur" in text or "DataDependent" in type(error).__name__:
+    if "capturing" in text or "graph capture" in text or "DataDependent" in type(error).__name__:
         how = "by .item(), a branch on a tensor, or a copy between host and device"
         return f"the step reads a value on the host{_where(error)}, {how}"
     if "convert all Tensors to FakeTensors" in text:

@@ -210,6 +210,13 @@ class Tagger(nn.Module):
         return self.head(x.reshape(-1, 3, 2)).transpose(1, 2)
 
 
+class Flat(nn.CrossEntropyLoss):
+    """Over places as over samples: torch's kernel for several dimensions does not add up the same twice on a GPU."""
+
+    def forward(self, input, target):
+        return super().forward(input.transpose(1, 2).flatten(0, 1), target.flatten())
+
+
 class Weightless(Tagger):
     """Its loss is finite where nothing counts."""
 
@@ -372,8 +379,8 @@ FEATURES = {
     "gradient norm": Feature(settings=lambda: {"metrics": [metrics.GradientNorm()], "clip_norm": 0.1}),
     "validate every": Feature(fit=lambda: {"valid": samples(), "validate_every": 5}),
     "own step": Feature(Stepping, settings=lambda: {"loss": None, "metrics": [metrics.Accuracy()]}),
-    "masked": Feature(Tagger, masked, lambda: {"metrics": [metrics.GradientNorm()]}),
-    "masked accumulated": Feature(Tagger, masked, lambda: {"accumulate": 2}, programs=3),
+    "masked": Feature(Tagger, masked, lambda: {"metrics": [metrics.GradientNorm()], "loss": Flat()}),
+    "masked accumulated": Feature(Tagger, masked, lambda: {"accumulate": 2, "loss": Flat()}, programs=3),
     "weightless": Feature(Weightless, masked, lambda: {"loss": None}),
     "weights of samples": Feature(data=weighted),
     "sum": Feature(settings=lambda: {"loss": nn.CrossEntropyLoss(reduction="sum"), "accumulate": 2}, programs=3),

@@ -8,7 +8,8 @@ from queue import SimpleQueue
 
 from stoker.callbacks._sink import Ending, Known, Sink, Tracked
 
-_MOST = 1000  # letters that wait before those that may be dropped are
+_MOST = 1_000  # letters that wait before those that may be dropped are
+_FULL = 100_000  # letters that wait before all are dropped: a tracker that hangs must not fill the memory
 
 
 class Courier:
@@ -26,33 +27,32 @@ class Courier:
         self._refuses = False  # nothing more is brought: the sink is broken or closed
         # A daemon: a tracker that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name=f"stoker-{who}", daemon=True)
-        self._thread.start()
+        if not self._try("open", self._thread.start):
+            self._refuses = True
 
     def write(
         self, values: Mapping[str, float], *, update: int, epoch: int, time: float, on_the_way: bool = False
     ) -> None:
-        """Numbers; those that are only on the way may be dropped, where the sink is too slow for them."""
-        if on_the_way and self._letters.qsize() >= _MOST:
-            self._tell("slow", "is too slow for everything: some numbers on the way are left out, no final ones")
-            return
+        """Numbers; those that are only on the way are the first to be dropped, where the sink is too slow."""
 
         def bring() -> None:
             new = {name: value for name, value in values.items() if not _same(self._known.get((update, name)), value)}
             if new:
                 self._sink.write(new, update=update, epoch=epoch, time=time)
 
-        self._give(bring)
+        self._give(bring, room=_MOST if on_the_way else _FULL)
 
     def text(self, text: str, *, update: int, time: float) -> None:
         """What the run said."""
-        self._give(lambda: self._sink.text(text, update=update, time=time))
+        self._give(lambda: self._sink.text(text, update=update, time=time), room=_FULL)
 
     def close(self, ending: Ending, *, patience: float) -> None:
         """Waits until everything is brought and the sink is closed, but no longer than these seconds."""
-        self._give(lambda: self._sink.close(ending))
+        self._give(lambda: self._sink.close(ending), room=math.inf)
         self._refuses = True
         self._letters.put(None)
-        self._thread.join(patience)
+        if self._thread.is_alive():  # one that never started can't be joined
+            self._thread.join(patience)
         if self._thread.is_alive():
             rest = self._letters.qsize()
             self._tell("late", f"was not done {patience:g} seconds after the end; {rest} things are not there yet")
@@ -61,9 +61,14 @@ class Courier:
         """What went wrong since this was asked last."""
         return [self._problems.popleft() for _ in range(len(self._problems))]
 
-    def _give(self, letter: Callable[[], object]) -> None:
-        if not self._refuses:
+    def _give(self, letter: Callable[[], object], *, room: float) -> None:
+        if self._refuses:
+            return
+        if self._letters.qsize() < room:
             self._letters.put(letter)
+        else:
+            left_out = f"numbers on the way are left out, and while {_FULL:,} things wait for it, all that comes"
+            self._tell("slow", f"is too slow for everything: {left_out}")
 
     def _work(self) -> None:
         if not self._try("open", self._open):

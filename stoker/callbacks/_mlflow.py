@@ -16,6 +16,8 @@ _TAG = "stoker.run"  # by which a resumed run finds its run of MLflow's
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 _MOST = 100  # parameters that MLflow takes in one go; a value of them has 6000 letters at the most
 
+_LETTERS = 5000  # of what the run said, the last ones
+
 
 class MLflow(Tracker):
     """Gives the run's numbers, config and words to MLflow, the update as the step; needs `mlflow`.
@@ -50,21 +52,26 @@ class _Client:
         self._experiment, self._uri = experiment, uri
         self._client: Any = None
         self._run = ""
-        self._said: list[str] = []
+        self._said = ""
 
-    def open(self, run: Tracked) -> Known:
+    def prepare(self) -> None:
         try:
-            from mlflow import MlflowClient
-            from mlflow.entities import Param
+            import mlflow.entities  # noqa: F401
         except ImportError as error:
             raise MissingExtra("MLflow needs mlflow: pip install mlflow") from error
-        self._client, self._said = MlflowClient(self._uri or _database(run)), []
+
+    def open(self, run: Tracked) -> Known:
+        self.prepare()
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client, self._said = MlflowClient(self._uri or _database(run)), ""
         experiment = self._found_experiment(run)
         found = self._client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{run.id}'", max_results=1)
         if found:
             self._run = found[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
-            self._said = found[0].data.tags.get("mlflow.note.content", "").splitlines()
+            self._said = found[0].data.tags.get("mlflow.note.content", "")
             return self._known(found[0].data.metrics, run.update)
         made = self._client.create_run(experiment, int(1000 * run.time), {_TAG: run.id}, run.name)
         self._run = made.info.run_id
@@ -81,8 +88,8 @@ class _Client:
         )
 
     def text(self, text: str, *, update: int, time: float) -> None:
-        self._said.append(text)
-        self._client.set_tag(self._run, "mlflow.note.content", "\n".join(self._said)[-5000:])
+        self._said = f"{self._said}\n{text}".lstrip()[-_LETTERS:]
+        self._client.set_tag(self._run, "mlflow.note.content", self._said)
 
     def close(self, ending: Ending) -> None:
         self._client.set_terminated(self._run, _STATUS[ending])

@@ -30,7 +30,8 @@ class Sink(Protocol):
     """Takes a run's numbers: write these four methods, and `callbacks.Tracker` does the rest.
 
     They are called in a thread that is the sink's own, one after the other: they may block and they may fail, and the
-    training notices neither.
+    training notices neither. A sink may have a fifth, `prepare()`, for a slow import: it is called in the fit's own
+    thread, before workers for the data are forked, which could wait forever for an import that another thread is in.
     """
 
     def open(self, run: Tracked) -> Known | None:

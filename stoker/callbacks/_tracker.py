@@ -1,5 +1,6 @@
 """A run's numbers on their way to a tracker."""
 
+import contextlib
 import json
 import math
 import os
@@ -74,6 +75,7 @@ class Tracker(Callback):
             raise InvalidArgument(
                 f"{who} writes files, and nothing says where: give the fit a run=..., or {who} a folder=..."
             )
+        _prepare(self._sink)
         self._unsubscribe()
         self._ctx, self._courier, self._update = ctx, None, ctx.update
         self._early, self._told, self._shown, self._ending = [], {}, -math.inf, "finished"
@@ -166,6 +168,12 @@ class Tracker(Callback):
 
 def _nothing() -> None:
     """What there is to undo, before there is something."""
+
+
+def _prepare(sink: Sink) -> None:
+    """What fails here fails again when the sink is opened, and is told then."""
+    with contextlib.suppress(Exception, SystemExit):
+        getattr(sink, "prepare", _nothing)()
 
 
 def _tracked(ctx: Context, identity: str, name: str | None, folder: Path | None, update: int) -> Tracked:

@@ -54,13 +54,14 @@ class _Process:
             text=True,
             encoding="utf-8",
             env={**os.environ, "TRACKIO_DIR": str(Path(run.folder).absolute())},
-            start_new_session=True,  # Ctrl-C is the training's; this one ends when nothing more comes
+            start_new_session=True,  # Ctrl-C is the training's; this one ends when it is closed, or nothing more comes
         )
         name = f"{run.name}-{run.id[:8]}"  # a run of Trackio's is found again by its name
         try:
             known = self._ask("open", project=self._project, name=name, config=run.config, update=run.update)
         except BaseException:
-            self._process.communicate()
+            with self._process as process:
+                process.kill()  # it has nothing to lose, and a forked worker may hold the other end of its stdin
             raise
         return {(update, name): float(value) for update, name, value in known}
 
@@ -72,10 +73,8 @@ class _Process:
 
     def close(self, ending: Ending) -> None:
         assert self._process is not None
-        try:
+        with self._process:  # it ends once it has answered
             self._ask("close")
-        finally:
-            self._process.communicate()  # nothing more comes: it ends
 
     def _ask(self, what: str, **given: Any) -> Any:
         assert self._process is not None

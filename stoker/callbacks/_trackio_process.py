@@ -59,15 +59,18 @@ def _known(project: str, name: str, update: int) -> list[tuple[int, str, float]]
 
 
 def main(lines: TextIO, answers: TextIO) -> None:
-    """Answers until nothing more comes."""
+    """Answers until it is told to close, or nothing more comes."""
     desk = Desk()
     for line in lines:
         given = json.loads(line)
+        what = given.pop("what")
         try:
-            answer = {"done": getattr(desk, given.pop("what"))(**given)}
+            answer = {"done": getattr(desk, what)(**given)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
+        if what == "close":  # the lines may never end: a worker that was forked holds their other end, too
+            return
 
 
 if __name__ == "__main__":

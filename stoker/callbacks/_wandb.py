@@ -10,6 +10,8 @@ from stoker.errors import MissingExtra
 
 _CODES = {"finished": 0, "interrupted": 130, "failed": 1}  # what W&B takes a process for, by its exit code
 
+_LETTERS = 5000  # of what the run said, the last ones
+
 
 class WandB(Tracker):
     """Gives the run's numbers and config to Weights & Biases, over the update; needs `wandb`.
@@ -42,13 +44,18 @@ class _Online:
     def __init__(self, init: Mapping[str, Any]) -> None:
         self._init = init
         self._run: Any = None
-        self._said: list[str] = []
+        self._said = ""
 
-    def open(self, run: Tracked) -> None:
+    def prepare(self) -> None:
         try:
-            import wandb
+            import wandb  # noqa: F401
         except ImportError as error:
             raise MissingExtra("WandB needs wandb: pip install wandb") from error
+
+    def open(self, run: Tracked) -> None:
+        self.prepare()
+        import wandb
+
         assert run.folder is not None
         run.folder.mkdir(parents=True, exist_ok=True)
         own = {
@@ -60,15 +67,15 @@ class _Online:
             "reinit": "create_new",
             "settings": wandb.Settings(console="off", silent=True),  # the screen is the fit's own
         }
-        self._run, self._said = wandb.init(**{**own, **self._init}), []
+        self._run, self._said = wandb.init(**{**own, **self._init}), ""
         self._run.define_metric("*", step_metric="update")
 
     def write(self, values: Mapping[str, float], *, update: int, epoch: int, time: float) -> None:
         self._run.log({**values, "epoch": epoch, "update": update})
 
     def text(self, text: str, *, update: int, time: float) -> None:
-        self._said.append(text)
-        self._run.summary["said"] = "\n".join(self._said)
+        self._said = f"{self._said}\n{text}".lstrip()[-_LETTERS:]
+        self._run.summary["said"] = self._said
 
     def close(self, ending: Ending) -> None:
         self._run.finish(exit_code=_CODES[ending])

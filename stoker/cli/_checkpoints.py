@@ -9,20 +9,21 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.errors import BadFile
-from stoker.record import Kept, Run, checkpoints, size, when
+from stoker.record import Follower, Kept, Run, checkpoints, size, when
+from stoker.show import visible
 
 if TYPE_CHECKING:
     from stoker.checkpoint import Store
 
 
-def store_of(run: Run) -> "Store":
+def store_of(run: Run | Follower) -> "Store":
     """The checkpoints of a run, to read them whole."""
     from stoker.checkpoint import Store  # with torch, which takes a second
 
-    return Store(run.path / "checkpoints", run=run.id)
+    return Store(run.path / "checkpoints", run=str(run.facts.get("id", "")))
 
 
-def show(console: Console, run: Run, *, verify: bool) -> None:
+def show(console: Console, run: Follower, *, verify: bool) -> None:
     """Prints a line for each checkpoint, the best one marked; with `verify` also what is damaged, and why."""
     try:
         found = checkpoints(run.path, run.facts)
@@ -53,20 +54,20 @@ def problems(store: "Store") -> list[str]:
     return lines
 
 
-def best_of(found: Sequence[Kept], run: Run) -> Kept | None:
+def best_of(found: Sequence[Kept], run: Follower) -> Kept | None:
     """The checkpoint with the best of the number that the run is judged by; the first of equals."""
-    name: str = run.record.summary()["monitor"] or ""
-    sign = -1 if run.record.direction(name) == "max" else 1
+    name: str = run.summary["monitor"] or ""
+    sign = -1 if run.direction(name) == "max" else 1
     judged = [saved for saved in found if name in saved.values]
     return min(judged, key=lambda saved: sign * saved.values[name], default=None)
 
 
-def _print_table(console: Console, found: Sequence[Kept], run: Run) -> None:
+def _print_table(console: Console, found: Sequence[Kept], run: Follower) -> None:
     best = best_of(found, run)
     table = Table("  name", "epoch", "update", "saved", "size", "why", box=None, pad_edge=False)
     for saved in found:
         cells = (str(saved.epoch), f"{saved.update:,}", when(saved.time), size(saved.bytes), saved.reason)
-        table.add_row(*map(Text, (f"{'*' if saved is best else ' '} {saved.name}", *cells)))
+        table.add_row(*(Text(visible(cell)) for cell in (f"{'*' if saved is best else ' '} {saved.name}", *cells)))
     console.print(table)
     if best is not None:
-        console.print(f"  * best {run.record.summary()['monitor']}", style="dim", markup=False)
+        console.print(f"  * best {run.summary['monitor']}", style="dim", markup=False)

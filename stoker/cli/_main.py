@@ -20,12 +20,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 is success, 1 an error that is told on stderr, 2 a command line that makes no sense, 130 Ctrl-C.
     """
-    given = parser().parse_args(arguments)
+    given, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        given.own.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code = _run(given)
         sys.stdout.flush()
     except StokerError as error:
-        print(f"stoker: {error}", file=sys.stderr)
+        from stoker.cli._screen import harmless
+
+        print(f"stoker: {harmless(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -75,6 +79,9 @@ def parser() -> argparse.ArgumentParser:
 
     _add_files(commands)
     commands.add_parser("doctor", help="say what is installed, what is missing, and what this machine can do")
+    top.set_defaults(own=top)
+    for each in commands.choices.values():
+        each.set_defaults(own=each)  # whose usage a mistake calls for
     return top
 
 

@@ -13,6 +13,7 @@ from stoker.cli._screen import screen
 from stoker.cli._show import find
 from stoker.errors import BadFile, InvalidArgument, RunExists
 from stoker.record import Run
+from stoker.show import visible
 
 
 def main(name: str, *, yes: bool) -> int:
@@ -22,7 +23,7 @@ def main(name: str, *, yes: bool) -> int:
     refuse_what_was_moved(run)
     command, folder = command_of(run)
     console = screen()
-    console.print(f"{run.path}: {standing(run)}", markup=False)
+    console.print(f"{visible(str(run.path))}: {standing(run)}", markup=False)
     console.print(f"To go on with it, a command out of its run.json is run in {visible(str(folder))}:", markup=False)
     console.print(f"  {visible(shlex.join(command))}", markup=False, soft_wrap=True)
     if yes or agreed("Do that only if you trust whoever made this directory. Run it? [y/N] "):
@@ -65,15 +66,6 @@ def standing(run: Run) -> str:
         return f"{told}; it has no checkpoint, so it starts from its beginning"
     last = resumable[-1]
     return f"{told}; its newest checkpoint is {last.name} (epoch {last.epoch}, update {last.update:,})"
-
-
-def visible(text: str) -> str:
-    r"""A text with everything in it to be seen: what could change the picture on a terminal is spelled out.
-
-    >>> print(visible("train.py\x1b[2K\r"))
-    train.py\x1b[2K\r
-    """
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def agreed(question: str) -> bool:

@@ -1,6 +1,7 @@
 """`stoker runs`: the runs of a folder as a table."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from rich.text import Text
 
 from stoker.cli._screen import screen, short
 from stoker.errors import InvalidArgument
-from stoker.record import runs_in, when
+from stoker.record import Follower, runs_in, when
+from stoker.show import visible
 
 STATES = {"running": "cyan", "finished": "green", "stopped": "yellow", "died": "red"}
 
@@ -29,22 +31,43 @@ def main(folder: str) -> None:
         return
     table = Table("name", "state", "epochs", "best", "began", box=None, pad_edge=False)
     for run in runs:
-        found = run.summary()
-        name = os.path.relpath(run.path, folder)
-        state = Text(found["state"], style=STATES[found["state"]])
-        cells = (run.path.name if name == "." else name, state, epochs(found), best(found), when(found["started"]))
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+        found = run.summary
+        cells = (name_in(folder, run), run.state, epochs(found), best(found), when(found["started"]))
+        styles = ("", STATES.get(run.state, "red"), "", "", "")
+        table.add_row(*(Text(visible(cell), style) for cell, style in zip(cells, styles, strict=True)))
     console.print(table)
+    for run in runs:
+        for problem in problems(run):
+            console.print(f"{name_in(folder, run)}: {problem}", style="yellow", markup=False)
     console.print("\nstoker show RUN shows one", style="dim")
 
 
-def epochs(summary: dict[str, Any]) -> str:
-    """How far a run came: "3 of 10", or "3" where no number of epochs was planned."""
-    planned = summary["epochs_planned"]
-    return f"{summary['epochs']} of {planned}" if planned else str(summary["epochs"])
+def name_in(folder: str, run: Follower) -> str:
+    """What to call a run in the list of a folder."""
+    name = os.path.relpath(run.path, folder)
+    return run.name if name == "." else name
 
 
-def best(summary: dict[str, Any]) -> str:
+def problems(run: Follower) -> list[str]:
+    """What of a run could not be read, a line each."""
+    found = {"run.json": bool(run.facts), "config.json": run.config is not None}
+    damaged = [f"{name} can't be read" for name, known in found.items() if not known and (run.path / name).exists()]
+    return [*([run.problem] if run.problem else []), *damaged]
+
+
+def epochs(summary: Mapping[str, Any]) -> str:
+    """How many whole epochs a run came: "3 of 10", or "3" where no number of epochs was planned."""
+    planned, whole = summary["epochs_planned"], summary["epochs"] - bool(summary["part"])
+    return f"{whole} of {planned}" if planned else str(whole)
+
+
+def length(summary: Mapping[str, Any]) -> str:
+    """How far a run came: "3 of 10 epochs", and "and 7 of 25 batches" where it stopped inside one."""
+    part = summary["part"]
+    return f"{epochs(summary)} epochs" + (f" and {part[0]:,} of {part[1]:,} batches" if part else "")
+
+
+def best(summary: Mapping[str, Any]) -> str:
     """The best number of a run and its epoch; where there is none, why."""
     found = summary["best"]
     if found is None:

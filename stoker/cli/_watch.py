@@ -21,7 +21,7 @@ def main(names: Sequence[str], *, wait: bool = False, light: bool | None = None)
     for follower in followers:
         follower.refresh()
     console = screen()
-    text = page(followers, ascii_only=not console.encoding.lower().startswith("utf"))
+    text = page(followers, ascii_only=console.ascii_only)
     console.print(text, markup=False, soft_wrap=True)
     return 0
 

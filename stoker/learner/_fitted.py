@@ -174,7 +174,9 @@ class Fitted:
 
     def __repr__(self) -> str:
         best, ends = self.best, self.record.events_of("end")
-        length = f"{self.epochs} epochs, {self.updates} updates"
+        part = self.record.summary()["part"]  # of an epoch that a stop cut short
+        whole = f"{self.epochs - 1} epochs and {part[0]} of {part[1]} batches" if part else f"{self.epochs} epochs"
+        length = f"{whole}, {self.updates} updates"
         if ends:
             length += f" in {self.record.summary()['seconds']:.3g} s"
         name = "a model" if self._outcome.model is None else type(self._outcome.model).__name__

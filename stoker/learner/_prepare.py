@@ -134,7 +134,8 @@ def fastest(recipe: Any, model: nn.Module, device: torch.device, *, compile: boo
     settings = {} if not isinstance(recipe, Algorithm) else vars(recipe)
     free = settings.get("fused") is None and settings.get("foreach") is None
     if compile and free and isinstance(recipe, Algorithm):
-        written_out = {"fused": False, "foreach": False, "capturable": True}
+        # Written out in operations on all parameters at once: those on single ones read the rate on the host.
+        written_out = {"fused": False, "foreach": True, "capturable": True}
         return recipe.replace(**{name: value for name, value in written_out.items() if name in settings})
     if device.type == "cuda" and settings.get("capturable") is False and "fused" not in settings:
         return recipe.replace(capturable=True)

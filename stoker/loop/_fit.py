@@ -84,6 +84,7 @@ class Fit:
     steady: bool = False  # the learning rates are plain numbers: they change only by a callback's wish
     picks: bool = False  # rows are gathered by the program itself
     verdict: Verdict | None = None  # the device's own, while nothing may be read
+    searching: bool = False  # a batch is run again to find what was not finite in it: nothing is applied
     rates_held: Any = None  # the learning rates as tensors, meanwhile
     tell_facts: Callable[[Mapping[str, Any]], None] | None = None  # where facts have changed since the run began
     trained: float = 0.0  # seconds, when it was last over

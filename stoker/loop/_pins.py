@@ -1,75 +1,73 @@
 """What a training step's Python decides by, as a value: where it is equal, a program of the step is still right."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterable, Iterator, Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 
+from stoker.loop._prints import CODE, MANY, PLAIN, Same, class_reads, print_of
+
 _OF_TORCH = {*vars(nn.Module())} - {"training"}
 _TABLES = ("_parameters", "_buffers")
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
-_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
-_FEW = 50
 
 
-def pins_of(modules: Iterable[nn.Module], tensors: Iterable[Tensor], other: Any = None) -> tuple[Any, ...]:
-    """Attributes of modules and of another object, which tensors they have, and what PyTorch is set to."""
+def pins_of(modules: Sequence[nn.Module], tensors: Iterable[Tensor], *others: Any) -> tuple[Any, ...]:
+    """Attributes of modules, of their classes and of other objects, their tensors, and what PyTorch is set to."""
+    kinds = {type(module): None for module in modules}
     return (
-        None if isinstance(other, nn.Module) else _print(other),
-        tuple(tuple(_prints(module).items()) for module in modules),
-        tuple([id(tensor) for tensor in tensors]),
+        tuple(map(print_of, others)),
+        tuple((Same(module), *_prints(module).items()) for module in modules),
+        tuple((name, print_of(value)) for kind in kinds for name, value in class_reads(kind)),
+        tuple(map(Same, tensors)),
         torch.get_float32_matmul_precision(),
+        torch.get_default_dtype(),
         torch.backends.cudnn.allow_tf32,
         torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
         torch.are_deterministic_algorithms_enabled(),
     )
+
+
+def heard(model: nn.Module) -> Iterator[str]:
+    """Why a program of a model would leave something out: hooks of the user's on modules, and on gradients."""
+    for module in model.modules():
+        if any(not str(hook.__module__).startswith("torch.") for hook in _hooks_of(module)):
+            yield f"a hook of {type(module).__name__} may do anything, and a program would not call it"
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            yield f"a hook on the gradient of {name!r} may do anything, and a program would not call it"
+
+
+def _hooks_of(module: nn.Module) -> list[Any]:
+    tables = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return [hook for table in tables for hook in table.values()]
 
 
 def _prints(module: nn.Module) -> dict[str, Any]:
     """Something for every attribute that differs where the attribute does."""
     own = vars(module)
-    found = {name: _print(value) for name, value in own.items() if name not in _OF_TORCH}
+    found = {name: print_of(value) for name, value in own.items() if name not in _OF_TORCH}
     for table in _TABLES:
         for name, tensor in own[table].items():
             if tensor is not None:
                 address = tensor.data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0  # a fake one has none
-                found[name] = id(tensor), address, tensor.requires_grad, tuple(tensor.shape)
-    found["hooks"] = tuple(len(own.get(name) or ()) for name in _HOOKS)
+                found[name] = Same(tensor), address, tensor.requires_grad, tuple(tensor.shape), tensor.dtype
+    found["hooks"] = tuple(map(Same, _hooks_of(module)))
     return found
-
-
-def _print(value: Any, deep: int = 3) -> Any:
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, nn.Parameter):
-        return id(value)  # the step itself writes to it: an RNN keeps a list of them
-    if isinstance(value, Tensor):
-        return id(value), None if value.is_inference() else value._version
-    if not deep or isinstance(value, _CODE):
-        return id(value)
-    inside: Any = getattr(value, "__dict__", None)  # of a config, say, or a loss that is no module
-    if isinstance(value, Mapping) and len(value) <= _FEW:
-        inside = {str(name): each for name, each in value.items()}
-    elif isinstance(value, tuple | list) and len(value) <= _FEW:
-        inside = dict(enumerate(value))
-    if not isinstance(inside, dict) or len(inside) > _FEW:
-        return type(value).__name__, id(value), len(value) if hasattr(value, "__len__") else 0
-    return type(value).__name__, id(value), *((name, _print(each, deep - 1)) for name, each in inside.items())
 
 
 def _contents(value: Any, deep: int = 3) -> Iterator[tuple[Any, Any]]:
     """Tensors, lists and mappings that a print looks into, each with a copy of what is in it."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not value.is_inference():
         yield value, value.detach().clone()
-    if not deep or isinstance(value, (*_PLAIN, *_CODE, Tensor)):
+    if not deep or isinstance(value, (*PLAIN, *CODE, FunctionType, MethodType, Tensor)):
         return
     inside: Any = value if isinstance(value, dict | list) else getattr(value, "__dict__", None)
-    if isinstance(inside, dict | list) and len(inside) <= _FEW:
+    if isinstance(inside, dict | list) and len(inside) <= MANY:
         yield inside, inside.copy()
         for each in list(inside.values() if isinstance(inside, dict) else inside):
             yield from _contents(each, deep - 1)
@@ -87,9 +85,10 @@ def _refill(container: Any, before: Any) -> None:
 class Surroundings:
     """Modules' attributes and the host's generators, as they stood before a step was recorded."""
 
-    __slots__ = ("_contents", "_generators", "_kept", "_named", "_prints")
+    __slots__ = ("_contents", "_generators", "_kept", "_named", "_others", "_prints")
 
-    def __init__(self, model: nn.Module, loss: nn.Module | None = None) -> None:
+    def __init__(self, model: nn.Module, loss: nn.Module | None = None, others: Iterable[Any] = ()) -> None:
+        self._others = [(type(each).__name__, print_of(each)) for each in others]
         self._named = [*model.named_modules(), *(() if loss is None else loss.named_modules(prefix="loss"))]
         self._prints = [_prints(module) for _, module in self._named]
         self._kept = [
@@ -121,6 +120,9 @@ class Surroundings:
                 where = f"{type(module).__name__}{f' ({name!r})' if name else ''}"
                 what = "replaces its buffer" if changed[0] in module._buffers else "sets its attribute"
                 return f"{where} {what} `{changed[0]}` in every step, which only Python can do"
+        for (name, before), (_, after) in zip(self._others, now._others, strict=False):
+            if before != after:
+                return f"the loss or transform ({name}) changes itself in every step, which only Python can do"
         return None
 
     def put_back(self) -> None:

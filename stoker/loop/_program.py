@@ -1,16 +1,15 @@
 """How a fit's batches go through the stations: chosen before it starts, with the reasons, and made when it does."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
-from torch import nn
 
 from stoker.data import Loader
 from stoker.errors import NotFinite
 from stoker.gradients import needs_backward
 from stoker.loop._fit import Fit
+from stoker.loop._pins import heard
 from stoker.loop._stations import Stations
 from stoker.program import Captured, Compiled, Eager, Plan, size
 
@@ -47,25 +46,18 @@ def _reasons(fit: Fit) -> Iterator[str]:
         yield "the model is distributed over processes"
     if any(getattr(module, "sparse", False) is True for module in fit.model.modules()):
         yield "the gradients of an embedding are sparse, and as many as there are different rows in a batch"
-    for module in fit.model.modules():
-        if any(not str(hook.__module__).startswith("torch.") for hook in _hooks_of(module)):
-            yield f"a hook of {type(module).__name__} may do anything, and a program would not call it"
+    yield from heard(fit.model)
     if any(tensor.device != fit.device for tensor in (*fit.model.parameters(), *fit.model.buffers())):
         yield "the model is on several devices"
     if any(hasattr(module, "_orig_mod") for module in fit.model.modules()) and fit.settings.compile:
         yield "the model is compiled already"
 
 
-def _hooks_of(module: nn.Module) -> list[Any]:
-    tables = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return [hook for table in tables for hook in table.values()]
-
-
 @contextmanager
 def programmed(fit: Fit) -> Iterator[None]:
     """While it is open, the fit has its program, and the data is where that wants it."""
     train, valid, told = fit.train, dict(fit.valid), fit.plan_lines
-    stations = Stations(fit)
+    stations, device = Stations(fit), torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
     if fit.step.mode == "eager":
         fit.program = Eager(stations, fit.step)
     else:
@@ -77,8 +69,9 @@ def programmed(fit: Fit) -> Iterator[None]:
     fit.picks = near and fit.step.mode != "eager" and fit.train.picks and not fit.hooks.wanted("on_train_batch_begin")
     told = _tell(fit, told)
     try:
-        yield
-        fit.program.settle()
+        with device:  # streams and events are the current device's
+            yield
+            fit.program.settle()
     except BaseException as error:
         if not isinstance(error, NotFinite):
             with suppress(Exception):  # what is on its way is told; a late verdict only says what can be saved
@@ -91,6 +84,7 @@ def programmed(fit: Fit) -> Iterator[None]:
         _tell(fit, told)
         if fit.device.type == "cuda":
             torch.cuda.synchronize(fit.device)
+            torch.cuda.empty_cache()  # the graphs' memory, which nobody else could use
 
 
 def tell_plan(fit: Fit) -> None:
@@ -109,9 +103,12 @@ def _tell(fit: Fit, told: list[str]) -> list[str]:
 def _settle_data(fit: Fit) -> None:
     """Data that fits stays on the device for the length of the fit."""
     room = int(torch.cuda.mem_get_info(fit.device)[0] * _SHARE)
-    fit.train, fit.step.data = _near(fit.train, fit, room)
+    far = fit.train
+    fit.train, fit.step.data = _near(far, fit, room)
+    room -= 0 if fit.train is far else fit.train.nbytes or 0
     for name, loader in fit.valid.items():
-        near, _ = _near(loader, fit, room - (fit.train.nbytes or 0))
+        near, _ = _near(loader, fit, room)
+        room -= 0 if near is loader else near.nbytes or 0
         fit.valid = {**fit.valid, name: near}
 
 
@@ -120,4 +117,8 @@ def _near(loader: Loader, fit: Fit, room: int) -> tuple[Loader, str]:
         return loader, "batches are copied to the device while the step before runs"
     if loader.nbytes > room:
         return loader, f"{size(loader.nbytes)} do not fit into {size(room)} of the device: batches are copied ahead"
-    return loader.resident(fit.device), f"{size(loader.nbytes)} stay on the device, where batches are gathered"
+    try:
+        return loader.resident(fit.device), f"{size(loader.nbytes)} stay on the device, where batches are gathered"
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return loader, f"{size(loader.nbytes)} did not fit on the device: batches are copied ahead"

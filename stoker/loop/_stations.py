@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker._select import named_parameters
 from stoker.data import Pick
@@ -14,7 +14,7 @@ from stoker.loop._ask import asked
 from stoker.loop._fit import Fit
 from stoker.loop._lend import lent, slots_in
 from stoker.loop._mark import versions_of
-from stoker.loop._pins import Surroundings, pins_of
+from stoker.loop._pins import Surroundings, heard, pins_of
 from stoker.loop._state import loss_of
 from stoker.loop._tally import is_static
 from stoker.loop._update import differentiate, flush
@@ -47,16 +47,19 @@ class Stations:
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
         self.verdict = Verdict(fit.device)
-        loss = loss_of(fit)
-        averaged = [] if fit.average is None else list(fit.average.model.modules())
-        self._modules = [*fit.model.modules(), *averaged, *(() if loss is None else loss.modules())]
-        self._parameters = named_parameters(fit.model)
+        self._collect()
         self._losses: list[str] = [] if fit.supervised is None else ["loss"]  # that a step gives
         self._grows = not all(map(is_static, fit.train_metrics))  # some metric is brought up to date outside
         self._wanted = self._grows or fit.heard
         self._rates: Any = None  # the learning rates as tensors, where they change
         self._set: Any = None  # what they were set to last
         self._made = ""  # what the last run on the device made that was not there
+
+    def _collect(self) -> None:
+        fit, loss = self._fit, loss_of(self._fit)
+        averaged = [] if fit.average is None else list(fit.average.model.modules())
+        self._modules = [*fit.model.modules(), *averaged, *(() if loss is None else loss.modules())]
+        self._parameters = named_parameters(fit.model)
 
     # --- running
 
@@ -114,9 +117,11 @@ class Stations:
     def set_rates(self) -> None:
         """This update's learning rates, where they are tensors and have changed."""
         lr = self._fit.ctx.lr
-        if self._fit.steady or lr == self._set:
+        if self._fit.steady or (lr == self._set and type(lr) is float):
             return
-        self._set = lr
+        if _names(lr) != _names(self._set):
+            self._rates = None
+        self._set = dict(lr) if isinstance(lr, Mapping) else lr
         if self._rates is None:
             device = self._fit.device
             # As wide as Python's numbers, which eager updates take; fused kernels of a GPU read 32 bits.
@@ -189,16 +194,26 @@ class Stations:
         """Whether the window stays open, and rates that are numbers."""
         fit, lr = self._fit, self._fit.ctx.lr
         rate = None if not fit.steady else tuple(lr.values()) if isinstance(lr, Mapping) else lr
-        return fit.ctx.accumulating, rate, fit.model.training
+        return fit.ctx.accumulating, rate, None if fit.steady else _names(lr), fit.model.training
 
     def pins(self) -> Any:
         """Attributes of the modules and the identity of every tensor that is written in place."""
-        step = self._fit.supervised
-        return pins_of(self._modules, self._written().values(), None if step is None else step.loss)
+        return pins_of(self._modules, self._written().values(), *self._others())
 
     def surroundings(self) -> Surroundings:
         """The modules and the generators around a step."""
-        return Surroundings(self._fit.model, loss_of(self._fit))
+        return Surroundings(self._fit.model, loss_of(self._fit), self._others())
+
+    def _others(self) -> list[Any]:
+        """What a step calls and is no module: a loss that is a function, a transform of batches."""
+        step = self._fit.supervised
+        loss = None if step is None or isinstance(step.loss, nn.Module) else step.loss
+        return [each for each in (loss, self._fit.train.after) if each is not None]
+
+    def obstacle(self) -> str:
+        """Why the step can't be a program any more: modules are looked at anew, and somebody may listen to them."""
+        self._collect()
+        return next(iter(heard(self._fit.model)), "")
 
     # --- what it tells
 
@@ -244,6 +259,7 @@ class Stations:
         fit.mark = None if mark is None else mark._replace(versions=versions_of(fit))
         fit.applied = fit.refused = False
         fit.accumulators.clear()
+        fit.searching = True
         self.run(given)
         raise NotFinite(
             f"the loss or a gradient was not finite at epoch {place[0]}, batch {place[1]}; run again for the search, "
@@ -262,6 +278,10 @@ class Stations:
 
 def _keys(state: list[dict[str, Any]]) -> list[dict[str, list[str]]]:
     return [{name: [key for key in own if own[key] is not None] for name, own in rule.items()} for rule in state]
+
+
+def _names(lr: Any) -> tuple[Any, ...] | None:
+    return tuple(lr) if isinstance(lr, Mapping) else None
 
 
 def _like(rates: Any, tensors: list[Tensor]) -> Any:

@@ -64,6 +64,8 @@ def apply(fit: Fit, grads: Gradients, asked: Asked | None = None, *, weight: flo
         if asked is not None and isinstance(asked.weight, Tensor) and not fit.refused and asked.weight == 0:
             fit.applied = True  # on a GPU nothing counts as an update: a captured step can't tell in time
         return
+    if fit.searching:
+        return  # a run that is only repeated to see where it goes wrong
     if settings.clip_value is not None:
         grads = grads.clip_value(settings.clip_value)
     if settings.clip_norm is not None:

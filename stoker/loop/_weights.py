@@ -68,8 +68,8 @@ class Average:
         elif own and when is not None:
             for average, moved in zip(own, _lerped(own, theirs, 1 - self.decay), strict=True):
                 average.copy_(torch.where(when, moved, average))
-        for own, theirs in zip(self.model.buffers(), self._source.buffers(), strict=True):
-            own.copy_(theirs)
+        for mine, newest in zip(self.model.buffers(), self._source.buffers(), strict=True):
+            mine.copy_(newest if when is None else torch.where(when, newest, mine))
 
     def state_dict(self) -> dict[str, Any]:
         """The twin as it is, as `stoker.checkpoint.model_state` gives it; the tensors are not copies."""

@@ -1,5 +1,6 @@
 """A step as one CUDA graph: the operations that it would launch one by one, recorded once and launched together."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +13,9 @@ from stoker.data import Pick
 from stoker.program._compiled import Programs
 from stoker.program._plan import Plan, size
 from stoker.program._reason import Cannot, reason_of
-from stoker.program._repeated import Batch, Left, Made, NotYet, Repeated, matched, written_back
+from stoker.program._repeated import Batch, Left, Made, NotYet, Repeated
 from stoker.program._stations import Stations
-from stoker.program._tree import Shape, taken_apart, together
+from stoker.program._tree import Shape, matched, taken_apart, together, written_back
 
 _AHEAD = 2  # runs that may be under way: the device never waits for the host, and a NaN is heard of soon
 
@@ -22,16 +23,19 @@ _AHEAD = 2  # runs that may be under way: the device never waits for the host, a
 class Graphs:
     """Records steps as CUDA graphs that share their memory: the stations as they are, or a program of them."""
 
-    __slots__ = ("_device", "_flag", "_plan", "_pool", "_programs")
+    __slots__ = ("_device", "_flag", "_plan", "_pool", "_programs", "_stream")
 
     def __init__(self, device: torch.device, plan: Plan, flag: Tensor, programs: Programs | None) -> None:
         self._device, self._plan, self._flag, self._programs = device, plan, flag, programs
         self._pool: Any = None
+        self._stream = torch.cuda.Stream(device)  # torch's own for graphs is of whatever device came first
 
     def make(self, stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Made:
         """Records what happens to such a batch; nothing is computed."""
         if any(tensor.device != self._device for tensor in stations.inputs().written):
             raise Cannot("the optimizer keeps its counters on the host; leave out foreach=, or give it capturable=True")
+        if any(tensor.device != self._device for tensor in batch.tensors):
+            raise Cannot("a batch holds a tensor on the host, whose values a graph would not see change")
         numbers = _changing(batch)
         # Columns that rows are gathered from stay where they are; all else is copied in before each launch.
         static = [*(each.clone() for each in batch.tensors[:numbers]), *batch.tensors[numbers:]]
@@ -44,7 +48,8 @@ class Graphs:
         torch.cuda.empty_cache()
         taken = torch.cuda.memory_reserved(self._device)
         # Other threads (one that fetches data, one that writes a checkpoint) go on meanwhile.
-        with _recoverable(self._device), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        recording = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
+        with _one_at_a_time, _recoverable(self._device), recording:
             shape, after, said, again = record(stations, own, kept, before)
             self._flag.copy_(stations.verdict.poison, non_blocking=True)
         self._note(torch.cuda.memory_reserved(self._device) - taken)
@@ -80,14 +85,18 @@ class Graphs:
         self._plan.notes.append(f"{start}{size(max(grown, 0))}, one pool for all shapes")
 
 
+_one_at_a_time = threading.Lock()  # of the fits of a process that record
+
+
 @contextmanager
 def _recoverable(device: torch.device) -> Iterator[None]:
     """A recording that fails leaves the device's generator in the middle of it: it gets a new state, where it stood."""
-    generator = torch.cuda.default_generators[device.index or 0]
+    generator, stream = torch.cuda.default_generators[device.index or 0], torch.cuda.current_stream(device)
     state = generator.clone_state()
     try:
         yield
     except BaseException:
+        torch.cuda.set_stream(stream)  # torch leaves its own one only where the recording ends well
         torch.cuda.synchronize(device)
         generator.graphsafe_set_state(state)
         raise
@@ -114,12 +123,13 @@ def _changing(batch: Batch) -> int:
 class Captured(Repeated):
     """Launches graphs, and looks at their verdicts when these have come over."""
 
-    __slots__ = ("_events", "_flag", "_under_way")
+    __slots__ = ("_device", "_events", "_flag", "_under_way")
 
     def __init__(self, stations: Stations, plan: Plan, device: torch.device) -> None:
         self._flag = torch.zeros(()).pin_memory()  # the verdict, as it comes over: NaN where a run was bad
         programs = Programs(plan) if plan.mode == "compiled" else None
         super().__init__(stations, plan, Graphs(device, plan, self._flag, programs))
+        self._device = device
         self._events = [torch.cuda.Event() for _ in range(_AHEAD + 1)]
         self._under_way: deque[torch.cuda.Event] = deque()
 
@@ -134,7 +144,7 @@ class Captured(Repeated):
 
     def _after_launch(self) -> None:
         event = self._events[self._number % len(self._events)]
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         self._under_way.append(event)
 
     def _look(self) -> None:

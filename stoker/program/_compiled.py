@@ -12,9 +12,9 @@ from torch import Tensor
 from stoker.program._compiling import compiling
 from stoker.program._plan import Plan
 from stoker.program._reason import Cannot
-from stoker.program._repeated import Batch, Left, Made, NotYet, Repeated, matched, written_back
+from stoker.program._repeated import Batch, Left, Made, NotYet, Repeated
 from stoker.program._stations import Inputs, Stations
-from stoker.program._tree import Opaque, Shape, taken_apart, together
+from stoker.program._tree import Opaque, Shape, matched, taken_apart, together, written_back
 
 _OPTIONS = {
     "size_asserts": False,  # the tensors are always the same ones
@@ -70,6 +70,8 @@ def traced(stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) 
         raise Cannot(f"the step gives a {error}, which can't be taken apart into tensors") from None
     if made := stations.unsettled():
         raise NotYet(made)
+    if any(node.target is torch.ops.aten._local_scalar_dense.default for node in graph.graph.nodes):
+        raise Cannot("the step reads a value on the host, in the optimizer or in your own code (.item(), float())")
     return Trace(graph, fixed, **found)
 
 
@@ -136,7 +138,7 @@ class Programs:
         trace, program = self.compiled(stations, batch, kept, before)
         random = torch.cuda.get_rng_state(batch.tensors[0].device)
         with torch.no_grad():  # on copies: nothing of the training moves on
-            program([tensor.clone() for tensor in (*trace.fixed, *batch.tensors)])
+            program([*(tensor.clone() for tensor in trace.fixed), *batch.tensors])
         torch.cuda.set_rng_state(random, batch.tensors[0].device)
 
         def record(*_: Any) -> Left:

@@ -1,9 +1,13 @@
 """The mark that torch's own code looks at to leave out checks that read values."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+_lock = threading.Lock()
+_inside = 0  # how many are inside, of all threads: torch's mark is one for the process
 
 
 @contextmanager
@@ -14,9 +18,13 @@ def compiling() -> Iterator[None]:
     ...     torch.compiler.is_compiling()
     True
     """
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
+    global _inside
+    with _lock:
+        _inside += 1
+        torch.compiler._is_compiling_flag = True
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = before
+        with _lock:
+            _inside -= 1
+            torch.compiler._is_compiling_flag = _inside > 0

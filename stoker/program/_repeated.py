@@ -5,7 +5,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from stoker.data import Pick
@@ -160,6 +159,9 @@ class Repeated:
         stations = self._stations
         stations.ready()
         if self._touched or self._pins is None:
+            if why := stations.obstacle():
+                self._give_up(why)
+                return None
             self._pins, self._touched = stations.pins(), False
         leaves: list[Tensor] = []
         try:
@@ -282,18 +284,3 @@ class Repeated:
         bad = next(run for run in self._recent if run.number == number)
         self._recent.clear()
         self._stations.fail(bad.given, bad.place)
-
-
-def matched(before: list[Tensor], after: list[Tensor], shapes: tuple[Shape, Shape]) -> bool:
-    """Whether what a run leaves can be written over what it has read."""
-    return shapes[0] == shapes[1] and all(
-        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(before, after, strict=True)
-    )
-
-
-def written_back(before: list[Tensor], after: list[Tensor]) -> None:
-    """Puts what a run leaves where it has read it, inside of the program."""
-    with torch.no_grad():
-        for own, new in zip(before, after, strict=True):
-            if new is not own:
-                own.copy_(new)

@@ -74,6 +74,10 @@ class Stations(Protocol):
         """While it is open, these are in the place of the real tensors."""
         ...
 
+    def obstacle(self) -> str:
+        """Why there can't be a program any more; empty where nothing is in the way."""
+        ...
+
     def pins(self) -> Any:
         """What Python decides by, beside the kept values: equal as long as a program of it stays right."""
         ...

@@ -114,3 +114,18 @@ def together(shape: Shape, tensors: Iterator[Tensor]) -> Any:
     if issubclass(kind, tuple | list):
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
     return kind(**dict(zip(names, parts, strict=True)))  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def matched(before: list[Tensor], after: list[Tensor], shapes: tuple[Shape, Shape]) -> bool:
+    """Whether what a run leaves can be written over what it has read."""
+    return shapes[0] == shapes[1] and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(before, after, strict=True)
+    )
+
+
+def written_back(before: list[Tensor], after: list[Tensor]) -> None:
+    """Puts what a run leaves where it has read it, inside of the program."""
+    with torch.no_grad():
+        for own, new in zip(before, after, strict=True):
+            if new is not own:
+                own.copy_(new)

@@ -14,7 +14,6 @@ from stoker.record._export import export
 from stoker.record._follow import Follower
 from stoker.record._history import History
 from stoker.record._import import import_log
-from stoker.record._listing import Listing
 from stoker.record._looks import Look, looks
 from stoker.record._numbers import Best, Direction
 from stoker.record._panels import matrices, panels
@@ -40,7 +39,6 @@ __all__ = [
     "Kept",
     "Line",
     "Listener",
-    "Listing",
     "Look",
     "Points",
     "Record",

@@ -1,13 +1,13 @@
 """What stands beside a run's events: its facts, its config, and the end of its log."""
 
-import stat
+import json
+import os
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import BadFile
-from stoker.record._jsonfile import read_json
+from stoker.record._plain import open_inside
 from stoker.record._run import CONFIG, FACTS, LOG
 from stoker.record._tail import Tail
 
@@ -18,12 +18,12 @@ _LARGEST = 1 << 22  # bytes of a small file
 class Beside:
     """The small files of a run's directory, read again when they change; a damaged or missing one counts as empty."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, inside: Path | None = None) -> None:
         self.facts: Mapping[str, Any] = {}
         self.config: Any = None
         self.log: deque[str] = deque(maxlen=_LOG_LINES)
-        self._path = path
-        self._tail = Tail(path / LOG)
+        self._path, self._inside = path, inside
+        self._tail = Tail(path / LOG, inside=inside)
         self._marks: dict[str, tuple[int, ...]] = {}
 
     def refresh(self) -> bool:
@@ -36,13 +36,14 @@ class Beside:
 
     def _read(self, name: str, known: Any) -> Any:
         try:
-            found = (self._path / name).stat()
-            mark = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if mark == self._marks.get(name):
-                return known
-            self._marks[name] = mark
-            return read_json(self._path / name) if _is_small(found.st_mode, found.st_size) else None
-        except (OSError, BadFile):
+            with open_inside(self._path / name, self._inside) as file:
+                found = os.fstat(file.fileno())
+                mark = (found.st_ino, found.st_size, found.st_mtime_ns)
+                if mark == self._marks.get(name):
+                    return known
+                self._marks[name] = mark
+                return json.loads(file.read()) if found.st_size <= _LARGEST else None
+        except (OSError, ValueError, RecursionError):
             return None
 
     def _read_log(self) -> bool:
@@ -60,7 +61,3 @@ class Beside:
         except OSError:
             return False
         return True
-
-
-def _is_small(mode: int, size: int) -> bool:
-    return stat.S_ISREG(mode) and size <= _LARGEST  # to open a pipe would wait for its writer

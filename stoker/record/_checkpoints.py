@@ -2,12 +2,12 @@
 
 import json
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stoker.errors import BadFile
+from stoker.record._plain import open_plain
 
 _LARGEST = 1 << 20  # bytes of a manifest
 
@@ -47,12 +47,10 @@ def checkpoints(path: Path, facts: Mapping[str, Any]) -> list[Kept]:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     """What a manifest says; nothing where it is no plain file of a fair size."""
-    file = folder / "manifest.json"
     try:
-        about = file.lstat()
-        if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST:
-            return {}
-        found = json.loads(file.read_bytes())
+        with open_plain(folder / "manifest.json") as file:
+            text = file.read(_LARGEST + 1)
+        found = json.loads(text) if len(text) <= _LARGEST else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

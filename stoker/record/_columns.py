@@ -13,6 +13,7 @@ from stoker.record._points import Points
 TOLD, BESIDE, PROGRESS, TRAIN, VALID, LOG, EPOCH = range(7)  # what kind of event a row is
 _KINDS = {"progress": PROGRESS, "train": TRAIN, "valid": VALID, "log": LOG, "epoch": EPOCH}
 _KINDS |= dict.fromkeys(("checkpoint", "note", "warning"), BESIDE)  # they don't move the training on
+_SPOKEN = 2000  # of those the first and the last so many are kept
 
 
 class Series:
@@ -49,6 +50,7 @@ class Columns:
         self.told: list[tuple[int, Event]] = []  # the row of each event of the other kinds, which are few
         self.losses: list[tuple[int, list[str]]] = []  # the row from which on these names are losses
         self.progress: Line | None = None  # of the running epoch
+        self._beside = 0  # how many of `told` are BESIDE, or were before a resume
 
     def __len__(self) -> int:
         return len(self.times)
@@ -110,6 +112,21 @@ class Columns:
                 self._rewind(kept_by(event))
             self.progress = event if event.batch else None  # so far this epoch has come
         self.told.append((self._row(line, kind), event))
+        self._beside += kind == BESIDE
+        if self._beside >= 3 * _SPOKEN:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        """Forgets what was said in the middle, where somebody said very much."""
+        spoken = [row for row, _ in self.told if self.kinds[row] == BESIDE]
+        middle = set(spoken[_SPOKEN:-_SPOKEN])
+        self.told = [pair for pair in self.told if pair[0] not in middle]
+        self._beside = len(spoken) - len(middle)
+
+    @property
+    def unspoken(self) -> int:
+        """How many notes, warnings and checkpoints stand but are not in `told`."""
+        return self.kinds.tobytes().count(BESIDE) - sum(self.kinds[row] == BESIDE for row, _ in self.told)
 
     def _rewind(self, kept: int) -> None:
         """Forgets all events but the first `kept`."""

@@ -70,12 +70,20 @@ def line_in(line: bytes) -> Line | None:
 
 def whole(line: Line) -> Event:
     """A line as an event, without what its `extra` holds of an unexpected type; `ValueError` for a broken resume."""
-    extra = line.extra if isinstance(line.extra, Mapping) else json.loads(bytes(line.extra) or b"{}")
-    extra = extra if isinstance(extra, Mapping) else {}
+    extra = line.extra if isinstance(line.extra, Mapping) else _extra_in(bytes(line.extra))
     if line.kind == "resume":
         kept_by(Event("resume", extra=extra))
     extra = {name: value for name, value in extra.items() if _is_expected(name, value)}
     return Event(line.kind, line.time, line.epoch, line.batch, line.update, line.values, line.text, extra)
+
+
+def _extra_in(text: bytes) -> Mapping[str, Any]:
+    """What msgspec has passed over unread; nothing where that can't be read: no UTF-8, or an endless integer."""
+    try:
+        found = json.loads(text or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _is_expected(name: str, value: Any) -> bool:

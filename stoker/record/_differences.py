@@ -38,13 +38,17 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def asked(config: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was asked for: the fields of its config, and the learner's settings that are not among them.
+def asked(config: Any, facts: Mapping[str, Any], *, once: bool = False) -> dict[str, Any]:
+    """What a run was asked for: the fields of its config, and the learner's settings.
 
-    >>> asked({"lr": 0.1}, {"settings": {"lr": 0.1, "seed": 0, "hparams": {"width": 8}}})
-    {'lr': 0.1, 'settings.seed': 0, 'settings.hparams.width': 8}
+    >>> facts = {"settings": {"lr": 0.1, "seed": 0}}
+    >>> asked({"lr": 0.1}, facts), asked({"lr": 0.1}, facts, once=True)
+    ({'lr': 0.1, 'settings.lr': 0.1, 'settings.seed': 0}, {'lr': 0.1, 'settings.seed': 0})
+
+    `once` leaves out a setting that only repeats a field of the config. That is for a run by itself: beside another,
+    where the two may not be the same, it would leave a hole.
     """
     own = dict(flat(config))
-    said = {(name.rpartition(".")[2], str(value)) for name, value in own.items()}
+    said = {(name.rpartition(".")[2], str(value)) for name, value in own.items()} if once else set()
     told = flat({"settings": facts["settings"]} if facts.get("settings") else {})
     return own | {name: value for name, value in told if (name.rpartition(".")[2], str(value)) not in said}

@@ -40,10 +40,10 @@ class Follower:
     (True, 'died', [0.5, 0.25])
 
     Nothing is read before the first `refresh`, and nothing that happens to the directory raises: `problem` tells it.
-    For one thread at a time.
+    For one thread at a time. With `inside`, a real path, no file outside of that folder is read, whatever links say.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, inside: Path | None = None) -> None:
         path = Path(path)
         self.path = path.parent if path.is_file() else path
         if not (self.path / EVENTS).exists():
@@ -53,7 +53,7 @@ class Follower:
         self.status: Status
         self._columns = Columns()
         self._glance: Glance | None = None
-        self._events, self._beside = Tail(self.path / EVENTS), Beside(self.path)
+        self._events, self._beside = Tail(self.path / EVENTS, inside=inside), Beside(self.path, inside=inside)
         self._alive = True
         self._gone = ""
         self._anew = False
@@ -77,7 +77,7 @@ class Follower:
     @property
     def behind(self) -> bool:
         """Whether there is more to read already."""
-        return self._events.unread > 0
+        return not self._gone and self._events.unread > 0
 
     @property
     def damaged(self) -> int:
@@ -88,8 +88,10 @@ class Follower:
     def problem(self) -> str:
         """What there is to tell about the reading itself; "" where all is well."""
         many = f"{self.damaged} damaged lines were" if self.damaged > 1 else "a damaged line was"
+        unspoken = self._shown.unspoken
         told = [
             self._gone,
+            f"{unspoken:,} notes and warnings from the middle were left out" if unspoken else "",
             f"{many} left out" if self.damaged else "",
             "its events were replaced, and are read anew" if self._anew else "",
         ]
@@ -117,7 +119,10 @@ class Follower:
 
     @property
     def said(self) -> list[Event]:
-        """What was said, in order: notes, warnings, stops, errors, resumes and checkpoints."""
+        """What was said, in order: notes, warnings, stops, errors, resumes and checkpoints.
+
+        Of thousands of notes, warnings and checkpoints only the first and the last are kept; `problem` says so.
+        """
         return [event for _, event in self._shown.told if event.kind in _SAID]
 
     @property
@@ -179,7 +184,7 @@ class Follower:
         try:
             new = self._events.look()
             alive = is_written(self._events.path)  # before reading: whoever has gone by now has said all
-            if new or (self.behind and seconds != 0):
+            if new or (self._events.unread and (seconds != 0 or self._gone)):
                 self._read_new_events(seconds)
                 new = True
             self._alive, self._gone = alive, ""
@@ -195,7 +200,8 @@ class Follower:
             self._start_anew()
         large = self._events.unread > max(_LARGE, self._events.offset)
         if large and seconds is not None and (self._glance is None or (seconds and self._glance.short)):
-            self._glance = Glance(self._events.path, self._events.size, short=not seconds)
+            tail = self._events
+            self._glance = Glance(tail.path, tail.size, short=not seconds, inside=tail.inside)
         if self._glance is None or seconds != 0:
             self._read_blocks(seconds)
         if not self._events.unread:

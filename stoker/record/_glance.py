@@ -16,17 +16,17 @@ class Glance:
     A `short` one leaves out what is between, which is enough to say how a run stands.
     """
 
-    def __init__(self, path: Path, size: int, *, short: bool = False) -> None:
+    def __init__(self, path: Path, size: int, *, short: bool = False, inside: Path | None = None) -> None:
         self.short = short
         self.columns = Columns(sample=True)
-        head = max(min(_HEAD, size // 8), next_line(path, 0))  # with the first event, however long that is
+        head = max(min(_HEAD, size // 8), next_line(path, 0, inside=inside))  # with the first event, however long
         last = max(head, size - min(_END, size // 4))
         every = (last - head) // _STRETCHES
         starts = [] if short else [head + every * part for part in range(_STRETCHES)]
         for start, end in [(0, head), *((start, start + min(_STRETCH, every // 2)) for start in starts)]:
-            self.columns.take(lines_in(lines_between(path, start, end)))
-        self._tail = Tail(path)
-        self._tail.skip_to(next_line(path, last))
+            self.columns.take(lines_in(lines_between(path, start, end, inside=inside)))
+        self._tail = Tail(path, inside=inside)
+        self._tail.skip_to(next_line(path, last, inside=inside))
         self.goes_on()
 
     def goes_on(self) -> bool:

@@ -8,6 +8,7 @@ from stoker.errors import BadFile, MissingExtra
 from stoker.record._retell import Row
 
 METRICS, HPARAMS = "metrics.csv", "hparams.yaml"
+_LARGEST = 2**63 - 1  # of whole numbers, in most programs
 _PYTHON = "tag:yaml.org,2002:python/"  # before the kind of a Python object, in YAML
 
 
@@ -23,19 +24,32 @@ def read_metrics(path: Path) -> list[Row]:
         raise BadFile(f"{path}: expected the metrics of Lightning's CSVLogger, but: {error!r}") from error
     begin, end = _span(path)
     last = max((row.update for row in rows), default=1)
+    if last == 0:
+        raise BadFile(f"{path}: expected steps from 0 up, got -1 alone")
     return [row._replace(time=begin + (end - begin) * row.update / last) for row in rows]
 
 
 def _row(line: dict[str, str]) -> Row:
     values = {name: float(each) for name, each in line.items() if name not in ("epoch", "step") and each}
     epoch = line.get("epoch")
-    return Row(int(line["step"]) + 1, int(epoch) + 1 if epoch else None, 0.0, values)
+    return Row(_done(line["step"]), _done(epoch) if epoch else None, 0.0, values)
+
+
+def _done(count: str) -> int:
+    """How many are done; -1 is Lightning's for before the first."""
+    done = int(count) + 1
+    if not 0 <= done <= _LARGEST:
+        raise ValueError(f"expected a count from 0 up to {_LARGEST - 1}, got {count[:20]!r}")
+    return done
 
 
 def read_hparams(folder: Path) -> tuple[Any, str]:
     """The hyperparameters, and what there is to say where they can't be taken; no code in the file is run."""
     path = folder / HPARAMS
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise BadFile(f"{path} can't be read: {error.strerror}; move it away, to import without a config") from error
     if text.strip() in ("", "{}"):
         return None, ""
     try:

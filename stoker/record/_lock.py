@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stoker.errors import RunExists
+from stoker.record._plain import open_inside
 
 _TRIES = 50  # 10 ms apart: a reader that asks whether a run is alive holds the lock for microseconds
 _OURSELVES = "this process"
@@ -55,7 +56,7 @@ def is_written(path: Path) -> bool:
     try:
         import fcntl
 
-        with path.open("rb") as file:
+        with open_inside(path, None) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:

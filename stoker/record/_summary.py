@@ -31,7 +31,8 @@ def summarize(record: Story) -> dict[str, Any]:
     return {
         "state": state,
         "reason": reason,
-        "epochs": max((event.epoch for event in record.events_of("epoch")), default=0),  # those that are done
+        "epochs": max((event.epoch for event in record.events_of("epoch")), default=0),  # with one that was cut short
+        "part": _part(record),
         "epochs_planned": begin.extra.get("epochs") if begin is not None else None,
         "updates": max((event.update for event in events), default=0),
         "seconds": sum(_seconds(part) for part in _parts(record)),
@@ -77,6 +78,16 @@ def _as_planned(record: Story, end: Event) -> bool:
     done = {"epochs": end.epoch or end.extra.get("epochs", 0), "updates": end.update}
     done["minutes"] = sum(_seconds(part) for part in _parts_of_the_last_fit(record)) / 60
     return any(plan.get(limit) is not None and done[limit] >= plan[limit] for limit in done)
+
+
+def _part(record: Story) -> list[int] | None:
+    """How many batches of how many were done of an epoch that a stop cut short; `None` for one that is whole."""
+    begin = _last(record, "begin")
+    batches = begin.extra.get("batches") if begin is not None else None
+    end = next((event for event in reversed(record.events) if event.kind in ("begin", "resume", "end")), None)
+    if end is None or end.kind != "end" or not isinstance(batches, int) or not 0 < end.batch < batches:
+        return None
+    return [end.batch, batches] if any(event.epoch == end.epoch for event in record.events_of("epoch")) else None
 
 
 def _parts(record: Story) -> list[list[Event]]:

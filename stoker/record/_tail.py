@@ -5,16 +5,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from stoker.record._plain import open_inside
+
 _BLOCK = 1 << 20  # bytes that are read at once
 _LONGEST = 1 << 24  # bytes of a line; what is longer is junk
 _ANCHOR = 64  # bytes before the place of reading that must stay as they were
 
 
 class Tail:
-    """The whole lines of a growing file, in blocks, each line once."""
+    """The whole lines of a growing file, in blocks, each line once; where a folder is given, of none outside of it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, inside: Path | None = None) -> None:
         self.path = path
+        self.inside = inside
         self.offset = 0  # bytes that were read
         self.size = 0  # of the file, when it was last looked at
         self.torn = b""  # the line at its end that is not whole yet
@@ -44,7 +47,7 @@ class Tail:
 
         That is so when the file was cut, rewritten, or replaced by another; a longer copy in its place is no other.
         """
-        with self.path.open("rb") as file:
+        with open_inside(self.path, self.inside) as file:
             if not self._goes_on(file):
                 self.skip_to(0)
                 yield None
@@ -78,18 +81,18 @@ class Tail:
         self.torn = b""
 
 
-def lines_between(path: Path, start: int, end: int) -> bytes:
+def lines_between(path: Path, start: int, end: int, *, inside: Path | None = None) -> bytes:
     """The whole lines of a stretch of a file; of the first one only where the file begins there."""
-    with path.open("rb") as file:
+    with open_inside(path, inside) as file:
         file.seek(start)
         block = file.read(end - start)
     first = block.find(b"\n") + 1 if start else 0
     return block[first : block.rfind(b"\n") + 1]
 
 
-def next_line(path: Path, start: int) -> int:
+def next_line(path: Path, start: int, *, inside: Path | None = None) -> int:
     """Where the first line begins that begins after a place in a file."""
-    with path.open("rb") as file:
+    with open_inside(path, inside) as file:
         file.seek(start)
         file.readline(_LONGEST)
         return file.tell()

@@ -1,5 +1,6 @@
 """TensorBoard's files of events, written and read without TensorBoard."""
 
+import errno
 import os
 import platform
 import struct
@@ -36,6 +37,7 @@ class TensorBoardFile:
         name = f"events.out.tfevents.{int(now):010d}.{platform.node()}.{int(now % 1 * 1e9):09d}.{os.getpid()}"
         self.path = Path(folder) / name
         self._file = self.path.open("xb", buffering=0)
+        self._end = 0  # of the last whole event, in bytes
         self._append(now, 0, message(3, "brain.Event:2"))
         self._append(now, update, message(7, number(1, _START)))
 
@@ -56,7 +58,14 @@ class TensorBoardFile:
 
     def _append(self, time: float | None, update: int, what: bytes) -> None:
         when = clock.time() if time is None else time
-        self._file.write(frame(double(1, when) + number(2, update) + what))
+        data = frame(double(1, when) + number(2, update) + what)
+        try:
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        except OSError:
+            self._file.truncate(self._file.seek(self._end))  # half an event would hide all that come after it
+            raise
+        self._end += len(data)
 
 
 class Said(NamedTuple):

@@ -41,7 +41,9 @@ def plot(
         return _confusion(record, judgement, ax)
     if kind == "calibration":
         if judgement is None or judgement.calibration is None:
-            raise InvalidArgument("plot: a calibration needs a classifier's answers to a data set: give judgement=")
+            raise InvalidArgument(
+                "plot: a calibration needs a classifier's answers to a data set: give fitted.plot data="
+            )
         return drawn(judgement.calibration, ax=ax)
     raise InvalidArgument(f'plot: kind={kind!r}; expected "curves", "lr", "confusion" or "calibration"')
 
@@ -70,7 +72,7 @@ def _confusion(record: Record, judgement: Judged | None, ax: "Axes | None") -> "
     recorded = list(confusions(Remembered(record)).values())
     if not recorded:
         raise InvalidArgument(
-            "plot: the run has no confusion matrix; give judgement=, or add metrics.ConfusionMatrix(on='valid') to the "
-            "learner's metrics"
+            "plot: the run has no confusion matrix; give fitted.plot data=, or add metrics.ConfusionMatrix(on='valid') "
+            "to the learner's metrics"
         )
     return confusion(recorded[0], ax=ax)

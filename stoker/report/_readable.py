@@ -69,8 +69,6 @@ def as_readable(run: Readable | Record | Run | str | os.PathLike[str]) -> Readab
         )
     follower = Follower(run.path if isinstance(run, Run) else Path(run))
     follower.refresh()
-    while follower.behind:
-        follower.refresh()
     return follower
 
 

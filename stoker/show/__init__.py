@@ -12,7 +12,7 @@ lines (a file, a pipe). Whatever happens to the reader, training goes on. `chart
 from stoker.show._bars import bars
 from stoker.show._chart import Line, chart, legend
 from stoker.show._console import Listener, console
-from stoker.show._format import clock, short
+from stoker.show._format import clock, short, visible
 from stoker.show._plot import plot_text
 
-__all__ = ["Line", "Listener", "bars", "chart", "clock", "console", "legend", "plot_text", "short"]
+__all__ = ["Line", "Listener", "bars", "chart", "clock", "console", "legend", "plot_text", "short", "visible"]

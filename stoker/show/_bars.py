@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stoker.show._axis import Axis
-from stoker.show._chart import Line, check_room
+from stoker.show._chart import Line, check_room, mark_of
 from stoker.show._grid import Grid
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _WIDEST = 5  # letters of a bar
 
 
-def bars(lines: Sequence[Line], width: int, height: int, *, ascii_only: bool = False) -> list["Text"]:
+def bars(
+    lines: Sequence[Line], width: int, height: int, *, ascii_only: bool = False, colours: bool = True
+) -> list["Text"]:
     """Lines whose x are epochs, as `height` rows of bars; where there is no room for all epochs, the latest.
 
     >>> for row in bars([Line("loss", np.array([1.0, 2, 3]), np.array([1.0, 0.5, 0.25]))], 20, 6):
@@ -47,7 +49,8 @@ def bars(lines: Sequence[Line], width: int, height: int, *, ascii_only: bool = F
         for place, (table, line) in enumerate(zip(tables, lines, strict=True)):
             if epoch in table:
                 share = float(upward.share(table[epoch]))
-                _stand(grid, left + place * wide, wide, share, line.style, ascii_only=ascii_only)
+                mark = mark_of(place, ascii_only=ascii_only, colours=colours)
+                _stand(grid, left + place * wide, wide, share, line.style, mark)
     top = grid.height  # a number stands beside the top of a bar that is so high
     beside = {min(top - 1, top - round(float(upward.share(value)) * top)): text for value, text in marks.items()}
     return grid.framed(beside, below, ascii_only=ascii_only)
@@ -60,12 +63,12 @@ def _upward(values: list[float]) -> Axis:
     return Axis(axis.low - 0.15 * (axis.high - axis.low), axis.high)
 
 
-def _stand(grid: Grid, left: int, wide: int, share: float, style: str, *, ascii_only: bool) -> None:
+def _stand(grid: Grid, left: int, wide: int, share: float, style: str, mark: str | None) -> None:
     """One bar; also the lowest has something to be seen."""
     eighths = max(1, round(share * grid.height * 8))
     for row in range(grid.height):
         filled = min(8, eighths - 8 * (grid.height - 1 - row))
-        if filled <= 0 or (ascii_only and filled < 4):
+        if filled <= 0 or (mark and filled < min(4, eighths)):
             continue
         for column in range(left, min(left + wide, grid.width)):
-            grid.put(row, column, "#" if ascii_only else _EIGHTHS[filled], style)
+            grid.put(row, column, mark or _EIGHTHS[filled], style)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # of a braille letter, by row and column
 _HUGE = 1e300  # beyond it, differences are no floats
-_MARKS = "*o+x#@"  # of the lines, where there is no braille
+_MARKS = "*o+x#@"  # of the lines, where there is no braille, or no colour to tell them apart by
 LEAST = (16, 5)  # columns and rows that a chart needs
 
 
@@ -31,7 +31,14 @@ class Line:
 
 
 def chart(
-    lines: Sequence[Line], width: int, height: int, *, log: bool = False, times: bool = False, ascii_only: bool = False
+    lines: Sequence[Line],
+    width: int,
+    height: int,
+    *,
+    log: bool = False,
+    times: bool = False,
+    ascii_only: bool = False,
+    colours: bool = True,
 ) -> list["Text"]:
     """Lines as `height` rows of at most `width` letters; two of the rows are the x axis.
 
@@ -47,7 +54,8 @@ def chart(
 
     Where lines cross, the last one's colour shows; one without a name lies behind and gives way to the others. NaN and
     the infinities break a line; `log` spaces the heights by ratio and leaves out what is not above 0; `times` reads x
-    as seconds. A line of very many points should come thinned.
+    as seconds. Without `colours` all lines but the first are made of letters, which `legend` names. A line of very many
+    points should come thinned.
     """
     check_room("chart", width, height)
     shown = [_drawable(line, log=log) for line in lines]
@@ -59,7 +67,7 @@ def chart(
     grid = Grid(width - 2 - max(map(len, marks.values()), default=0), height - 2)
     dots: dict[tuple[int, int], int] = {}
     for place, line in enumerate(shown):
-        mark = _MARKS[place % len(_MARKS)] if ascii_only else None
+        mark = mark_of(place, ascii_only=ascii_only, colours=colours)
         _draw(grid, across.share(line.x), 1 - upward.share(line.y), line.style, mark, dots if line.name else {})
     beside = {round((1 - float(upward.share(value))) * (grid.height - 1)): text for value, text in marks.items()}
     under = {} if empty else across.marks(max(3, grid.width // 10))
@@ -67,16 +75,24 @@ def chart(
     return grid.framed(beside, below, ascii_only=ascii_only)
 
 
-def legend(lines: Sequence[Line], *, ascii_only: bool = False) -> "Text":
+def legend(lines: Sequence[Line], *, ascii_only: bool = False, colours: bool = True) -> "Text":
     """The names of lines, each with its colour and mark.
 
     >>> legend([Line("train", np.empty(0), np.empty(0)), Line("valid", np.empty(0), np.empty(0))]).plain
     '━ train  ━ valid'
+    >>> legend([Line("train", np.empty(0), np.empty(0)), Line("valid", np.empty(0), np.empty(0))], colours=False).plain
+    '━ train  o valid'
     """
     from rich.text import Text
 
-    marks = [(_MARKS[place % len(_MARKS)] if ascii_only else "━", line) for place, line in enumerate(lines)]
-    return Text("  ").join(Text(f"{mark} {line.name}", style=line.style) for mark, line in marks if line.name)
+    marks = [mark_of(place, ascii_only=ascii_only, colours=colours) or "━" for place in range(len(lines))]
+    named = [(mark, line) for mark, line in zip(marks, lines, strict=True) if line.name]
+    return Text("  ").join(Text(f"{mark} {line.name}", style=line.style) for mark, line in named)
+
+
+def mark_of(place: int, *, ascii_only: bool, colours: bool) -> str | None:
+    """The letter that a line is made of; `None` where it is drawn with dots or blocks."""
+    return _MARKS[place % len(_MARKS)] if ascii_only or (place and not colours) else None
 
 
 def check_room(what: str, width: int, height: int) -> None:

@@ -1,4 +1,13 @@
-"""Numbers and times as people read them: `0.1234`, `1:05`, `12.3k`."""
+"""Numbers, times and texts as people read them: `0.1234`, `1:05`, `12.3k`."""
+
+
+def visible(text: str) -> str:
+    r"""A text out of a file with everything in it to be seen: what could change a terminal's picture is spelled out.
+
+    >>> print(visible("train.py\x1b[2K\r"))
+    train.py\x1b[2K\r
+    """
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def plain_number(value: float) -> str:

@@ -47,7 +47,8 @@ class Live:
         """Draws the block as it stands."""
         width, height = self.block.writer.size()
         # A column and a line less than there are: a full last line would scroll, and each drawing leave one behind.
-        lines = view(self.watch, width - 1, height - 1, ascii_only=not self.block.writer.unicode)
+        colours = not self.paint.no_color and self.paint.color_system is not None
+        lines = view(self.watch, width - 1, height - 1, ascii_only=not self.block.writer.unicode, colours=colours)
         self.block.draw(self._painted(lines))
 
     def close(self) -> None:

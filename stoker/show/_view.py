@@ -18,9 +18,10 @@ _CELL, _BEST = 10, 14  # the widths of the table's columns
 _LABEL, _LEAST = 10, 16  # of the plot: its scale, and the least that is worth drawing
 _TALLEST = 8  # lines of plot
 _COLORS = ("cyan", "yellow")  # train, and the watched set
+_MARK = "o"  # of the watched set, where there are no colours
 
 
-def view(watch: Watch, width: int, height: int, *, ascii_only: bool = False) -> list["Text"]:
+def view(watch: Watch, width: int, height: int, *, ascii_only: bool = False, colours: bool = True) -> list["Text"]:
     """The block as it stands now, in at most `width` columns and `height` lines; the first line is blank."""
     from rich.text import Text
 
@@ -30,7 +31,7 @@ def view(watch: Watch, width: int, height: int, *, ascii_only: bool = False) -> 
     room = max(0, height - len(head))
     table = _table(watch, rows, room)
     side = max((line.cell_len for line in table), default=0)
-    curve = _curve(watch, width - side, min(_TALLEST, room - 1), ascii_only=ascii_only)
+    curve = _curve(watch, width - side, min(_TALLEST, room - 1), ascii_only=ascii_only, colours=colours)
     lines = [*head, *_beside(table, curve, side)][:height]
     for line in lines:
         line.truncate(width)
@@ -125,7 +126,7 @@ def _table(watch: Watch, rows: list[Row], room: int) -> list["Text"]:
     return lines
 
 
-def _curve(watch: Watch, width: int, height: int, *, ascii_only: bool) -> list["Text"]:
+def _curve(watch: Watch, width: int, height: int, *, ascii_only: bool, colours: bool) -> list["Text"]:
     """The losses in one picture, with the least and the greatest at its side; nothing where there is no room."""
     from rich.text import Text
 
@@ -138,15 +139,17 @@ def _curve(watch: Watch, width: int, height: int, *, ascii_only: bool) -> list["
     log = low > 0 and high > 20 * low
     layers = [dots(values, long, height, low=low, high=high, log=log) for values in curves.values()]
     head = Text(f"{'':<{_LABEL}}  ")
-    for name, color in zip(curves, _COLORS, strict=False):
-        head.append(f"{name}  ", style=color)
+    for mark, name, color in zip(("", f"{_MARK} " * (not colours)), curves, _COLORS, strict=False):
+        head.append(f"{mark}{name}  ", style=color)
     lines = [head.append("log" if log else "", style="bright_black")]
     for row in range(height):
         label = number(high) if row == 0 else number(low) if row == height - 1 else ""
         line = Text(f"{label:>{_LABEL}}  ", style="bright_black")
         cells = list(zip(layers[0][row], layers[-1][row], strict=True))
         for color, run in groupby(cells, lambda cell: _COLORS[bool(cell[1]) and len(layers) > 1]):
-            line.append(as_text([first | last for first, last in run], ascii_only=ascii_only), style=color)
+            bits = [first | last for first, last in run]
+            marked = not colours and color != _COLORS[0]
+            line.append(_MARK * len(bits) if marked else as_text(bits, ascii_only=ascii_only), style=color)
         lines.append(line)
     return lines
 

@@ -3,12 +3,13 @@
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from stoker.errors import InvalidArgument, StokerError
 from stoker.ui._ask import ids, wish
@@ -40,6 +41,22 @@ class Answer(Response):
     def render(self, content: Any) -> bytes:
         """Bytes are JSON already."""
         return content if isinstance(content, bytes) else to_json(content)
+
+
+class Stream(StreamingResponse):
+    """Server-sent events, until the page goes; then `close` is called, also where the page went before the first."""
+
+    def __init__(self, content: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(content, headers=headers, media_type="text/event-stream")
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
 
 
 class Api:
@@ -88,10 +105,11 @@ class Api:
         names = ids(request.query_params, most=_FOLLOWED)
         if self._streams >= _STREAMS:
             return Answer({"error": f"{_STREAMS} pages are open already; close some of them"}, 503)
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(
-            self._told(News(self._shelf, self._rows, names)), headers=headers, media_type="text/event-stream"
-        )
+        self._streams += 1  # now: many may come before the first of them is sent anything
+        return Stream(told(News(self._shelf, self._rows, names)), self._close)
+
+    def _close(self) -> None:
+        self._streams -= 1
 
     async def control(self, request: Request) -> Response:
         """Asks a run to stop or to save."""
@@ -111,22 +129,20 @@ class Api:
                 return Answer({"error": str(error)}, 409)
         return Answer({"asked": what})
 
-    async def _told(self, news: News) -> AsyncIterator[bytes]:
-        self._streams += 1
-        silent = 0.0
-        try:
-            yield b"retry: 2000\n\n"
-            while True:
-                messages = await run_in_threadpool(news.latest)
-                for message in messages:
-                    yield message
-                silent = 0.0 if messages else silent + _PAUSE
-                if silent >= _BEAT:
-                    silent = 0.0
-                    yield b": still here\n\n"
-                await asyncio.sleep(_PAUSE)
-        finally:
-            self._streams -= 1
+
+async def told(news: News) -> AsyncIterator[bytes]:
+    """News without end."""
+    silent = 0.0
+    yield b"retry: 2000\n\n"
+    while True:
+        messages = await run_in_threadpool(news.latest)
+        for message in messages:
+            yield message
+        silent = 0.0 if messages else silent + _PAUSE
+        if silent >= _BEAT:
+            silent = 0.0
+            yield b": still here\n\n"
+        await asyncio.sleep(_PAUSE)
 
 
 async def _asked(request: Request) -> str:

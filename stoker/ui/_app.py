@@ -1,8 +1,5 @@
 """The server as an ASGI application: every address, behind the guard."""
 
-import sys
-import traceback
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -12,9 +9,11 @@ from starlette.types import ASGIApp
 
 from stoker.errors import InvalidArgument, MissingFile
 from stoker.ui._api import Answer, Api
+from stoker.ui._faults import tell
 from stoker.ui._guard import Guard, hosts_for
 from stoker.ui._page import Page
 from stoker.ui._shelf import Shelf
+from stoker.ui._views import failure
 
 
 def app_of(shelf: Shelf, *, host: str, port: int, token: str | None) -> ASGIApp:
@@ -49,5 +48,5 @@ def _http(request: Request, error: Exception) -> Response:
 
 
 def _unexpected(request: Request, error: Exception) -> Response:
-    traceback.print_exception(error, file=sys.stderr)
-    return Answer({"error": f"stoker ui failed with {type(error).__name__}; its terminal shows where"}, 500)
+    tell(error)
+    return Answer({"error": failure(error)}, 500)

@@ -11,6 +11,7 @@ from stoker.ui._points import Wish
 
 _NAMES = 1000  # curves in one answer
 _POINTS = 20_000  # of a curve; a screen has fewer pixels
+_TOGETHER = 500_000  # points in one answer
 
 
 def wish(query: QueryParams) -> Wish:
@@ -18,7 +19,7 @@ def wish(query: QueryParams) -> Wish:
     names = tuple(dict.fromkeys(query.getlist("name")))
     if not 1 <= len(names) <= _NAMES:
         raise InvalidArgument(f"expected from 1 to {_NAMES} names (?name=train/loss&name=…); got {len(names)}")
-    return Wish(
+    asked = Wish(
         names=names,
         most=_number(query, "most", int, 1000, lowest=2, highest=_POINTS),
         source=_choice(query, "source", ("all", "epochs", "running")),
@@ -26,6 +27,14 @@ def wish(query: QueryParams) -> Wish:
         start=_number(query, "from", float, -math.inf),
         end=_number(query, "to", float, math.inf),
     )
+    if len(names) * asked.most > _TOGETHER:
+        raise InvalidArgument(
+            f"{len(names)} names with most={asked.most}; expected at most {_TOGETHER} points in one answer: "
+            "ask for fewer names, or for fewer points of each"
+        )
+    if asked.start > asked.end:
+        raise InvalidArgument(f"from={asked.start} is after to={asked.end}; expected from ≤ to")
+    return asked
 
 
 def ids(query: QueryParams, *, most: int) -> list[str]:

@@ -27,7 +27,8 @@ _HEADERS = {
 class Guard:
     """Lets requests through that name this server as their host, and puts the same strict headers on every answer.
 
-    A page from elsewhere that points its own name at this machine (DNS rebinding) still has to send that name.
+    A page from elsewhere that points its own name at this machine (DNS rebinding) still has to send that name. One
+    that embeds an address of this server can't read the answer, but must not keep the server busy either.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Collection[str], port: int) -> None:
@@ -49,10 +50,12 @@ class Guard:
             await send(message)
 
         given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if len(given) == 1 and self.allows(given[0]):
-            await self._app(scope, receive, guarded)
+        if len(given) != 1 or not self.allows(given[0]):
+            await _refuse(guarded, 403 if len(given) == 1 else 400, self._expectation(given))
+        elif scope["path"].startswith("/api/") and (b"sec-fetch-site", b"cross-site") in scope["headers"]:
+            await _refuse(guarded, 403, "a page of another site asks; open this server's own page instead")
         else:
-            await self._refuse(given, guarded)
+            await self._app(scope, receive, guarded)
 
     def allows(self, host: str) -> bool:
         """Whether a Host header means this server."""
@@ -61,18 +64,13 @@ class Guard:
             return False
         return name in self._hosts or ("*" in self._hosts and _is_address(name))
 
-    async def _refuse(self, given: list[str], send: Send) -> None:
+    def _expectation(self, given: list[str]) -> str:
         asked = ", ".join(map(repr, given)) or "nothing"
         expected = " or ".join(f"{host}:{self._port}" for host in LOOPBACK[:2])
-        text = (
+        return (
             f"the request is for {asked}; this server answers to {expected} and to the host that it was started with. "
             f"Through an ssh tunnel, use port {self._port} on both sides; for another name, start it with --host"
         )
-        body = to_json({"error": text})
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        status = 403 if len(given) == 1 else 400
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
 
 def hosts_for(host: str) -> set[str]:
@@ -100,3 +98,10 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+async def _refuse(send: Send, status: int, text: str) -> None:
+    body = to_json({"error": text})
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -7,10 +7,11 @@ from typing import Any
 
 from stoker.errors import MissingFile
 from stoker.record import Follower
+from stoker.ui._faults import tell
 from stoker.ui._json import to_json
 from stoker.ui._rows import Rows
 from stoker.ui._shelf import Opened, Shelf
-from stoker.ui._views import Row, row, said, status
+from stoker.ui._views import SAID, Row, failed_row, row, said, status
 
 _GONE = "the run's directory is gone"
 _PATIENCE = 0.3  # seconds of reading in the list, and in the runs that the page shows
@@ -48,15 +49,23 @@ class News:
         for _ in range(len(self._told)):
             told = self._told[0]
             self._told.rotate(-1)
-            try:
-                with self._shelf.follow(told.name) as opened:
-                    news = told.news(opened)
-            except MissingFile:
-                news = told.loss()
+            news = self._of(told)
             if news is not None:
                 yield message("run", news)
             if time.monotonic() > end:
                 return
+
+    def _of(self, told: "Told") -> dict[str, Any] | None:
+        if told.name not in self._shelf.found().runs:  # asked before: to look for a name that is like it takes long
+            return told.loss()
+        try:
+            with self._shelf.follow(told.name) as opened:
+                return told.news(opened)
+        except MissingFile:
+            return told.loss()
+        except Exception as error:  # a fault in reading one run must not hide the others
+            tell(error)
+            return told.fault(error)
 
 
 class Told:
@@ -77,11 +86,12 @@ class Told:
         lines, ends = said(run.said), ends_of(run)
         void = self._said != lines[: len(self._said)]  # by a resume, or because only a sample was read
         anew = self._version is None or (void and not self._last["behind"])
+        new = lines if anew or void else lines[len(self._said) :]
         told = {
             "id": self.name,
             "row": row(self.name, run),
             "status": status(run),
-            "said": lines if anew or void else lines[len(self._said) :],
+            "said": new[-SAID:],
             "grown": [name for name, end in ends.items() if anew or self._ends.get(name) != end],
             "anew": anew,
             "problem": run.problem,
@@ -92,12 +102,19 @@ class Told:
 
     def loss(self) -> dict[str, Any] | None:
         """That a run is no longer there, once."""
-        if self._last["row"].get("reason") == _GONE:
+        return self._without_news({**self._last["row"], "state": "gone", "reason": _GONE})
+
+    def fault(self, error: Exception) -> dict[str, Any] | None:
+        """That a run can't be read by a fault that is ours, once."""
+        return self._without_news(failed_row(self.name, error))
+
+    def _without_news(self, row: Row) -> dict[str, Any] | None:
+        if self._last["row"].get("reason") == row["reason"]:
             return None
-        gone = {**self._last["row"], "state": "gone", "reason": _GONE}
         nothing = {"said": [], "grown": [], "anew": False, "behind": False}
-        self._version, self._last = None, {**self._last, **nothing, "id": self.name, "row": gone, "problem": _GONE}
-        return self._last
+        told = {**self._last, **nothing, "id": self.name, "row": row, "problem": row["reason"]}
+        self._version, self._last = None, told
+        return told
 
 
 def ends_of(run: Follower) -> dict[str, object]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stoker.errors import MissingFile
+from stoker.ui._faults import tell
 from stoker.ui._shelf import Shelf, Stamp, stamp_of
-from stoker.ui._views import Row, row, unread_row
+from stoker.ui._views import Row, failed_row, row, unread_row
 
 
 class _Known(NamedTuple):
@@ -38,21 +39,26 @@ class Rows:
             new = len(self._known) < len(runs)
             for name in sorted(runs, key=lambda name: (name not in self._known, name not in first)):
                 if self._is_stale(name, runs[name]) and time.monotonic() < end:
-                    self._read(name)
-            for name in sorted(self._known if not new else first, key=lambda name: name not in first):
+                    self._read(name, runs[name])
+            for name in sorted(self._known, key=lambda name: name not in first):
+                if new and name not in first:
+                    break
                 while not self._known[name].whole and (left := end - time.monotonic()) > 0:
-                    self._read(name, seconds=left)
+                    self._read(name, runs[name], seconds=left)
             return {name: self._known[name].row if name in self._known else unread_row(name) for name in runs}
 
     def _is_stale(self, name: str, path: Path) -> bool:
         known = self._known.get(name)
-        if known is None or known.row["state"] == "running":  # which can die without a word
+        if known is None or known.row["state"] in ("running", "gone"):  # which can die, or come back, without a word
             return True
         return known.stamp != stamp_of(path)
 
-    def _read(self, name: str, *, seconds: float = 0.0) -> None:
+    def _read(self, name: str, path: Path, *, seconds: float = 0.0) -> None:
         try:
             with self._shelf.glance(name, seconds=seconds) as opened:
                 self._known[name] = _Known(row(name, opened.run), opened.stamp, not opened.run.behind)
         except MissingFile:  # it was deleted just now
             self._known[name] = _Known(unread_row(name), None, True)
+        except Exception as error:  # a fault in reading one run must not hide the others
+            tell(error)
+            self._known[name] = _Known(failed_row(name, error), stamp_of(path), True)

@@ -21,15 +21,16 @@ _SLICE, _FIRST = 0.3, 0.01  # seconds of reading at a time: a large run is shown
 _IDLE = 120.0  # seconds after which a run that nobody asked for is put back
 _OPEN = 160 << 20  # bytes of events in the runs that are open; as columns they take about as much
 _DIGESTS = 128 << 20  # bytes
+_LONGEST = 200  # letters of a name for which one like it is looked for
 _SAMPLE = 3 << 20  # bytes of events that are read of a large run at first
 
 
 class Opened:
     """A run that is being read, by whoever has its lock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: Path) -> None:
         self.path = path
-        self.run = Follower(path)
+        self.run = Follower(path, inside=folder)
         self.lock = threading.Lock()
         self.stamp: Stamp | None = None  # of its file, before that was read the last time
         self.version = 0  # grows with every change
@@ -79,7 +80,7 @@ class Shelf:
         """The directory of a run; only those that were found have one."""
         runs = self.found().runs
         if name not in runs:
-            raise MissingFile(f"there is no run {name!r} in {str(self.folder)!r}{did_you_mean(name, runs)}")
+            raise MissingFile(f"there is no run {name!r} in {str(self.folder)!r}{did_you_mean(name[:_LONGEST], runs)}")
         return runs[name]
 
     def digest(self, name: str) -> Digest | None:
@@ -130,10 +131,15 @@ class Shelf:
         with self._lock:
             opened = self._open.get(name)
             if opened is None:
-                opened = Opened(path)
+                opened = Opened(path, self.folder)
                 self._open.put(name, opened)
         with opened.lock:
-            yield opened
+            try:
+                yield opened
+            except Exception:  # nobody knows how far it came: the next one reads it anew
+                with self._lock:
+                    self._open.drop(lambda _, each: each is not opened)
+                raise
         with self._lock:
             self._open.trim()
 

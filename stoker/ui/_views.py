@@ -9,6 +9,7 @@ from stoker.record import Event, Follower, asked, checkpoints, panels
 from stoker.ui._json import plain
 
 Row = dict[str, Any]
+SAID = 1000  # notes, warnings and the like in one answer: the last ones
 _KEPT = ("name", "update", "epoch", "reason", "bytes", "time")  # what is shown of a checkpoint
 
 
@@ -21,6 +22,7 @@ def row(name: str, run: Follower) -> Row:
         "name": run.name,
         "state": run.state,
         "reason": run.reason,
+        "problem": run.problem,
         "began": told.get("started"),
         "seconds": status.seconds,
         "epoch": status.epoch,
@@ -40,7 +42,17 @@ def unread_row(name: str) -> Row:
     """A run in the list that nobody has read yet."""
     known = {"id": name, "name": name.rpartition("/")[2], "state": "unread", "reason": "its turn to be read comes soon"}
     numbers = dict.fromkeys(("began", "seconds", "epoch", "epochs", "update", "fraction", "best", "device", "model"))
-    return {**known, **numbers, "last": {}, "config": {}}
+    return {**known, **numbers, "problem": "", "last": {}, "config": {}}
+
+
+def failed_row(name: str, error: Exception) -> Row:
+    """A run in the list that could not be read, by a fault that is ours."""
+    return {**unread_row(name), "state": "died", "reason": failure(error)}
+
+
+def failure(error: Exception) -> str:
+    """What is told of a fault that is ours."""
+    return f"stoker ui failed with {type(error).__name__}; its terminal shows where"
 
 
 def detail(name: str, run: Follower) -> dict[str, Any]:
@@ -58,7 +70,7 @@ def detail(name: str, run: Follower) -> dict[str, Any]:
         "groups": panels(names),
         "directions": {each: run.direction(each) for each in names},
         "units": {each: run.unit(each) for each in names},
-        "said": said(run.said),
+        "said": said(run.said[-SAID:]),
         "log": run.log,
         "checkpoints": _checkpoints(run),
         "problem": run.problem,

@@ -14,11 +14,11 @@ from textual.widget import Widget
 from textual.widgets import ContentSwitcher, Footer, Static
 
 from stoker.record import Follower
+from stoker.show import visible
 from stoker.watch import _panes as panes
 from stoker.watch import _picture as pictures
 from stoker.watch import _table as table
 from stoker.watch._dialogs import Help, Question
-from stoker.watch._plain import plain
 from stoker.watch._reader import Reader
 from stoker.watch._scene import Scene
 from stoker.watch._themes import DARK, LIGHT, starts_light
@@ -135,6 +135,8 @@ class Dashboard(App[None]):
         if scene.view != self.view:
             return
         self.scene = scene
+        if not self.query(Pane):  # the screen has been taken down meanwhile
+            return
         self.warn()
         self._fill_the_page()
         for pane in self.query(Pane):
@@ -239,19 +241,20 @@ class Dashboard(App[None]):
         """Asks the run to stop, after a question."""
         if self._alive("stop"):
             run, name = self.view.run, self.scene.run.name if self.scene is not None else ""
-            question = f"Stop {plain(name)} after this update? A checkpoint is kept to go on from."
+            question = f"Stop {visible(name)} after this update? A checkpoint is kept to go on from."
             self.push_screen(Question(question, "stop it"), lambda yes: self.reader.ask(run, "stop") if yes else None)
 
     def _alive(self, wish: str) -> bool:
         state = self.scene.run.state if self.scene is not None else "not read yet"
         if state != "running":
-            self.notify(f"The run is {state}: there is nobody to ask to {wish}.", severity="warning")
+            stands = f"has {state}" if state in ("finished", "stopped", "died") else f"is {state}"
+            self.notify(f"The run {stands}: there is nobody to ask to {wish}.", severity="warning")
         return state == "running"
 
 
 def _picture(scene: Scene, width: int, height: int) -> Text:
     ascii_only = os.environ.get("TERM") == "linux"  # the kernel's own console: its fonts have no braille
-    return pictures.picture(scene, width, height, ascii_only=ascii_only)
+    return pictures.picture(scene, width, height, ascii_only=ascii_only, colours=not os.environ.get("NO_COLOR"))
 
 
 def _titled(pane: Pane) -> Pane:

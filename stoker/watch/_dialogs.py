@@ -68,7 +68,7 @@ class Help(ModalScreen[None]):
         with VerticalScroll(classes="window"):
             yield Static(
                 Text("\n").join(Text.assemble((f"{key:>4}  ", "bold"), text) for key, text in _KEYS.items())
-                + Text("\n\n      the mouse shows what can be clicked", style=QUIET)
+                + Text("\n\n      the mouse shows what can be clicked; Escape closes this", style=QUIET)
             )
 
     def action_leave(self) -> None:

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.record import Follower, Points, looks, panels
-from stoker.show import Line
+from stoker.show import Line, visible
 from stoker.watch._colours import OTHERS, faint
-from stoker.watch._plain import plain
 from stoker.watch._view import SMOOTHING, View
 
 _MOST = 2000  # points of a line: more than there are dots on a screen
@@ -42,7 +41,7 @@ def lines_of(followers: Sequence[Follower], names: Sequence[str], view: View) ->
             style = styles[name].colour if place == 0 else OTHERS[(place - 1) % len(OTHERS)]
             points = _points(follower, name, view)
             if len(points):
-                label = plain(labels[place] if len(followers) > 1 else name)
+                label = visible(labels[place] if len(followers) > 1 else name)
                 found.append(Line(label, _across(follower, points, view), points.value, style))
     if view.kind == "recent":
         found = _recent(found)

@@ -2,17 +2,19 @@
 
 from rich.text import Text
 
-from stoker.record import number
-from stoker.show import clock, short
+from stoker.record import Status, number
+from stoker.show import clock, short, visible
 from stoker.watch._colours import BAD, QUIET, TRAIN, VALID
-from stoker.watch._plain import plain
 from stoker.watch._scene import Glance, Scene
 from stoker.watch._words import badge, of, stacked, state_colour
 
 _PHASES = {"train": "training", "valid": "validating", "starting": "starting", "over": "over"}
 
 _STAMP = len("2026-01-31 12:00:00  ")  # before each line of a log
-_MARKS = {"warning": VALID, "error": BAD, "stopped": VALID}
+_DATE = len("2026-01-31 ")
+_DIGITS = str.maketrans("123456789", "000000000")
+_NARROW = 110  # letters; in less, a line of the log has its time without the day
+_MARKS = {"warning": VALID, "error": BAD}
 
 
 def header(scene: Scene, width: int, _: int = 1) -> Text:
@@ -20,8 +22,8 @@ def header(scene: Scene, width: int, _: int = 1) -> Text:
     run, status = scene.run, scene.run.status
     left = f" · {clock(status.left)} left" if status.left is not None and run.state == "running" else ""
     times = f" {clock(status.seconds)}{left} "
-    line = Text.assemble(badge(run.state, state_colour(run.state)), (f"  {plain(run.path)}", "bold"))
-    line.append(f"  {plain(run.title)}", style=QUIET)
+    line = Text.assemble(badge(run.state, state_colour(run.state)), (f"  {visible(run.path)}", "bold"))
+    line.append(f"  {visible(run.title)}", style=QUIET)
     if len(scene.runs) > 1:
         line.append(f"  ({scene.view.run % len(scene.runs) + 1} of {len(scene.runs)} runs)", style=QUIET)
     line.truncate(max(0, width - len(times)), overflow="ellipsis", pad=True)
@@ -33,10 +35,10 @@ def banner(scene: Scene, hung: float = 0.0) -> Text | None:
     run = scene.run
     texts: list[Text] = []
     if run.state not in ("running", "finished"):
-        reason = plain(run.reason) or "no reason is written down"
+        reason = visible(run.reason) or "no reason is written down"
         texts.append(Text.assemble(badge("last words", state_colour(run.state)), f" {reason}"))
     if run.problem and run.problem != run.reason:
-        texts.append(Text.assemble(badge("reading", BAD), f" {plain(run.problem)}"))
+        texts.append(Text.assemble(badge("reading", BAD), f" {visible(run.problem)}"))
     if hung:
         told = f" the disk has not answered for {clock(hung)}; this is what was read before"
         texts.append(Text.assemble(badge("waiting", BAD), told))
@@ -49,13 +51,14 @@ def status(scene: Scene, width: int, height: int) -> Text:
     """Where the run stands, a fact a line."""
     run, now = scene.run, scene.run.status
     phase = _PHASES.get(now.phase, now.phase) if run.state == "running" else run.state
-    phase += f" on {plain(now.set_name)}" if now.phase == "valid" and run.state == "running" else ""
+    phase += f" on {visible(now.set_name)}" if now.phase == "valid" and run.state == "running" else ""
     pace = f", {short(now.updates_per_second)}/s" if now.updates_per_second and run.state == "running" else ""
-    best = f"{plain(now.best.name)} {number(now.best.value)} @{now.best.epoch}" if now.best else ""
+    # The name comes last: it may be cut.
+    best = f"{number(now.best.value)} @{now.best.epoch} {visible(now.best.name)}" if now.best else ""
     facts = {
         "phase": phase,
         "epoch": of(now.epoch, now.epochs),
-        "batch": of(now.batch, now.batches) if run.state == "running" and now.batch else "",
+        "batch": of(_batch(now), now.batches) if run.state == "running" and _batch(now) else "",
         "update": of(now.update, now.updates) + pace,
         "speed": f"{short(now.samples_per_second)} samples/s" if now.samples_per_second else "",
         "time": clock(now.seconds) + (f", {clock(now.left)} left" if now.left and run.state == "running" else ""),
@@ -68,7 +71,7 @@ def status(scene: Scene, width: int, height: int) -> Text:
 
 def plan(scene: Scene, width: int, height: int) -> Text:
     """What the run was going to do, in its own words."""
-    return stacked([Text(plain(line)) for line in scene.run.plan], width, height)
+    return stacked([Text(visible(line)) for line in scene.run.plan], width, height)
 
 
 def progress(scene: Scene, width: int, _: int = 2) -> Text:
@@ -76,7 +79,7 @@ def progress(scene: Scene, width: int, _: int = 2) -> Text:
     run, now = scene.run, scene.run.status
     over = run.state != "running"
     label = "valid" if now.phase == "valid" else f"epoch {of(now.epoch, now.epochs, '/')}"
-    batch = "" if over else f"batch {of(now.batch, now.batches, '/')}"
+    batch = "" if over else f"batch {of(_batch(now), now.batches, '/')}"
     left = f" · {clock(now.left)} left" if now.left is not None and not over else ""
     fraction = 1.0 if run.state == "finished" else now.fraction
     share = f"{fraction:.0%}{left}" if fraction is not None else f"{now.update:,} updates"
@@ -90,27 +93,40 @@ def progress(scene: Scene, width: int, _: int = 2) -> Text:
 
 
 def log(scene: Scene, width: int, height: int) -> Text:
-    """The last lines of the log."""
-    return stacked(log_lines(scene.run, height), width, height)
+    """The last lines of the log; where there is little room, without the day."""
+    lines = log_lines(scene.run, height)
+    if width < _NARROW:
+        lines = [line[_DATE:] if _is_stamped(line.plain) else line for line in lines]
+    return stacked(lines, width, height)
 
 
 def log_lines(run: Glance, most: int = 1000) -> list[Text]:
-    """The log's last lines, with warnings and errors in colour."""
-    lines = [Text(plain(line)) for line in (run.log[-most:] if most else ())]
+    """The log's last lines, with warnings and errors in colour, and a stop in that of how the run stands."""
+    marks = {**_MARKS, "stopped": state_colour(run.state if run.state == "finished" else "stopped")}
+    lines = [Text(visible(line)) for line in (run.log[-most:] if most else ())]
     for line in lines:
         word = line.plain[_STAMP:].partition(": ")[0]
-        if word in _MARKS:
-            line.stylize(f"#000000 on {_MARKS[word]}", _STAMP, _STAMP + len(word))
+        if word in marks:
+            line.stylize(f"#000000 on {marks[word]}", _STAMP, _STAMP + len(word))
     return lines
 
 
 def settings(run: Glance) -> Text:
     """The plan, the config and what ran, whole."""
-    lines = [Text("plan", style="bold"), *(Text(f"  {plain(line)}") for line in run.plan)] if run.plan else []
+    lines = [Text("plan", style="bold"), *(Text(f"  {visible(line)}") for line in run.plan)] if run.plan else []
     lines.append(Text("\nconfig and surroundings", style="bold"))
     widest = min(28, max((len(name) for name, _ in run.settings), default=0))
-    lines += [Text.assemble((f"  {plain(name):<{widest}}  ", QUIET), plain(value)) for name, value in run.settings]
+    lines += [Text.assemble((f"  {visible(name):<{widest}}  ", QUIET), visible(value)) for name, value in run.settings]
     return Text("\n").join(lines)
+
+
+def _batch(now: Status) -> int:
+    """The batch that an epoch has come to: between two epochs, the last one."""
+    return now.batch or (now.batches if now.within == 1.0 and now.batches else 0)
+
+
+def _is_stamped(line: str) -> bool:
+    return line[:_STAMP].translate(_DIGITS) == "0000-00-00 00:00:00  "
 
 
 def _bar(label: str, share: float | None, long: int, colour: str, text: str) -> Text:

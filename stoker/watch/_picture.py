@@ -3,9 +3,8 @@
 from rich.style import Style
 from rich.text import Text
 
-from stoker.show import bars, chart, legend
+from stoker.show import bars, chart, legend, visible
 from stoker.watch._colours import QUIET
-from stoker.watch._plain import plain
 from stoker.watch._scene import Scene
 from stoker.watch._view import KINDS, SMOOTHING
 from stoker.watch._words import choosing, cut, doing
@@ -17,7 +16,7 @@ def tabs(scene: Scene, width: int, _: int = 1) -> Text:
     """The numbers there are, as many as fit around the chosen one; the others are behind ‹ and ›."""
     if scene.tab not in scene.tabs:
         return Text(" no numbers yet", style=QUIET)
-    names = [f" {place} {cut(plain(name), 24)} " for place, name in enumerate(scene.tabs, 1)]
+    names = [f" {place} {cut(visible(name), 24)} " for place, name in enumerate(scene.tabs, 1)]
     chosen = scene.tabs.index(scene.tab)
     shown = _fitting([len(name) for name in names], chosen, width - 2)
     line = Text().append("‹" if shown.start else " ", style=doing("app.metric(-1)"))
@@ -42,19 +41,19 @@ def controls(scene: Scene, width: int, _: int = 1) -> Text:
     return line
 
 
-def picture(scene: Scene, width: int, height: int, *, ascii_only: bool = False) -> Text:
+def picture(scene: Scene, width: int, height: int, *, ascii_only: bool = False, colours: bool = True) -> Text:
     """The lines or bars with their names above; a word where there is nothing to draw or no room."""
     if width < _LEAST[0] or height < _LEAST[1] + 1:
         return Text("no room", style=QUIET)
     if not scene.lines:
         return Text("\n  nothing to draw yet", style=QUIET)
-    names = Text(" ").append_text(legend(scene.lines, ascii_only=ascii_only))
+    names = Text(" ").append_text(legend(scene.lines, ascii_only=ascii_only, colours=colours))
     names.truncate(width, overflow="ellipsis")
     if scene.view.kind == "epochs":
-        rows = bars(scene.lines, width, height - 1, ascii_only=ascii_only)
+        rows = bars(scene.lines, width, height - 1, ascii_only=ascii_only, colours=colours)
     else:
-        times = scene.view.by == "time"
-        rows = chart(scene.lines, width, height - 1, log=scene.log, times=times, ascii_only=ascii_only)
+        scale = {"log": scene.log, "times": scene.view.by == "time"}
+        rows = chart(scene.lines, width, height - 1, **scale, ascii_only=ascii_only, colours=colours)
     return Text("\n").join([names, *rows])
 
 

@@ -70,7 +70,7 @@ class Reader:
         return waited if waited > 3 else 0.0
 
     def _run(self) -> None:
-        shown: View | None = None
+        shown: Scene | None = None
         try:
             while not self._closed:
                 self._woken.clear()
@@ -78,11 +78,11 @@ class Reader:
                 self._obey()
                 changed = [follower.refresh(seconds=_SLICE) for follower in self.followers]
                 view = self.view
-                if any(changed) or view != shown:
-                    scene = scene_of(self.followers, view)
+                if any(changed) or shown is None or view != shown.view:
+                    scene = scene_of(self.followers, view).after(shown)
                     self.busy_since = None
                     self.show(scene)
-                    shown = view
+                    shown = scene
                 self.busy_since = None
                 if not any(follower.behind for follower in self.followers):
                     self._woken.wait(_EVERY)

@@ -1,10 +1,10 @@
 """All that a screen shows at a moment, read off the runs: values that no reading can change under the drawing."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker.record import Best, Follower, Status, flat, wants_log
+from stoker.record import Best, Follower, Status, flat, wants_log, when
 from stoker.show import Line
 from stoker.watch._lines import labels_of, lines_of, tabs_of
 from stoker.watch._view import View
@@ -56,6 +56,13 @@ class Scene:
         """The run whose status is shown."""
         return self.runs[self.view.run % len(self.runs)]
 
+    def after(self, before: "Scene | None") -> "Scene":
+        """With the speeds of the scene before in the place of those that nobody says just now: between two epochs."""
+        if before is None:
+            return self
+        pairs = zip(self.runs, before.runs, strict=True)
+        return replace(self, runs=tuple(_at_speed(run, known.status.samples_per_second) for run, known in pairs))
+
 
 def scene_of(followers: Sequence[Follower], view: View) -> Scene:
     """What these runs look like now, in this view."""
@@ -90,6 +97,12 @@ def glance(follower: Follower, label: str) -> Glance:
     )
 
 
+def _at_speed(run: Glance, known: float | None) -> Glance:
+    if run.state != "running" or run.status.samples_per_second is not None:
+        return run
+    return replace(run, status=replace(run.status, samples_per_second=known))
+
+
 def _begun(follower: Follower) -> Mapping[str, Any]:
     return follower.begin.extra if follower.begin is not None else {}
 
@@ -108,6 +121,8 @@ def _settings(follower: Follower) -> Iterator[tuple[str, str]]:
     for name, value in flat(follower.facts):
         if name == "command" and isinstance(value, list):
             yield name, " ".join(map(str, value))
+        elif name in ("started", "imported.time"):
+            yield name, when(value) or str(value)
         elif name != "plan" and value is not None:  # the plan has a place of its own
             yield name, str(value)
 

@@ -4,8 +4,8 @@ from rich.style import Style
 from rich.text import Text
 
 from stoker.record import looks, number
+from stoker.show import visible
 from stoker.watch._colours import QUIET
-from stoker.watch._plain import plain
 from stoker.watch._scene import Row, Scene
 from stoker.watch._words import choosing, cut, doing, stacked, state_colour
 
@@ -28,7 +28,7 @@ def metrics(scene: Scene, width: int, height: int) -> Text:
     colours = looks(sets)
     head = Text(" " * widest)
     for group in sets:
-        head.append(f"{cut(plain(group), _CELL - 1):>{_CELL}}", style=colours[group].colour)
+        head.append(f"{cut(visible(group), _CELL - 1):>{_CELL}}", style=colours[group].colour)
     lines = [head.append(f"{'best':>{_CELL}}" if with_best else "", style=QUIET)]
     room = max(0, height - 1)
     first = _first_shown([row.name for row in run.rows], scene.tab, room)
@@ -39,9 +39,11 @@ def metrics(scene: Scene, width: int, height: int) -> Text:
 
 def _row(scene: Scene, row: Row, sets: list[str], widest: int, *, with_best: bool) -> Text:
     chosen = row.name == scene.tab
-    line = Text(f"{cut(plain(row.name), widest):<{widest}}", style=choosing(scene, row.name, "bold" if chosen else ""))
+    line = Text(
+        f"{cut(visible(row.name), widest):<{widest}}", style=choosing(scene, row.name, "bold" if chosen else "")
+    )
     if "" in row.values:
-        unit = f" {plain(row.unit)}" if row.unit else ""
+        unit = f" {visible(row.unit)}" if row.unit else ""
         return line.append(f"{number(row.values['']):>{_CELL}}{unit}")
     for group in sets:
         value = row.values.get(group)
@@ -54,16 +56,18 @@ def _row(scene: Scene, row: Row, sets: list[str], widest: int, *, with_best: boo
 
 def _overlaid(scene: Scene, width: int, height: int) -> Text:
     """Of several runs: each with its state and its latest value of the number that is drawn."""
-    widest = max(8, width - 2 * _CELL - 2)
-    lines = [Text(f"{'':<{widest}}{'state':>{_CELL}}{cut(plain(scene.tab), _CELL):>{_CELL + 1}}", style=QUIET)]
+    longest = max(len(visible(run.name)) for run in scene.runs) + 1
+    widest = max(8, min(longest, width - 2 * _CELL - 2))
+    last = max(_CELL, min(len(visible(scene.tab)), width - widest - _CELL - 1))
+    lines = [Text(f"{'':<{widest}}{'state':>{_CELL}} {cut(visible(scene.tab), last):>{last}}", style=QUIET)]
     styles = {line.name: line.style for line in scene.lines if line.name}
     for place, run in enumerate(scene.runs):
         chosen = place == scene.view.run % len(scene.runs)
-        style = f"{'bold ' if chosen else ''}{styles.get(plain(run.name), QUIET)}"
-        name = f"{cut(plain(run.name), widest - 1):<{widest}}"
+        style = f"{'bold ' if chosen else ''}{styles.get(visible(run.name), QUIET)}"
+        name = f"{cut(visible(run.name), widest - 1):<{widest}}"
         line = Text().append(name, style=Style.parse(style) + doing(f"app.run({place})"))
         line.append(f"{cut(run.state, _CELL - 1):>{_CELL}}", style=state_colour(run.state))
-        lines.append(line.append(f" {number(run.status.latest.get(scene.tab)):>{_CELL}}"))
+        lines.append(line.append(f" {number(run.status.latest.get(scene.tab)):>{last}}"))
     return stacked(lines, width, height)
 
 

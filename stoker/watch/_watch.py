@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from stoker.errors import MissingExtra
 from stoker.record import Follower
-from stoker.watch._plain import plain
+from stoker.show import visible
 
 
 def watch(runs: Sequence[str | os.PathLike[str]], *, light: bool | None = None) -> int:
@@ -18,11 +18,13 @@ def watch(runs: Sequence[str | os.PathLike[str]], *, light: bool | None = None) 
         from stoker.watch._app import Dashboard
     except ImportError as error:
         raise MissingExtra("watch needs textual: pip install 'stoker[watch]'") from error
+    if os.environ.get("NO_COLOR") == "":
+        del os.environ["NO_COLOR"]  # Textual goes by its being there; an empty one says nothing
     app = Dashboard([Follower(run) for run in runs], light=light)
     app.run()
     if app.broken is not None:
         raise app.broken
     for run in app.scene.runs if app.scene is not None else ():
         goes_on = ", and goes on without a viewer" if run.state == "running" else ""
-        print(f"{plain(run.path)}: {run.state}{goes_on}")
+        print(f"{visible(run.path)}: {run.state}{goes_on}")
     return app.return_code or 0

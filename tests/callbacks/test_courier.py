@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from stoker.callbacks._courier import _MOST, Courier
+from stoker.callbacks._courier import _FULL, _MOST, Courier
 from stoker.callbacks._sink import Tracked
 from tests.callbacks.sinks import Failing, Hanging, Listed
 
@@ -70,12 +70,43 @@ def test_a_slow_tracker_loses_numbers_on_the_way_and_no_final_ones():
     for _ in range(7):
         courier.write({"loss": 1.0}, **AT)
     assert courier.problems() == [
-        "Hanging is too slow for everything: some numbers on the way are left out, no final ones"
+        "Hanging is too slow for everything: numbers on the way are left out, "
+        "and while 100,000 things wait for it, all that comes"
     ]
     sink.released.set()
     courier.close("finished", patience=30)
     names = [name for call in sink.calls if call[0] == "write" for name in call[1]]
     assert names.count("running/loss") == _MOST and names.count("loss") == 7
+
+
+def test_what_waits_for_a_tracker_that_hangs_has_an_end_and_the_close_is_still_brought():
+    sink = Hanging("open")
+    courier = Courier(sink, RUN, who="Hanging")
+    assert sink.reached.wait(30)
+    for number in range(_FULL + 5):
+        courier.write({"loss": float(number)}, **AT)
+    courier.text("too late", update=1, time=2.0)
+    (problem,) = courier.problems()
+    assert problem.startswith("Hanging is too slow for everything: ")
+    sink.released.set()
+    courier.close("finished", patience=120)
+    assert len(sink.calls) == 1 + _FULL + 1
+    assert sink.calls[-2][1] == {"loss": float(_FULL - 1)} and sink.calls[-1] == ("close", "finished")
+
+
+def test_without_a_thread_nothing_is_brought_and_that_is_told_once(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    sink = Listed()
+    courier = Courier(sink, RUN, who="Listed")
+    courier.write({"loss": 1.0}, **AT)
+    courier.close("finished", patience=30)
+    assert sink.calls == []
+    assert courier.problems() == [
+        "Listed failed, and the run goes on; it gets nothing: RuntimeError: can't start new thread"
+    ]
 
 
 @pytest.mark.parametrize("where", ["open", "write", "close"])

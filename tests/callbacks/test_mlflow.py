@@ -1,11 +1,14 @@
 """With the real MLflow, and a database in the run's directory."""
 
 import builtins
+import threading
+import types
 
 import pytest
 
 from stoker import InvalidArgument
 from stoker.callbacks import MLflow, on
+from stoker.callbacks._mlflow import _Client
 from tests.callbacks.tracked import PATIENCE, cut_off_and_resumed, fit, offline, points, same, warnings
 
 # MLflow's own: it and SQLAlchemy are not always of one mind.
@@ -65,18 +68,31 @@ def test_odd_names_and_numbers(tmp_path):
 
 
 def test_a_server_that_is_not_there_or_a_package_that_is_missing_costs_a_warning(tmp_path, monkeypatch):
-    real = builtins.__import__
+    real, threads = builtins.__import__, []
 
     def missing(name, *rest):
-        if name == "mlflow":
+        if name.partition(".")[0] == "mlflow":
+            threads.append(threading.current_thread())
             raise ImportError("No module named 'mlflow'")
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", missing)
     run = fit(MLflow(uri="http://127.0.0.1:9"), run=tmp_path / "run")
+    assert threads[0] is threading.current_thread()  # a worker that is forked meanwhile would wait for it forever
     (warning,) = warnings(run)
     assert warning.endswith("it gets nothing: MissingExtra: MLflow needs mlflow: pip install mlflow")
     assert run.summary()["state"] == "finished"
+
+
+def test_what_the_run_says_is_cut_in_front():
+    sink, tags = _Client("digits", None), {}
+    sink._client = types.SimpleNamespace(set_tag=lambda run, name, value: tags.update({name: value}))
+    sink.text("note: hello", update=1, time=2.0)
+    assert tags == {"mlflow.note.content": "note: hello"}
+    for number in range(6000):
+        sink.text(f"note: {number}", update=1, time=2.0)
+    said = tags["mlflow.note.content"]
+    assert len(said) == len(sink._said) == 5000 and said.endswith("note: 5998\nnote: 5999")
 
 
 def test_a_server_needs_no_folder(monkeypatch):

@@ -1,5 +1,6 @@
 import json
 import math
+import threading
 
 import pytest
 
@@ -155,6 +156,24 @@ def test_a_hanging_tracker_costs_its_patience_and_a_warning(tmp_path, where):
     assert warning.startswith("Tracker was not done 0.05 seconds after the end; ")
     assert run.summary()["state"] == "finished"
     sink.released.set()
+
+
+@pytest.mark.parametrize("error", [None, ImportError, SystemExit])
+def test_a_sink_is_prepared_by_the_fits_own_thread_before_it_begins_and_may_fail_there(error):
+    prepared = []
+
+    class Prepared(Listed):
+        def prepare(self):
+            prepared.append((threading.current_thread(), list(self.calls)))
+            if error is not None:
+                raise error("no such thing")
+
+    ctx, sink = context(), Prepared()
+    hooks = Hooks([Tracker(sink)])
+    hooks.fire("on_fit_begin", ctx)
+    assert prepared == [(threading.current_thread(), [])]
+    hooks.fire("on_fit_end", ctx)
+    assert [call[0] for call in sink.calls] == ["open", "close"] and len(prepared) == 1
 
 
 def test_files_need_a_folder_or_a_run(tmp_path):

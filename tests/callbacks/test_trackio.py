@@ -3,11 +3,16 @@
 import json
 import os
 import sqlite3
+import threading
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
 from stoker import InvalidArgument
 from stoker.callbacks import Trackio, _trackio_process, on
+from stoker.callbacks._sink import Tracked
+from stoker.callbacks._trackio import _Process
 from tests.callbacks.tracked import CONFIG, PATIENCE, cut_off_and_resumed, fit, offline, points, same, warnings
 
 
@@ -61,6 +66,39 @@ def test_what_the_run_says_is_there(tmp_path):
     )
     found = [metrics for (metrics,) in rows(tmp_path / "run" / "trackio" / "stoker.db", "metrics", "metrics")]
     assert any("hello *there*" in str(metrics) for metrics in found)
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_worker_that_was_forked_does_not_keep_the_process_from_ending(tmp_path, monkeypatch, opens):
+    script = tmp_path / "process.py"
+    script.write_text(
+        f"import sys; sys.path.append({str(Path(_trackio_process.__file__).parent)!r})\n"
+        "from _trackio_process import Desk, main\n"
+        f"Desk.open = lambda self, **given: {'[]' if opens else '1 / 0'}\n"
+        "Desk.close = lambda self: None\n"
+        "main(sys.stdin, sys.stdout)\n"
+    )
+    monkeypatch.setattr(_trackio_process, "__file__", str(script))
+    sink, ask, held = _Process("digits"), _Process._ask, []
+
+    def asked(self, what, **given):
+        if not held:
+            held.append(os.dup(self._process.stdin.fileno()))  # as a worker has it
+        return ask(self, what, **given)
+
+    def work():
+        with nullcontext() if opens else pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            sink.open(Tracked("1f", "digits", tmp_path, None, {}, 0, 1.0))
+            sink.close("finished")
+
+    monkeypatch.setattr(_Process, "_ask", asked)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(PATIENCE / 4)
+    waits = thread.is_alive()
+    os.close(held[0])
+    thread.join()
+    assert not waits and sink._process.poll() is not None
 
 
 def test_a_folder_is_needed_and_a_process_that_dies_costs_a_warning(tmp_path, monkeypatch):

@@ -30,3 +30,8 @@ def test_each_line_gets_an_answer_and_an_error_is_one(monkeypatch):
     )
     assert said == [{"done": None}, {"error": "OSError: disk full"}, {"done": None}]
     assert asked == [({"loss": 0.5}, 1), ({"loss": 0.5}, 2), "finish"]
+
+
+def test_after_the_close_nothing_is_waited_for(monkeypatch):
+    monkeypatch.setattr(Desk, "close", lambda self: None)
+    assert answers({"what": "close"}, {"what": "close"}) == [{"done": None}]

@@ -1,12 +1,16 @@
 """With the real W&B, which writes its files and tells nobody."""
 
+import builtins
 import json
 import struct
+import threading
+import types
 
 import pytest
 
 from stoker import InvalidArgument
 from stoker.callbacks import WandB
+from stoker.callbacks._wandb import _Online
 from tests.callbacks.tracked import CONFIG, PATIENCE, cut_off_and_resumed, fit, offline, points, same, warnings
 
 
@@ -39,6 +43,9 @@ def records(path):
 
 
 def of(folder, kind):
+    import wandb
+
+    wandb.teardown()  # a run that is finished hands its file over: the process behind it writes the rest
     paths = sorted(folder.rglob("*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     return [getattr(each, kind) for path in paths for each in records(path) if each.WhichOneof("record_type") == kind]
 
@@ -71,6 +78,34 @@ def test_a_run_that_is_cut_off_and_resumed_has_one_id_and_every_number(tmp_path)
     assert [row["epoch"] for row in rows(folder) if "train/loss" in row] == [1, 2, 3, 2, 3, 4]
     assert [each.exit_code for each in of(folder, "exit")] == [1, 0]
     assert {path.name for path in tmp_path.iterdir()} <= {"run", "home"}
+
+
+def test_what_the_run_says_is_cut_in_front():
+    sink = _Online({})
+    sink._run = types.SimpleNamespace(summary={})
+    sink.text("note: hello", update=1, time=2.0)
+    assert sink._run.summary == {"said": "note: hello"}
+    for number in range(6000):
+        sink.text(f"note: {number}", update=1, time=2.0)
+    said = sink._run.summary["said"]
+    assert len(said) == len(sink._said) == 5000 and said.endswith("note: 5998\nnote: 5999")
+
+
+def test_the_fits_own_thread_imports_the_package_and_one_that_is_missing_costs_a_warning(tmp_path, monkeypatch):
+    real, threads = builtins.__import__, []
+
+    def missing(name, *rest):
+        if name == "wandb":
+            threads.append(threading.current_thread())
+            raise ImportError("No module named 'wandb'")
+        return real(name, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "__import__", missing)
+        run = fit(WandB(mode="offline"), run=tmp_path / "run", epochs=1)
+    assert threads[0] is threading.current_thread()
+    (warning,) = warnings(run)
+    assert warning.endswith("it gets nothing: MissingExtra: WandB needs wandb: pip install wandb")
 
 
 def test_a_run_or_a_folder_is_needed_and_a_wrong_setting_costs_a_warning(tmp_path):

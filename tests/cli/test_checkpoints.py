@@ -6,7 +6,8 @@ import torch
 from stoker.checkpoint import Place
 from stoker.cli import main
 from stoker.cli._checkpoints import best_of, problems, store_of
-from stoker.record import Event, Run, checkpoints
+from stoker.record import Event, Follower, Run, checkpoints
+from stoker.record._event import to_line
 from tests.record.stories import fill
 
 
@@ -43,8 +44,11 @@ def test_they_are_listed_and_the_best_is_marked(run, capsys):
 def test_more_is_better_of_some_numbers(run):
     begin = run.record.events_of("begin")[0]
     run.record.append(Event("begin", extra={**begin.extra, "monitor": "valid/accuracy"}))
-    assert best_of(checkpoints(run.path, run.facts), run).name == "00003000"
-    assert best_of([], run) is None
+    (run.path / "events.jsonl").write_bytes(b"".join(map(to_line, run.record.events)))
+    found = Follower(run.path)
+    found.refresh()
+    assert best_of(checkpoints(run.path, run.facts), found).name == "00003000"
+    assert best_of([], found) is None
 
 
 def test_damaged_ones_are_named_when_all_are_read(run, capsys):

@@ -38,3 +38,7 @@ def test_names_can_stay_and_what_is_left_out_is_said(log, capsys):
 def test_errors_are_told(capsys):
     assert main(["import", "nowhere", "-o", "runs/old"]) == 1
     assert capsys.readouterr().err == "stoker: there is nothing at 'nowhere'\n"
+    assert main(["import", "version_0", "-o", "runs/old"]) == main(["import", "version_0", "-o", "runs/old"]) - 1 == 0
+    assert capsys.readouterr().err == (
+        "stoker: 'runs/old' already holds a run, and an import makes a new one; give another path with -o\n"
+    )

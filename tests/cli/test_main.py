@@ -53,6 +53,14 @@ def test_a_command_line_that_makes_no_sense(command, capsys):
     assert ended.value.code == 2 and "usage: stoker" in capsys.readouterr().err
 
 
+def test_a_mistake_in_a_command_shows_the_usage_of_that_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["show", "digits", "--verfy"])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.startswith("usage: stoker show ")
+    assert "stoker show: error: unrecognized arguments: --verfy" in err
+
+
 def test_ctrl_c_is_no_traceback(monkeypatch):
     def interrupted():
         raise KeyboardInterrupt

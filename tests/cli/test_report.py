@@ -34,3 +34,10 @@ def test_mistakes(capsys):
     assert capsys.readouterr().err == "stoker: there is no run 'digit'; did you mean 'digits'?\n"
     assert main(["report", "digits", "-o", "runs"]) == 1
     assert "stoker: the report can't be written to 'runs': Is a directory" in capsys.readouterr().err
+
+
+def test_an_ending_that_promises_something_else(tmp_path, capsys):
+    assert main(["report", "digits", "-o", "x.pdf"]) == 1
+    assert capsys.readouterr().err == "stoker: a report is a web page; -o x.pdf should end in .html\n"
+    assert not (tmp_path / "x.pdf").exists()
+    assert main(["report", "digits", "-o", "x.HTM"]) == 0

@@ -47,3 +47,19 @@ def test_an_empty_folder_and_none(tmp_path, capsys):
     assert "no runs in" in capsys.readouterr().out
     assert main(["runs", str(tmp_path / "nowhere")]) == 1
     assert "stoker: there is no folder" in capsys.readouterr().err
+
+
+def test_damage_and_odd_names_have_no_power(tmp_path, capsys):
+    for name in ("esc\x1b[31mred", "digits"):
+        run = Run.create(tmp_path / name)
+        fill(run.record)
+        run.close()
+    with (tmp_path / "digits" / "events.jsonl").open("ab") as file:
+        file.write(b"nonsense\n" * 3)
+    (tmp_path / "digits" / "run.json").write_text("{")
+    assert main(["runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    words = [line.split()[:6] for line in out.splitlines()]
+    assert ["digits", "finished", "5", "of", "5", "valid/loss"] in words
+    assert ["esc\\x1b[31mred", "finished", "5", "of", "5", "valid/loss"] in words and "\x1b" not in out
+    assert "digits: 3 damaged lines were left out\ndigits: run.json can't be read\n" in out

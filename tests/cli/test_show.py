@@ -44,7 +44,7 @@ def test_everything_about_a_run(run, capsys):
         "  Early stopping at epoch 5 of 9",
     ):
         assert line in lines, line
-    assert "━ train/loss  ━ valid/loss" in out and "┤" in out and "⡀" in out
+    assert "━ train/loss  o valid/loss" in out and "┤" in out and "⡀" in out, "a pipe has no colours"
 
 
 def test_a_run_that_goes_on_or_went_away(run, capsys):
@@ -81,3 +81,36 @@ def test_a_name_that_is_nearly_one(run, capsys):
     assert "there is no run 'zzz'; there are: digits" in capsys.readouterr().err
     assert main(["show", "runs"]) == 1
     assert "'runs' is no run: there is no events.jsonl in it" in capsys.readouterr().err
+
+
+def test_a_damaged_run_is_shown_around_the_damage(run, capsys):
+    fill(run.record)
+    run.close()
+    with open("runs/digits/events.jsonl", "ab") as file:
+        file.write(b"nonsense\n\x00\xff\n")
+    (run.path / "run.json").write_text("{")
+    lines = shown(capsys).splitlines()
+    assert lines[:3] == ["runs/digits: finished", "  2 damaged lines were left out", "  run.json can't be read"]
+    assert "  5 of 5 epochs, 50 updates, 50.0 s" in lines
+
+
+def test_names_and_texts_cannot_move_the_cursor(run, capsys):
+    run.record.append(Event("warning", text="hot\x1b[2K"))
+    Run.create("runs/esc\x1b[31mred", config={"a\x1b": "b\x1b"}).close()
+    assert "  hot\\x1b[2K" in shown(capsys)
+    out = shown(capsys, "esc\x1b[31mred")
+    assert "\x1b" not in out and out.startswith("runs/esc\\x1b[31mred: died") and "a\\x1b = b\\x1b" in out
+    assert main(["show", "zzz"]) == 1
+    assert "there are: digits, esc\\x1b[31mred" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run_gives_way_to_a_run(run, tmp_path, capsys):
+    (tmp_path / "digits").mkdir()
+    assert shown(capsys).startswith("runs/digits: running")
+
+
+def test_an_epoch_that_was_cut_short(run, capsys):
+    run.record.append(Event("begin", 1.0, extra={"epochs": 50, "batches": 25}))
+    for kind in ("epoch", "end"):
+        run.record.append(Event(kind, 2.0, epoch=41, batch=3, update=1003))
+    assert "  40 of 50 epochs and 3 of 25 batches, 1,003 updates" in shown(capsys)

@@ -173,3 +173,12 @@ def test_an_ordinary_module_comes_out(tmp_path):
     assert all(parameter.requires_grad and parameter.grad is None for parameter in result.model.parameters())
     torch.save(result.model.state_dict(), tmp_path / "weights.pt")
     Net().load_state_dict(torch.load(tmp_path / "weights.pt"))
+
+
+def test_a_part_of_an_epoch_is_no_epoch():
+    result = linear().fit(line(), updates=5, batch_size=16, show=False)
+    part = result.record.summary()["part"]
+    assert part is not None and 0 < part[0] < part[1]
+    assert f": {result.epochs - 1} epochs and {part[0]} of {part[1]} batches, 5 updates in " in repr(result)
+    result.continue_(epochs=1, show=False)
+    assert "batches" not in repr(result).splitlines()[0]

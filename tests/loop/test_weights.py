@@ -106,3 +106,16 @@ def test_an_average_of_another_model_is_refused():
 def test_a_decay_that_is_none():
     with pytest.raises(InvalidArgument, match="ema is a decay of at least 0 and below 1"):
         Average(nn.Linear(1, 1), 1.0)
+
+
+def test_an_average_that_may_not_move_keeps_its_buffers_too():
+    """After a NaN the model's running statistics are none, and the average's are the last good ones."""
+    model = nn.BatchNorm1d(2)
+    average = Average(model, decay=0.5)
+    with torch.no_grad():
+        model.running_mean.fill_(float("nan"))
+        model.weight.fill_(3.0)
+    average.update(torch.tensor(False))
+    assert average.model.running_mean.tolist() == [0.0, 0.0] and average.model.weight.tolist() == [1.0, 1.0]
+    average.update(torch.tensor(True))
+    assert average.model.running_mean.isnan().all() and average.model.weight.tolist() == [2.0, 2.0]

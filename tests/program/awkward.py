@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stoker import callbacks, data, optim
-from tests.program.fits import SIZE, Feature, net, samples
+from tests.program.fits import SIZE, Attribute, Feature, net, samples
 
 
 class Around(nn.Module):
@@ -234,6 +234,17 @@ class CountingLoss(nn.Module):
         return F.cross_entropy(logits, targets) * (1 + self.calls % 3)
 
 
+def masked_weight():
+    model = net()
+    model[0].weight.register_hook(lambda grad: grad * 0)
+    return model
+
+
+def listen(ctx):
+    """As people collect activations."""
+    ctx.model[0].register_forward_hook(lambda module, args, output: None)
+
+
 def hooked():
     """A hook of torch's own that keeps a tensor outside of the model."""
     model, seen = net(), []
@@ -292,6 +303,10 @@ AWKWARD = {
     ),
     "batches of a class": Awkward(
         Feature(Unboxing, boxes, lambda: {"loss": None}), "a batch has a Boxed in it, which can't be taken apart"
+    ),
+    "hook on a gradient": Awkward(Feature(masked_weight), "a hook on the gradient of '0.weight' may do anything"),
+    "hook of a callback": Awkward(
+        Feature(listeners=lambda: [Attribute(listen, "on_fit_begin")]), "a hook of Linear may do anything"
     ),
     "hook outside": Awkward(Feature(hooked), "a hook of Linear may do anything"),
     "skip": Awkward(Feature(settings=lambda: {"on_nan": "skip"}), "on_nan='skip' looks at every batch"),

@@ -342,6 +342,60 @@ def _less_dropout(ctx):
     ctx.model[1].p = 0.5 / ctx.epoch
 
 
+class Closed:
+    """A loss that is a function and has closed over a number which a callback changes."""
+
+    def __init__(self):
+        factor = 1.0
+
+        def loss(logits, targets):
+            return factor * F.cross_entropy(logits, targets)
+
+        def change(ctx):
+            nonlocal factor
+            factor = 1.0 + ctx.epoch % 2
+
+        self.loss, self.change = loss, change
+
+
+CLOSED = Closed()
+
+
+class Slotted:
+    __slots__ = ("temperature",)
+
+
+class Held(Warm):
+    """Reads the number from an object without a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = Slotted()
+        self.config.temperature = 1.0
+
+    def forward(self, x):
+        return self.body(x) / self.config.temperature
+
+
+def _cool_slot(ctx):
+    ctx.model.config.temperature = 1.0 + ctx.epoch % 3
+
+
+def _replace_module(ctx):
+    ctx.model[1] = nn.ReLU() if ctx.epoch % 2 else nn.Tanh()
+
+
+class OneMapping(callbacks.Callback):
+    """Changes one and the same mapping of rates in place."""
+
+    def __init__(self):
+        self.rates = {"*": 0.0}
+
+    def on_train_batch_begin(self, ctx):
+        self.rates["*"] = 2.0 ** -(4 + ctx.batch_number % 3)
+        ctx.lr = self.rates
+
+
 FEATURES = {
     "plain": Feature(),
     "schedule": Feature(settings=lambda: {"lr": schedule.cosine(0.02, steps=56)}),
@@ -404,6 +458,14 @@ FEATURES = {
     "attribute of a batch": Feature(
         Warm, listeners=lambda: [Attribute(_cool_often, "on_train_batch_begin")], programs=3
     ),
+    "closed over by the loss": Feature(
+        settings=lambda: {"loss": CLOSED.loss},
+        listeners=lambda: [Attribute(CLOSED.change, "on_epoch_begin")],
+        programs=4,
+    ),
+    "attribute in a slot": Feature(Held, listeners=lambda: [Attribute(_cool_slot, "on_epoch_begin")], programs=6),
+    "replaced module": Feature(listeners=lambda: [Attribute(_replace_module, "on_epoch_begin")], programs=12),
+    "rates changed in place": Feature(listeners=lambda: [OneMapping()], programs=2),
     "dropout of an epoch": Feature(
         lambda: net(nn.Dropout(0.3)), listeners=lambda: [Attribute(_less_dropout, "on_epoch_begin")], programs=12
     ),

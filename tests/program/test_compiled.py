@@ -72,6 +72,7 @@ def test_a_run_says_in_its_directory_why_it_was_eager(name, tmp_path):
 REFUSED = {
     "Adam foreach": "with foreach=True torch needs a number",
     "Adafactor": "the step reads a value on the host",
+    "Muon": "the step reads a value on the host",
 }
 
 

@@ -5,8 +5,8 @@ import torch
 
 from stoker.program import Plan, Verdict
 from stoker.program._reason import Cannot
-from stoker.program._repeated import Made, Repeated, matched, written_back
-from stoker.program._tree import taken_apart
+from stoker.program._repeated import Made, Repeated
+from stoker.program._tree import matched, taken_apart, written_back
 
 
 class Around:
@@ -43,6 +43,9 @@ class Sum:
 
     def hold(self, kept, *, own=True):
         self.total = kept["total"]
+
+    def obstacle(self):
+        return ""
 
     def pins(self):
         return self.attribute

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from stoker.record import Event
+from stoker.record import Event, _columns
 from stoker.record._columns import Columns
 from tests.record.stories import fill, story
 
@@ -138,3 +138,18 @@ def test_a_million_events_fit_into_a_hundred_megabytes():
     tables = [columns.places, columns.kinds, columns.times, columns.epochs, columns.updates]
     tables += [table for series in columns.running.values() for table in (series.rows, series.values)]
     assert sum(sys.getsizeof(table) for table in tables) < 100 * many
+
+
+def test_of_very_many_notes_the_first_and_the_last_are_kept(monkeypatch):
+    monkeypatch.setattr(_columns, "_SPOKEN", 10)
+    notes = [Event("note", float(number), update=number) for number in range(100)]
+    columns = columns_of(Event("begin", 0.0), *notes[:50], Event("stop", 50.0), *notes[50:])
+    kept = [event.update for _, event in columns.told if event.kind == "note"]
+    assert kept[:10] == list(range(10)) and kept[-10:] == list(range(90, 100)) and len(kept) < 30
+    assert [event.kind for _, event in columns.told if event.kind != "note"] == ["begin", "stop"]
+    assert columns.unspoken == 100 - len(kept) and len(columns) == 102
+    columns.take([Event("resume", 200.0, extra={"kept": 41})])
+    kept = [event.update for _, event in columns.told if event.kind == "note"]
+    assert columns.unspoken == 40 - len(kept) and kept[:10] == list(range(10))
+    columns.take(notes[:5])
+    assert [event.update for _, event in columns.told][-5:] == [0, 1, 2, 3, 4]

@@ -122,3 +122,23 @@ def test_a_resume_that_does_not_say_what_stands_is_refused():
         if line is not None:
             with pytest.raises(ValueError, match="expected how many"):
                 whole(line)
+
+
+UNREADABLE = {
+    "no utf-8": b'{"x":"\xff"}',
+    "an endless integer": b'{"x":' + b"9" * 5000 + b"}",
+    "deep": b'{"x":' * 900 + b"1" + b"}" * 900,
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_extra_that_cannot_be_read_is_empty(name, monkeypatch):
+    """The fast way has left it unread; what it says must not end the reading of the file."""
+    if name == "deep":  # how deep is too deep differs between versions of Python
+        monkeypatch.setattr(_decode.json, "loads", too_deep)
+    (line,) = lines_in(b'{"kind":"train","time":1.0,"values":{"a":1},"extra":' + UNREADABLE[name] + b"}\n")
+    assert line.values == {"a": 1.0} and whole(line).extra == {}
+
+
+def too_deep(text):
+    raise RecursionError

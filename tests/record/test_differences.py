@@ -22,7 +22,7 @@ def test_a_line_for_each_field(old, new, found):
 
 def test_what_was_asked_for_is_said_once():
     facts = {"settings": {"lr": 0.1, "seed": 1, "hparams": {"hidden": 64}}}
-    assert asked({"train": {"lr": 0.1}, "model": {"hidden": 64}, "seed": 0}, facts) == {
+    assert asked({"train": {"lr": 0.1}, "model": {"hidden": 64}, "seed": 0}, facts, once=True) == {
         "train.lr": 0.1,
         "model.hidden": 64,
         "seed": 0,
@@ -30,3 +30,9 @@ def test_what_was_asked_for_is_said_once():
     }
     assert asked(None, {}) == asked(None, {"settings": {}}) == {}
     assert asked(None, {"settings": ["damaged"]}) == {"settings": ["damaged"]}
+
+
+def test_beside_another_run_nothing_is_left_out():
+    one = asked({"lr": 0.1}, {"settings": {"lr": 0.1}})
+    other = asked({"lr": 0.1}, {"settings": {"lr": 0.01}})
+    assert (one["settings.lr"], other["settings.lr"]) == (0.1, 0.01)

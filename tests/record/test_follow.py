@@ -281,6 +281,64 @@ def test_a_hostile_beginning(run):
     assert (follower.facts, follower.config, follower.status.seconds) == ({}, None, 2.0)
 
 
+@pytest.mark.parametrize("kind", ["begin", "progress", "train", "valid", "epoch", "note", "resume", "end"])
+@pytest.mark.parametrize("value", [b'"\xff"', b"9" * 5000], ids=["no utf-8", "an endless integer"])
+def test_an_extra_that_cannot_be_read_costs_no_number(run, kind, value):
+    line = b'{"kind":"%s","time":2.0,"epoch":1,"update":3,"values":{"lr":0.5},"extra":{"x":%s}}\n'
+    more = to_line(Event("valid", 3.0, epoch=1, update=4, values={"lr": 0.25}))
+    (run.path / "events.jsonl").write_bytes(line % (kind.encode(), value) + more)
+    follower = following(run)
+    assert follower.points("lr").value.tolist()[-1] == 0.25 and follower.status.update == 4
+    assert follower.damaged == (1 if kind == "resume" else 0), "a resume must say what stands"
+
+
+def test_a_file_that_cannot_be_opened_is_gone_and_not_behind(run, monkeypatch):
+    """As with other rights, which root would not notice."""
+    fill(run.record)
+
+    def refused(self):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_follow.Tail, "blocks", refused)
+        follower = following(run)
+        for seconds in (None, 0, 1e-9):
+            assert (follower.state, follower.behind) == ("gone", False)
+            assert follower.problem == "events.jsonl can't be read: Permission denied"
+            follower.refresh(seconds=seconds)
+    assert follower.refresh(seconds=0) and follower.state == "finished" and not follower.behind
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "log.txt", "config.json", "run.json"])
+@pytest.mark.parametrize("large", [False, True])
+def test_nothing_outside_of_its_folder_is_read(run, name, large, monkeypatch):
+    """The server checks links before; this is for one that is put there after."""
+    monkeypatch.setattr(_follow, "_LARGE", 10 if large else 1 << 22)
+    fill(run.record)
+    secret = run.path.parent / "secret"
+    secret.write_bytes(b'{"kind":"note","time":1.0,"text":"secret"}\n')
+    (run.path / name).unlink(missing_ok=True)
+    (run.path / name).symlink_to(secret)
+    follower, free = Follower(run.path, inside=run.path.resolve()), Follower(run.path)
+    for each in (follower, free):
+        each.refresh(seconds=0)
+        each.refresh()
+    assert ["secret" in repr([each.said, each.log, each.config, each.facts]) for each in (follower, free)] == [
+        False,
+        True,
+    ]
+    assert (follower.state == "gone") == (name == "events.jsonl")
+
+
+def test_that_not_all_notes_are_kept_is_told(run, monkeypatch):
+    monkeypatch.setattr("stoker.record._columns._SPOKEN", 2)
+    for number in range(6):
+        run.record.append(Event("note", text=f"{number}"))
+    follower = following(run)
+    assert [event.text for event in follower.said] == ["0", "1", "4", "5"]
+    assert follower.problem == "2 notes and warnings from the middle were left out"
+
+
 WRITER = f"""{LIGHT}
 import itertools, time
 from stoker.record import Event, Run

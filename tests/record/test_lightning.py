@@ -38,6 +38,35 @@ def test_a_table_of_something_else_is_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("step,a\n-1,1\n", "expected steps from 0 up, got -1 alone"),
+        ("step,a\n-2,1\n", "expected a count from 0 up to 9223372036854775806, got '-2'"),
+        (f"step,a\n{'9' * 400},1\n", f"got '{'9' * 20}'"),
+        (f"epoch,step,a\n{'9' * 400},1,1\n", f"got '{'9' * 20}'"),
+    ],
+    ids=["alone", "negative", "long step", "long epoch"],
+)
+def test_steps_and_epochs_that_can_not_be_are_refused(tmp_path, text, problem):
+    path = tmp_path / "metrics.csv"
+    path.write_text(text)
+    with pytest.raises(BadFile, match=r"metrics.csv: expected ") as refused:
+        read_metrics(path)
+    assert problem in str(refused.value) and len(str(refused.value)) < 300
+
+
+def test_a_step_before_the_first_one_is_update_0(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,a\n-1,1\n3,2\n")
+    assert [row.update for row in read_metrics(tmp_path / "metrics.csv")] == [0, 4]
+
+
+def test_hyperparameters_that_are_no_file_are_refused(tmp_path):
+    (tmp_path / "hparams.yaml").mkdir()
+    with pytest.raises(BadFile, match=r"hparams.yaml can't be read: .*directory; move it away, .* without a config"):
+        read_hparams(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("text", "config"),
     [
         ("hidden: 4\nlr: 0.1\n", {"hidden": 4, "lr": 0.1}),

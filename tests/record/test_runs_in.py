@@ -1,6 +1,9 @@
 """The runs of a folder: all of them, the oldest first."""
 
+import pytest
+
 from stoker.record import Run, runs_in
+from stoker.record._tail import Tail
 from tests.record.stories import fill
 
 
@@ -18,8 +21,38 @@ def test_runs_in_a_folder_the_oldest_first(tmp_path):
     assert runs_in(tmp_path / "nowhere") == []
 
 
-def test_a_run_that_cannot_be_read_is_listed_with_the_reason(tmp_path):
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "events.jsonl").write_text("nonsense\n")
+def test_a_damaged_run_is_read_around_the_damage(tmp_path):
+    run = Run.create(tmp_path / "broken")
+    fill(run.record)
+    run.close()
+    with (run.path / "events.jsonl").open("ab") as file:
+        file.write(b"nonsense\n")
     (found,) = runs_in(tmp_path)
-    assert found.summary()["state"] == "died" and "line 1: expected an event" in found.summary()["reason"]
+    assert (found.state, found.summary["epochs"], found.problem) == ("finished", 5, "a damaged line was left out")
+
+
+def test_without_reading_they_are_known_by_name(tmp_path):
+    Run.create(tmp_path / "one").close()
+    assert [run.name for run in runs_in(tmp_path, read=False)] == ["one"]
+
+
+@pytest.mark.parametrize("words", ["Permission denied", "Stale file handle"])
+def test_a_run_that_cannot_be_opened_is_listed_among_the_others(tmp_path, monkeypatch, words):
+    for name in ("good", "odd"):
+        Run.create(tmp_path / name).close()
+    look = Tail.look
+
+    def refused(tail):
+        if tail.path.parent.name == "odd":
+            raise OSError(5, words)
+        return look(tail)
+
+    monkeypatch.setattr(Tail, "look", refused)
+    found = {run.name: run for run in runs_in(tmp_path)}
+    assert (found["good"].state, found["odd"].state) == ("died", "gone") and words in found["odd"].reason
+
+
+def test_one_that_leads_nowhere_is_none(tmp_path):
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / "events.jsonl").symlink_to(tmp_path / "nowhere")
+    assert runs_in(tmp_path) == []

@@ -109,3 +109,17 @@ def test_an_empty_record():
 
 def test_a_run_of_nan_has_no_best():
     assert numbers([float("nan")]).summary()["best"] is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "after", "part"),
+    [(3, [], [3, 25]), (25, [], None), (0, [], None), (3, [Event("begin", 9.0, extra={"batches": 25})], None)],
+    ids=["cut", "whole", "unknown", "goes on"],
+)
+def test_an_epoch_that_was_cut_short(batch, after, part):
+    record = Record()
+    record.append(Event("begin", 1.0, extra={"epochs": 50, "batches": 25}))
+    record.append(Event("epoch", 2.0, epoch=41, batch=batch, update=1003))
+    for event in (Event("end", 3.0, epoch=41, batch=batch, update=1003), *after):
+        record.append(event)
+    assert (record.summary()["epochs"], record.summary()["part"]) == (41, part)

@@ -1,4 +1,5 @@
 import math
+import resource
 
 import pytest
 import torch
@@ -24,6 +25,24 @@ def test_what_is_written_is_read(tmp_path):
     file.close()
     assert first == (3, 2.5, {"a": 0.5, "b/ü": math.inf}, False)
     assert second.step == 4 and math.isnan(second.values["a"])
+
+
+@pytest.mark.parametrize("room", [0, 5], ids="{} bytes left".format)
+def test_what_does_not_fit_on_the_disk_leaves_nothing_and_hides_nothing_that_comes_later(tmp_path, room):
+    file = TensorBoardFile(tmp_path, update=0)
+    file.write({"a": 1.0}, update=1)
+    before, limits = file.path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, limits[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left on device" if room else "File too large"):
+                file.write({"a": 2.0}, update=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.path.read_bytes() == before
+    file.write({"a": 3.0}, update=3)
+    file.close()
+    assert said(tmp_path) == [(1, {"a": 1.0}), (3, {"a": 3.0})]
 
 
 def test_a_later_file_voids_what_an_earlier_one_said_from_its_update_on(tmp_path):

@@ -33,7 +33,7 @@ def test_confusions_of_a_judgement_or_of_the_record():
     cells = {f"valid/confusion/{row}/{column}": float(row + column) for row in (0, 1) for column in (0, 1)}
     record.append(Event("log", epoch=5, values=cells))
     assert [text.get_text() for text in plot(record, kind="confusion").axes[0].texts] == ["0", "1", "1", "2"]
-    with pytest.raises(InvalidArgument, match="the run has no confusion matrix; give judgement=, or add"):
+    with pytest.raises(InvalidArgument, match="the run has no confusion matrix; give fitted.plot data=, or add"):
         plot(story(), kind="confusion")
 
 

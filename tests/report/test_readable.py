@@ -45,3 +45,16 @@ def test_what_is_no_run(tmp_path):
         as_readable(tmp_path)
     with pytest.raises(WrongType, match="a Run, a Follower or a Record; got int"):
         as_readable(3)
+
+
+def test_a_run_that_cannot_be_read_is_not_waited_for(run, monkeypatch):
+    tries = []
+
+    def refused(self):
+        tries.append(self.path)
+        if len(tries) > 3:
+            pytest.fail("it tries on and on")
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("stoker.record._tail.Tail.blocks", refused)
+    assert "Permission denied" in as_readable(run.path).problem

@@ -50,3 +50,10 @@ def test_numbers_far_from_zero_stand_on_one_near_them():
 def test_no_room_is_an_error():
     with pytest.raises(InvalidArgument, match="bars: width and height are 40 and 4"):
         bars([], 40, 4)
+
+
+def test_without_colours_bars_are_told_apart_by_what_they_are_made_of():
+    both = [line([4, 2, 1]), line([4, 2, 1])]
+    rows = bars(both, 30, 10, colours=False)
+    assert max(heights(rows)) == max(heights(rows, "o")) == 8
+    assert "*" in bars(both, 30, 10, ascii_only=True)[0].plain, "the mark that the legend names"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import InvalidArgument
-from stoker.show import Line, chart
+from stoker.show import Line, chart, legend
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
 
@@ -71,3 +71,11 @@ def test_time_is_written_as_a_clock():
 def test_no_room_is_an_error():
     with pytest.raises(InvalidArgument, match="chart: width and height are 15 and 9; expected at least 16 and 5"):
         chart([], 15, 9)
+
+
+def test_without_colours_lines_are_told_apart_by_what_they_are_made_of():
+    lines = [line([3, 2, 1], "train"), line([1, 2, 3], "valid"), line([2, 2, 2], "test")]
+    rows = chart(lines, 40, 12, colours=False)
+    drawn = "".join(row.plain for row in rows[:-2])
+    assert braille(rows) and "o" in drawn and "+" in drawn
+    assert legend(lines, colours=False).plain == "━ train  o valid  + test"

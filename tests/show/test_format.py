@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.record import number
-from stoker.show._format import clock, duration, plural, short
+from stoker.show._format import clock, duration, plural, short, visible
 
 
 @given(st.floats(-1e300, 1e300).filter(lambda value: abs(value) > 1e-300))
@@ -37,3 +37,8 @@ def test_four_digits_are_what_is_left_of_a_number(value):
 )
 def test_edges(told, text):
     assert told == text
+
+
+@given(st.text())
+def test_everything_in_a_text_can_be_seen(text):
+    assert visible(text).isprintable() and (visible(text) == text) == text.isprintable()

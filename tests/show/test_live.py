@@ -88,8 +88,13 @@ def test_a_terminal_that_changes_its_size(columns):
 
 @pytest.mark.parametrize(
     ("setting", "colored", "braille"),
-    [({}, True, True), ({"NO_COLOR": "1"}, False, True), ({"PYTHONIOENCODING": "cp1252"}, True, False)],
-    ids=["plain", "no color", "windows"],
+    [
+        ({}, True, True),
+        ({"NO_COLOR": "1"}, False, True),
+        ({"NO_COLOR": ""}, True, True),
+        ({"PYTHONIOENCODING": "cp1252"}, True, False),
+    ],
+    ids=["plain", "no color", "empty", "windows"],
 )
 def test_colours_and_characters(setting, colored, braille):
     program = STORY.replace("pause()", "")
@@ -100,6 +105,7 @@ def test_colours_and_characters(setting, colored, braille):
         assert (b"\x1b[36m" in raw or b"\x1b[32m" in raw) == colored
         assert ("⠤".encode() in raw or "⡀".encode() in raw) == braille and ("━".encode() in raw) == braille
         assert braille or b"====" in raw
+        assert (b"o valid/loss" in raw) == (not colored), "what else would tell the curves apart"
 
 
 def test_a_dumb_terminal_gets_plain_lines():

@@ -43,6 +43,12 @@ def test_what_there_is_to_see():
     assert lines[-1].split()[0] == "0.5000", "the least of the curves stands at their foot"
 
 
+def test_without_colours_the_curves_are_told_apart():
+    lines = shown(halfway()[1], colours=False)
+    assert lines[6].split()[-3:] == ["train/loss", "o", "valid/loss"]
+    assert any("oo" in line for line in lines[7:]) and not any("oo" in line for line in shown(halfway()[1])[7:])
+
+
 def test_in_ascii_everything_else_is_too():
     text = "\n".join(shown(halfway()[1], ascii_only=True))
     assert set(text) - set(map(chr, range(128))) <= set("━─·")  # which the writer spells

@@ -76,4 +76,5 @@ def served(folder, *, port=0, **how):
         yield server
     finally:
         server.stop()
-        thread.join()
+        thread.join(30)
+        assert not thread.is_alive(), "the server did not end"

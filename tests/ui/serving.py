@@ -72,9 +72,9 @@ def counted_reads(monkeypatch):
     opened = []
 
     class Counted(_shelf.Follower):
-        def __init__(self, path):
+        def __init__(self, path, **how):
             opened.append(path.name)
-            super().__init__(path)
+            super().__init__(path, **how)
 
     monkeypatch.setattr(_shelf, "Follower", Counted)
     return opened

@@ -118,11 +118,16 @@ def test_a_long_curve_is_thinned_here_and_keeps_its_peak_and_its_dip(asked):
         ("name=lr&most=1e9", "most='1e9'; expected a number from 2 to 20000"),
         ("name=lr&from=nan", "from='nan'; expected a number"),
         ("name=lr&to=x", "to='x'; expected a number"),
+        ("name=lr&from=3&to=2", "from=3.0 is after to=2.0; expected from ≤ to"),
+        (
+            "most=20000&" + "&".join(f"name={number}" for number in range(26)),
+            "26 names with most=20000; expected at most 500000 points in one answer: ask for fewer names, or for fewer",
+        ),
         ("name=lr&by=hour", "by='hour'; expected one of update, epoch, time"),
         ("name=lr&source=x", "source='x'; expected one of all, epochs, running"),
         ("&".join(f"name={number}" for number in range(1001)), "expected from 1 to 1000 names"),
     ],
-    ids=["none", "word", "negative", "too many", "nan", "to", "by", "source", "names"],
+    ids=["none", "word", "negative", "too many", "nan", "to", "turned", "together", "by", "source", "names"],
 )
 def test_a_question_that_makes_no_sense(asked, query, error):
     answer = asked.get(f"api/points/a?{query}")

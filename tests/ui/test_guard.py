@@ -109,3 +109,13 @@ def test_every_answer_has_the_strict_headers_and_none_lets_other_pages_read(tmp_
     assert found["x-content-type-options"] == "nosniff" and found["referrer-policy"] == "no-referrer"
     assert not [name for name in found if name.startswith("access-control-")]
     assert found["cache-control"] == ("no-cache" if found["content-type"].startswith("text/") else "no-store")
+
+
+@pytest.mark.parametrize("path", ["api/runs", "api/events", "api/control/x"])
+def test_a_page_of_another_site_asks_for_nothing(tmp_path, path):
+    with serving(tmp_path) as (_, client):
+        method = "POST" if "control" in path else "GET"
+        answer = client.request(method, path, headers={"sec-fetch-site": "cross-site"})
+        assert answer.status_code == 403 and "a page of another site asks" in answer.json()["error"]
+        assert client.get("", headers={"sec-fetch-site": "cross-site"}).status_code == 200, "a link to the page is fine"
+        assert client.get("api/runs", headers={"sec-fetch-site": "same-origin"}).status_code == 200

@@ -1,13 +1,16 @@
 """News for a page that stays connected."""
 
+import asyncio
 import json
 import shutil
 import socket
 import time
 
 import pytest
+from starlette.requests import ClientDisconnect, Request
 
 from stoker.record import Event, Run
+from stoker.ui._api import Api
 from stoker.ui._news import News
 from stoker.ui._rows import Rows
 from stoker.ui._shelf import Shelf
@@ -174,10 +177,66 @@ def test_no_more_streams_than_a_machine_can_serve(tmp_path, monkeypatch):
             refused = client.get("api/events")
             assert refused.status_code == 503
             assert refused.json() == {"error": "1 pages are open already; close some of them"}
-        while status_of(client) != 200:  # the server sees soon that the first one has gone
+        for _ in range(3000):
+            if status_of(client) == 200:  # the server sees soon that the first one has gone
+                break
             time.sleep(0.01)
+        else:
+            pytest.fail("a page that has gone is counted on")
+
+
+def test_streams_that_come_at_once_are_counted_before_they_are_sent_anything(tmp_path, monkeypatch):
+    monkeypatch.setattr("stoker.ui._api._STREAMS", 2)
+    api = Api(Shelf(tmp_path), token=None)
+    request = Request({"type": "http", "query_string": b"", "headers": []})
+
+    async def nothing(*given):
+        raise OSError("the page has gone")
+
+    async def three():
+        answers = [await api.events(request) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 503]
+        with pytest.raises((OSError, BaseExceptionGroup, ClientDisconnect)):
+            await answers[0]({"type": "http", "asgi": {"spec_version": "2.4"}}, nothing, nothing)
+        assert [(await api.events(request)).status_code for _ in range(2)] == [200, 503]
+
+    asyncio.run(three())
 
 
 def status_of(client):
     with client.stream("GET", "api/events") as answer:
         return answer.status_code
+
+
+def test_a_run_that_breaks_the_reading_is_told_once_and_costs_the_others_nothing(tmp_path, run, monkeypatch):
+    make(tmp_path / "odd")
+    faults = []
+    monkeypatch.setattr("stoker.ui._news.tell", faults.append)
+    news = news_of(tmp_path, "odd", "live")
+    told(news)
+    with monkeypatch.context() as patched:
+        patched.setattr("stoker.ui._news.status", lambda run: {} if run.name == "live" else 1 / 0)
+        with (tmp_path / "odd" / "events.jsonl").open("a") as file:
+            file.write('{"kind": "note", "time": 1, "text": "x"}\n')
+        run.record.append(progress(25, loss=0.1))
+        heard = {data["id"]: data for kind, data in told(news) if kind == "run"}
+        assert set(heard) == {"odd", "live"} and heard["odd"]["row"]["state"] == "died"
+        assert heard["odd"]["problem"] == "stoker ui failed with ZeroDivisionError; its terminal shows where"
+        assert told(news) == [] and len(faults) == 2
+    assert [data["anew"] for kind, data in told(news) if kind == "run"] == [True], "it can be read again"
+
+
+def test_for_a_run_that_is_gone_no_name_like_it_is_looked_for(tmp_path, run, monkeypatch):
+    monkeypatch.setattr("stoker.ui._shelf.did_you_mean", lambda *given: 1 / 0)
+    assert told(news_of(tmp_path, "gone"))[-1][1]["row"]["state"] == "gone"
+
+
+def test_of_very_much_that_was_said_the_last_is_told(tmp_path, run, monkeypatch):
+    monkeypatch.setattr("stoker.ui._news.SAID", 3)
+    for number in range(5):
+        run.record.append(Event("note", text=f"{number}"))
+    news = news_of(tmp_path, "live")
+    assert [each["text"] for each in told(news)[-1][1]["said"]] == ["2", "3", "4"]
+    run.record.append(Event("note", text="5"))
+    data = told(news)[-1][1]
+    assert [each["text"] for each in data["said"]] == ["5"] and not data["anew"]

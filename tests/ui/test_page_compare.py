@@ -46,6 +46,11 @@ def test_runs_over_each_other_with_their_differences_and_the_best_marked(server,
         expect(page.get_by_role("heading", level=1)).to_have_text("2 runs")
         page.go_back()
         expect(page.get_by_role("heading", level=1)).to_have_text("3 runs")
+        page.go_back()
+        expect(page.get_by_role("checkbox", checked=True)).to_have_count(3)
+        page.get_by_label("Compare slow").uncheck()
+        page.reload()
+        expect(page.get_by_role("button", name="Compare 2")).to_be_visible()
 
 
 def test_a_brush_on_a_parallel_axis_chooses_what_is_drawn(server, visit):

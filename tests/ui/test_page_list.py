@@ -60,6 +60,40 @@ def test_search_by_words_and_by_conditions_and_the_address_holds_it(server, visi
         expect(page.get_by_text("No run is like that.")).to_be_visible()
 
 
+@pytest.mark.parametrize("wrong", ["lr<<x", "lr<", "lr>=<3", "lr==0.01", "state>>x"])
+def test_a_malformed_condition_finds_nothing_and_says_so(server, visit, wrong):
+    with visit(server) as page:
+        expect(page.locator("tbody tr")).to_have_count(4)
+        page.get_by_role("searchbox", name="Search runs").fill(f"{wrong} sweep")
+        expect(page.locator("tbody tr")).to_have_count(0)
+        expect(page.locator(".empty")).to_have_text(
+            f"{wrong} is malformed: write a name, one sign and a value, such as lr<0.01."
+        )
+
+
+def test_no_number_comes_before_a_word(server, visit):
+    with visit(server) as page:
+        expect(page.locator("tbody tr")).to_have_count(4)
+        page.get_by_role("searchbox", name="Search runs").fill("lr<x")
+        expect(page.locator("tbody tr")).to_have_count(0)
+
+
+def test_a_run_that_could_not_be_read_whole_is_marked(server, visit):
+    def damaged(route):
+        told = route.fetch().json()
+        for each in told["runs"]:
+            each["problem"] = "3 damaged lines were left out" if each["id"] == SLOW else ""
+        route.fulfill(json=told)
+
+    with visit(server) as page:
+        expect(page.locator("tbody tr")).to_have_count(4)
+        page.route("**/api/runs", damaged)
+        page.route("**/api/events*", lambda route: route.fulfill(content_type="text/event-stream", body=": none\n\n"))
+        page.reload()
+        expect(row(page, SLOW).locator("th")).to_have_text("slow⚠ 3 damaged lines were left out")
+        expect(page.locator("tbody .problem:visible")).to_have_count(1)
+
+
 def test_sort_by_a_column_both_ways(server, visit):
     with visit(server) as page:
         page.get_by_role("button", name="Best").click()
@@ -119,6 +153,7 @@ def test_everything_goes_by_keyboard(server, visit):
         expect(page.get_by_role("heading", level=1)).to_have_text("2 runs")
         page.keyboard.press("Escape")
         expect(page.get_by_role("searchbox")).to_have_value("sweep")
+        expect(page.get_by_role("button", name="Compare 2")).to_be_visible()
         expect(page.locator("tbody tr")).to_have_count(2)
         page.keyboard.press("k")
         page.keyboard.press("Enter")
@@ -132,7 +167,15 @@ def test_everything_goes_by_keyboard(server, visit):
 
 
 @pytest.mark.parametrize(
-    "fragment", ["#/runs", "#/run/slow", "#/run/slow?tab=config", "#/run/slow?tab=log", "#/compare?id=slow&id=dead"]
+    "fragment",
+    [
+        "#/runs",
+        "#/run/slow",
+        "#/run/slow?tab=config",
+        "#/run/slow?tab=log",
+        "#/run/slow?tab=epochs",
+        "#/compare?id=slow&id=dead",
+    ],
 )
 def test_a_phone_has_nothing_to_scroll_sideways(server, visit, fragment):
     with visit(server, fragment, width=375) as page:

@@ -1,5 +1,6 @@
 """A page that stays open while runs go on, end and vanish, and while its server goes away."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 from playwright.sync_api import expect
 
+from stoker.record import Event, Run
 from tests.record.stories import LIGHT
 from tests.ui.conftest import served
 from tests.ui.page_runs import train
@@ -65,6 +67,63 @@ def test_points_of_another_process_come_by_themselves_and_its_death_too(tmp_path
         expect(page.locator(".reason")).to_contain_text("went away without a word")
 
 
+def test_what_was_asked_is_told_until_the_record_says_that_it_was_done(tmp_path, visit):
+    path = tmp_path / "going"
+    run = train(path, epochs=1, planned=4, end=False)
+    with served(tmp_path) as server, visit(server, "#/run/going") as page:
+        save, stop = page.get_by_role("button", name="Save a checkpoint"), page.get_by_role("button", name="Stop")
+        save.click()
+        page.get_by_label("Token").fill(server.token)
+        page.get_by_role("button", name="Save", exact=True).click()
+        expect(page.locator(".asked")).to_have_text("Asked to save a checkpoint, waiting for the next update …")
+        expect(save).to_be_disabled()
+        page.get_by_role("link", name="Runs").click()
+        page.get_by_role("link", name="going").click()
+        expect(save).to_be_disabled()
+        checkpoint(run, update=50)
+        expect(page.locator(".asked")).to_be_hidden()
+        expect(save).to_be_enabled()
+        stop.click()
+        page.get_by_role("button", name="Stop it").click()
+        expect(page.locator(".asked")).to_contain_text("Asked to stop")
+        expect(stop).to_be_disabled()
+        run.record.append(Event("stop", epoch=1, update=50, text="Asked to stop by ui"))
+        run.record.append(Event("end", epoch=1, update=50, extra={"epochs": 1, "seconds": 5.0}))
+        run.close()
+        expect(page.locator(".title .state")).to_contain_text("stopped")
+        expect(page.locator(".asked")).to_be_hidden()
+
+
+def checkpoint(run, *, update):
+    """A checkpoint as far as a viewer sees it."""
+    folder = run.path / "checkpoints" / f"{update:08}"
+    folder.mkdir(parents=True)
+    told = {"name": folder.name, "update": update, "epoch": 1, "reason": "asked for by ui", "bytes": 10, "time": 1.0}
+    told |= {"values": {}, "run": run.facts.get("id", "")}
+    (folder / "manifest.json").write_text(json.dumps(told))
+    run.record.append(Event("checkpoint", epoch=1, update=update, extra={"reason": told["reason"]}))
+
+
+def test_nothing_comes_and_goes_between_two_epochs(tmp_path, visit):
+    run = Run.create(tmp_path / "going")
+    write = run.record.append
+    write(Event("begin", 100.0, extra={"epochs": 4, "batches": 25}))
+    at = {"epoch": 1, "values": {"train/loss": 0.5}}
+    write(Event("progress", 101.0, batch=10, update=10, extra={"phase": "train", "batches": 25}, **at))
+    pace = {"phase": "train", "batches": 25, "samples_per_second": 640.0}
+    write(Event("progress", 102.0, batch=20, update=20, extra=pace, **at))
+    with served(tmp_path) as server, visit(server, "#/run/going") as page:
+        facts = page.locator(".facts")
+        expect(facts).to_contain_text("batch 20 / 25")
+        expect(facts).to_contain_text("Samples / s640")
+        names = facts.locator("dt").all_text_contents()
+        write(Event("epoch", 103.0, update=25, **at))
+        expect(facts).to_contain_text("batch 25 / 25")
+        expect(facts).to_contain_text("Samples / s640")
+        assert facts.locator("dt").all_text_contents() == names
+    run.close()
+
+
 def test_runs_come_and_go_in_the_list(tmp_path, visit):
     train(tmp_path / "first", epochs=1)
     with served(tmp_path) as server, visit(server) as page:
@@ -84,6 +143,7 @@ def test_a_run_that_is_deleted_while_it_is_shown(tmp_path, visit):
         shutil.rmtree(tmp_path / "digits")
         expect(page.locator(".title .state")).to_have_text("○gone")
         expect(page.locator(".reason")).to_have_text("the run's directory is gone")
+        expect(page.get_by_text("the run's directory is gone")).to_have_count(1)
 
 
 def test_a_lost_connection_is_said_and_taken_up_again(tmp_path, visit):

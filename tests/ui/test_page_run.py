@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 from playwright.sync_api import expect
 
-from stoker.record import Event
+from stoker import metrics
+from stoker.record import Event, Run
 from tests.ui.conftest import served
 from tests.ui.page_runs import PLAN, train
 
@@ -16,6 +17,7 @@ from tests.ui.page_runs import PLAN, train
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     run = train(folder / "digits", epochs=4, end=False)
+    run.record.append(Event("checkpoint", epoch=1, extra={"reason": "end of the epoch"}))
     run.record.append(Event("warning", epoch=2, text="two batches were empty"))
     run.record.append(Event("end", epoch=4, update=200, extra={"epochs": 4, "seconds": 20.0}))
     run.close()
@@ -82,10 +84,47 @@ def test_the_words_of_a_run_are_in_its_tabs(server, visit):
         expect(panel(page, "loss")).to_have_count(0)
         page.get_by_role("tab", name="Log").click()
         expect(page.locator("pre")).to_contain_text("warning: two batches were empty")
+        expect(page.locator("#tab-body h2")).to_have_text(["log.txt", "Notes and warnings"])
+        expect(page.locator("#tab-body tbody tr")).to_have_count(1)
         page.get_by_role("tab", name="Checkpoints").click()
         expect(page.get_by_text("None yet.")).to_be_visible()
         page.go_back()
         expect(page.get_by_role("tab", name="Log")).to_have_attribute("aria-selected", "true")
+
+
+def test_what_ran_is_a_line_for_a_shell_and_what_is_not_known_is_left_out(tmp_path, visit):
+    command = ["python", "train.py", "--name", "it's a", "--lr=0.1", ""]
+    Run.create(tmp_path / "told", facts={"command": command, "git": None}).close()
+    with served(tmp_path) as server, visit(server, "#/run/told?tab=config") as page:
+        expect(page.get_by_role("row", name="command")).to_have_text(
+            r"commandpython train.py --name 'it'\''s a' --lr=0.1 ''"
+        )
+        expect(page.get_by_role("row", name="host")).to_be_visible()
+        expect(page.get_by_role("row", name="git")).to_have_count(0)
+        page.get_by_role("tab", name="System").click()
+        said = page.locator("main .empty")
+        expect(said).to_contain_text("pip install 'stoker[monitor]'")
+        named = re.findall(r"metrics\.(\w+)\(\)", said.text_content())
+        assert set(named) == {name for name in metrics.__all__ if re.match("CPU|GPU|MemoryUse", name)}
+
+
+def test_every_epoch_is_a_row_with_its_numbers(server, visit):
+    with visit(server, "#/run/digits") as page:
+        page.get_by_role("tab", name="Epochs").click()
+        expect(page.locator("tbody th")).to_have_text(["4", "3", "2", "1"])
+        heads = page.locator("thead th").all_text_contents()
+        assert heads[0] == "Epoch" and {"train/loss", "valid/accuracy", "lr", "cpu"} < set(heads)
+        best = page.locator("tbody tr").first.locator("td.best")
+        expect(best).to_have_text(re.compile(r"^★0\.\d+$"))
+        assert heads[best.evaluate("(cell) => cell.cellIndex")] == "valid/loss"
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_the_progress_of_a_run_is_as_wide_as_the_page(server, visit, width):
+    with visit(server, "#/run/going", width=width) as page:
+        bar = page.get_by_role("progressbar", name="Progress of the run")
+        expect(bar).to_be_visible()
+        assert bar.bounding_box()["width"] == page.locator(".run").bounding_box()["width"]
 
 
 def test_a_drag_asks_the_server_for_that_stretch_and_a_double_click_for_all(server, visit):
@@ -195,6 +234,10 @@ def test_stop_and_save_need_the_token_once(server, visit):
         page.keyboard.press("Enter")
         expect(dialog).to_be_hidden()
         assert json.loads(asked.read_text())["ask"] == "stop"
+        expect(page.locator(".asked")).to_have_text("Asked to stop, waiting for the next update …")
+        expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+        expect(page.get_by_role("button", name="Save a checkpoint")).to_be_disabled()
+        page.reload()  # which forgets what was asked, but not the token
         page.get_by_role("button", name="Save a checkpoint").click()
         expect(page.get_by_label("Token")).to_be_hidden()
         dialog.get_by_role("button", name="Save").click()

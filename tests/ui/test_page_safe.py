@@ -60,6 +60,9 @@ def test_hostile_names_are_text_everywhere(server, visit):
             page.locator(".panel").nth(place).scroll_into_view_if_needed()
             expect(page.locator(".panel").nth(place).locator("canvas")).to_be_visible()
             expect(page.locator(".panel").nth(place).locator(".value").first).to_have_text("0.6667")
+        page.get_by_role("tab", name="Epochs").click()
+        expect(page.locator("thead")).to_contain_text(NAMES[0])
+        assert no_markup(page)
         for tab in ("Config", "Log", "Checkpoints"):
             page.get_by_role("tab", name=tab).click()
             assert no_markup(page)

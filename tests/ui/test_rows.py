@@ -3,6 +3,7 @@
 import pytest
 
 from stoker.record import Event, Run
+from stoker.ui import _shelf
 from stoker.ui._rows import Rows
 from stoker.ui._shelf import Shelf
 from tests.record.stories import fill
@@ -75,3 +76,52 @@ def test_a_large_run_is_in_the_list_at_once_and_right_in_the_end(tmp_path):
     assert digest is not None
     curve = digest.points("valid/loss")
     assert len(curve) <= 1000 and curve.value.min() == -5.0 and digest.bytes == 4 * 8 * len(curve)
+
+
+@pytest.fixture
+def fault(monkeypatch):
+    """Reading the run "odd" fails, as only a mistake of ours can make it; told is what the terminal is told."""
+    told, refresh = [], _shelf.Follower.refresh
+
+    def fails(self, *, seconds=None):
+        if self.name == "odd":
+            raise ZeroDivisionError("inner matters")
+        return refresh(self, seconds=seconds)
+
+    monkeypatch.setattr(_shelf.Follower, "refresh", fails)
+    monkeypatch.setattr("stoker.ui._rows.tell", told.append)
+    return told
+
+
+def test_a_run_that_breaks_the_reading_is_a_row_among_the_others(tmp_path, fault):
+    make(tmp_path / "a")
+    make(tmp_path / "odd")
+    shelf = Shelf(tmp_path)
+    rows = Rows(shelf)
+    for _ in range(2):
+        found = rows.latest(seconds=30)
+    assert found["a"]["state"] == "finished" and found["odd"]["state"] == "died"
+    assert found["odd"]["reason"] == "stoker ui failed with ZeroDivisionError; its terminal shows where"
+    assert set(found["a"]) == set(found["odd"]) and open_runs(shelf) == []
+    assert len(fault) == 1, "what has not changed fails no second time"
+
+
+def test_runs_that_there_was_no_time_for_are_unread_also_when_they_come_first(tmp_path):
+    for name in "abc":
+        make(tmp_path / name)
+    rows = Rows(Shelf(tmp_path))
+    assert {each["state"] for each in rows.latest(seconds=-1.0, first=["b", "c"]).values()} == {"unread"}
+    assert rows.latest(seconds=30, first=["b"])["b"]["state"] == "finished"
+
+
+def test_a_file_that_can_be_read_again_is_read_again(tmp_path, monkeypatch):
+    make(tmp_path / "a")
+    rows = Rows(Shelf(tmp_path))
+
+    def refused(self):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("stoker.record._tail.Tail.blocks", refused)
+        assert rows.latest(seconds=30)["a"]["state"] == "gone"
+    assert rows.latest(seconds=30)["a"]["state"] == "finished"

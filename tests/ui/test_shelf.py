@@ -116,3 +116,17 @@ def test_many_threads_at_once(tmp_path):
         thread.join()
     alive.close()
     assert wrong == []
+
+
+def test_a_link_that_comes_after_the_look_at_the_folder_is_not_followed(tmp_path, monkeypatch):
+    path = make(tmp_path / "runs" / "a")
+    (tmp_path / "secret.txt").write_text("secret\n")
+    shelf = Shelf(tmp_path / "runs")
+    with shelf.follow("a"):
+        pass
+    monkeypatch.setattr(_shelf, "_PAUSE", -1.0)
+    shelf._next_look = float("inf")
+    (path / "log.txt").unlink(missing_ok=True)
+    (path / "log.txt").symlink_to(tmp_path / "secret.txt")
+    with shelf.follow("a") as opened:
+        assert opened.run.state == "finished" and "secret" not in opened.run.log

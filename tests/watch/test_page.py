@@ -36,7 +36,7 @@ def test_several_runs(tmp_path):
     make(tmp_path / "a", epochs=1, end=True)
     make(tmp_path / "b", epochs=2, end=True)
     text = page(followed(tmp_path / "a", tmp_path / "b"))
-    assert "a: stopped" in text and "b: stopped" in text and "━ a  ━ b" in text
+    assert "a: stopped" in text and "b: stopped" in text and "━ a  o b" in text
 
 
 def test_a_run_that_has_said_nothing_yet(tmp_path):

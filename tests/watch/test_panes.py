@@ -58,7 +58,7 @@ def test_the_status_while_it_trains_and_after(scene):
     facts = dict(line.split(maxsplit=1) for line in panes.status(scene, 60, 20).plain.splitlines())
     assert facts["phase"] == "training" and facts["epoch"] == "3 of 20" and facts["batch"] == "25 of 50"
     assert facts["update"] == "125, 5/s" and facts["speed"] == "6.40k samples/s" and facts["time"] == "0:25, 2:55 left"
-    assert facts["best"].startswith("valid/loss ") and "warnings" not in facts
+    assert facts["best"].endswith(" @2 valid/loss") and "warnings" not in facts
     over = panes.status(altered(scene, state="died"), 60, 20).plain
     assert "phase    died" in over and "batch" not in over and "left" not in over
 
@@ -88,6 +88,27 @@ def test_words_that_matter_stand_out_in_the_log(scene):
     lines = panes.log_lines(altered(scene, log=log).run)
     assert [bool(line.spans) for line in lines] == [True, False, False]
     assert panes.log_lines(altered(scene, log=log).run, 1)[0].plain == "short"
+
+
+def test_a_stop_is_a_warning_only_where_the_run_is_not_finished(scene):
+    log = ("2026-01-31 12:00:00  stopped: Completed 4 epochs",)
+    (finished,) = panes.log_lines(altered(scene, log=log, state="finished").run)
+    (stopped,) = panes.log_lines(altered(scene, log=log, state="stopped").run)
+    assert finished.spans[0].style == "#000000 on #009E73" and stopped.spans[0].style == "#000000 on #E69F00"
+
+
+def test_where_there_is_little_room_the_log_has_no_days(scene):
+    told = altered(scene, log=("2026-01-31 12:00:00  warning: it is hot", "no time at all, and quite long"))
+    narrow, wide = panes.log(told, 76, 2), panes.log(told, 150, 2)
+    assert narrow.plain == "12:00:00  warning: it is hot\nno time at all, and quite long"
+    assert wide.plain.startswith("2026-01-31 12:00:00  warning") and narrow.spans
+
+
+def test_between_two_epochs_all_batches_are_done(scene):
+    status = replace(scene.run.status, batch=0, within=1.0, epoch=2)
+    between = altered(scene, status=status)
+    assert "batch    50 of 50" in panes.status(between, 60, 20).plain
+    assert panes.progress(between, 80).plain.splitlines()[0].rstrip().endswith("batch 50/50")
 
 
 def test_everything_else_on_the_page_of_settings(scene):

@@ -1,12 +1,15 @@
 """What a screen shows, against real fits and runs made by hand."""
 
+import re
+
 import torch
 
 import stoker
 from stoker.record import Event, Follower
 from stoker.watch._scene import scene_of
 from stoker.watch._view import View
-from tests.watch.scenes import START, make
+from tests.watch.scenes import START, make, progress
+from tests.watch.scenes import epoch as one_epoch
 
 
 def scene(*paths, **view):
@@ -57,3 +60,20 @@ def test_two_runs_of_one_name_go_by_their_paths(tmp_path):
     make(tmp_path / "b" / "x", epochs=1, end=True)
     found = scene(tmp_path / "a" / "x", tmp_path / "b" / "x")
     assert [run.name for run in found.runs] == [str(tmp_path / "a" / "x"), str(tmp_path / "b" / "x")]
+
+
+def test_a_speed_that_nobody_says_between_two_epochs_is_the_last_one(tmp_path):
+    run = make(tmp_path / "a", epochs=2)
+    progress(run, 3, 25, at=START + 25)
+    before = scene(tmp_path / "a")
+    one_epoch(run, 3)
+    between = scene(tmp_path / "a")
+    assert between.run.status.samples_per_second is None
+    assert between.after(before).run.status.samples_per_second == 6400.0 and between.after(None) is between
+    run.close()
+    assert scene(tmp_path / "a").after(before).run.status.samples_per_second is None, "nobody trains"
+
+
+def test_moments_are_dates(tmp_path):
+    make(tmp_path / "a", epochs=1, end=True)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", dict(scene(tmp_path / "a").run.settings)["started"])

@@ -45,7 +45,7 @@ def test_the_chosen_one_is_in_sight(followers):
 def test_several_runs_by_name(followers):
     lines = metrics(scene_of(followers, View(tab="valid/loss")), 46, 10).plain.splitlines()
     assert [line.split() for line in lines] == [
-        ["state", "valid/lo…"],
+        ["state", "valid/loss"],
         ["digits", "stopped", "1.063"],
         ["other", "stopped", "1.063"],
     ]

@@ -15,6 +15,9 @@ export async function points(id, names, wish, signal) {
   return missing.length ? new Map([...found, ...(await pointsOf(id, missing, wish, "all", signal))]) : found;
 }
 
+/** The numbers at the ends of epochs, from one on: a Map of name to {x, y}. */
+export const epochs = (id, names, from, signal) => pointsOf(id, names, { by: "epoch", from, to: null, most: 1000 }, "epochs", signal);
+
 async function pointsOf(id, names, { by, from, to, most }, source, signal) {
   const query = new URLSearchParams([...names.map((name) => ["name", name]), ["by", by], ["source", source], ["most", String(most)]]);
   if (from !== null) query.set("from", String(from));

@@ -22,26 +22,42 @@ export function condition(text, fields) {
   return null;
 }
 
+/** Whether a condition makes no sense, such as lr<<x or lr<: two signs, or an order without a value. */
+export function isMalformed({ sign, wanted }) {
+  return isOrder(sign) ? /^\s*([=≠<≤>≥!]|$)/.test(wanted) : wanted.startsWith("=");
+}
+
 export const spelt = ({ field, sign, wanted }) => `${field.name}${sign}${wanted}`;
 
 export function meets(row, { field, sign, wanted }) {
   const given = field.read(row);
   if (given === undefined || given === null) return sign === "≠";
-  if (typeof given === "number" && wanted.trim() !== "" && !Number.isNaN(Number(wanted))) return TESTS[sign](given, Number(wanted));
+  if (typeof given === "number") {
+    if (wanted.trim() !== "" && !Number.isNaN(Number(wanted))) return TESTS[sign](given, Number(wanted));
+    if (isOrder(sign)) return false; // no number comes before or after a word
+  }
   return TESTS[sign](value(given).toLowerCase(), wanted.trim().toLowerCase());
 }
 
+/** What a search and the filters mean: conditions, words that must occur, and the texts that are malformed. */
+export function understood({ search, where }, fields) {
+  const typed = search.split(/\s+/).filter(Boolean);
+  const told = [...where, ...typed].map((text) => [text, condition(text, fields) ?? condition(text.toLowerCase(), fields)]);
+  const meant = told.filter(([, each]) => each);
+  return {
+    conditions: meant.map(([, each]) => each),
+    words: told.slice(where.length).filter(([, each]) => !each).map(([text]) => text.toLowerCase()),
+    malformed: meant.filter(([, each]) => isMalformed(each)).map(([text]) => text),
+  };
+}
+
 /** The rows that have all the words (in their name, state, model, device or config) and meet all the conditions. */
-export function chosen(rows, { search, where }, fields) {
-  const conditions = where.map((text) => condition(text, fields)).filter(Boolean);
-  const words = [];
-  for (const word of search.toLowerCase().split(/\s+/).filter(Boolean)) {
-    const meant = condition(word, fields);
-    if (meant) conditions.push(meant);
-    else words.push(word);
-  }
+export function chosen(rows, { conditions, words, malformed }) {
+  if (malformed.length) return [];
   return rows.filter((row) => conditions.every((each) => meets(row, each)) && words.every((word) => says(row).includes(word)));
 }
+
+const isOrder = (sign) => "<≤>≥".includes(sign);
 
 function says(row) {
   const config = Object.entries(row.config ?? {}).map(([key, each]) => `${key}=${value(each)}`);

@@ -1,15 +1,55 @@
-// Asking a run to stop or to save, with the token that the command printed.
+// Asking a run to stop or to save, with the token that the command printed, and waiting until its record says that it did.
 import * as api from "./api.js";
-import { byId } from "./dom.js";
+import { byId, el, say } from "./dom.js";
 
 const KEY = "stoker.token"; // kept until the tab is closed
 const WORDS = {
-  stop: { title: "Stop this run?", text: "It ends after the update that it is at, as if it had been interrupted, and can be resumed.", yes: "Stop it" },
-  save: { title: "Save a checkpoint?", text: "The run saves one after the update that it is at, and goes on.", yes: "Save" },
+  stop: { title: "Stop this run?", text: "It ends after the update that it is at, as if it had been interrupted, and can be resumed.", yes: "Stop it",
+    asked: "Asked to stop, waiting for the next update …" },
+  save: { title: "Save a checkpoint?", text: "The run saves one after the update that it is at, and goes on.", yes: "Save",
+    asked: "Asked to save a checkpoint, waiting for the next update …" },
 };
+const waiting = new Map(); // by run: what it was asked, and the checkpoints that it had; another view may come in between
 
-/** Asks the user, then the run; a wrong token is asked for again. */
-export function askRun(id, what) {
+/** The two buttons of a run, and a line about what it was asked. */
+export class Control {
+  constructor(id) {
+    Object.assign(this, { id, detail: null });
+    this.save = el("button", { type: "button", onclick: () => this.ask("save") }, "Save a checkpoint");
+    this.stop = el("button", { type: "button", onclick: () => this.ask("stop") }, "Stop");
+    this.buttons = el("div", { class: "actions", hidden: true }, this.save, this.stop);
+    this.told = el("p", { class: "asked", role: "status", hidden: true });
+  }
+
+  show(detail, allowed) {
+    this.detail = detail;
+    const asked = waiting.get(this.id);
+    if (asked && isDone(asked, detail)) waiting.delete(this.id);
+    const what = waiting.get(this.id)?.what;
+    this.buttons.hidden = !(allowed && detail.row.state === "running");
+    this.save.disabled = what !== undefined;
+    this.stop.disabled = what === "stop"; // a run that never saves can still be stopped
+    this.told.hidden = what === undefined;
+    say(this.told, what ? WORDS[what].asked : "");
+  }
+
+  ask(what) {
+    askRun(this.id, what, () => {
+      waiting.set(this.id, { what, had: new Set(this.detail.checkpoints.map(sign)) });
+      this.show(this.detail, true);
+    });
+  }
+}
+
+/** A stop is done when the run is over, a save when there is another checkpoint. */
+function isDone({ what, had }, { row, checkpoints }) {
+  return row.state !== "running" || (what === "save" && checkpoints.some((each) => !had.has(sign(each))));
+}
+
+const sign = ({ name, update, time }) => JSON.stringify([name, update, time]);
+
+/** Asks the user, then the run, and then calls `done`; a wrong token is asked for again. */
+function askRun(id, what, done) {
   const { title, text, yes } = WORDS[what];
   const dialog = byId("control");
   byId("control-title").textContent = title;
@@ -19,29 +59,34 @@ export function askRun(id, what) {
   askForToken(!sessionStorage.getItem(KEY));
   dialog.querySelector("form").onsubmit = async (event) => {
     event.preventDefault(); // the dialog closes when the run has been asked
-    await send(id, what, dialog);
+    if (await send(id, what)) {
+      dialog.close();
+      done();
+    }
   };
   byId("control-no").onclick = () => dialog.close();
   dialog.showModal();
 }
 
-async function send(id, what, dialog) {
+/** Whether the run has been asked. */
+async function send(id, what) {
   const token = sessionStorage.getItem(KEY) ?? byId("control-token").value.trim();
   if (!token) {
     tell("The token is on the terminal where stoker ui runs.");
-    return;
+    return false;
   }
   byId("control-yes").disabled = true;
   try {
     await api.control(id, what, token);
     sessionStorage.setItem(KEY, token);
-    dialog.close();
+    return true;
   } catch (error) {
     if (error.status === 403) {
       sessionStorage.removeItem(KEY);
       askForToken(true);
     }
     tell(error.message);
+    return false;
   } finally {
     byId("control-yes").disabled = false;
   }

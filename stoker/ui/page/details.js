@@ -1,19 +1,33 @@
 // The parts of a run that are words and tables, one function for each tab.
 import { el } from "./dom.js";
-import { bytes, count, value, when } from "./text.js";
+import { bytes, count, shell, value, when } from "./text.js";
 
 export function config({ config: given, plan, facts }) {
   return el("div", { class: "columns" },
     section("Config", isEmpty(given) ? empty("The run was given no config.") : pairs(flat(given))),
     section("Plan", Array.isArray(plan) && plan.length ? el("ol", { class: "plan" }, plan.map((line) => el("li", {}, value(line)))) : empty("The run has told no plan.")),
-    section("What ran", pairs(flat(facts).filter(([name]) => name !== "plan").map(([name, each]) => [name, name === "started" ? when(each) : each]))));
+    section("What ran", pairs(ran(facts))));
 }
 
+/** What is known of the process, with its command as one would type it. */
+function ran(facts) {
+  const said = { started: when, command: (words) => (Array.isArray(words) ? shell(words) : words) };
+  return flat(facts).filter(([name, each]) => name !== "plan" && each !== null)
+    .map(([name, each]) => [name, Object.hasOwn(said, name) ? said[name](each) : each]);
+}
+
+/** What to do where nothing of the machine was measured. */
+export const meters = () => ["The run has measured nothing of its machine. Tell the learner what to measure:",
+  el("code", {}, "metrics=[metrics.CPUUse(), metrics.MemoryUse(), metrics.GPUUse(), metrics.GPUMemory()]"),
+  "There are metrics.CPUTemperature(), metrics.GPUPower() and metrics.GPUTemperature() too. They need",
+  el("code", {}, "pip install 'stoker[monitor]'")];
+
 export function log({ log: lines, said }) {
+  const told = said.filter(({ kind }) => kind !== "checkpoint"); // those have a tab
   return [
-    section("What was said", said.length ? table(["When", "Epoch", "Update", "Kind", "Text"], said.map((each) => el("tr", { "data-kind": each.kind },
-      el("td", {}, when(each.time)), number(each.epoch), number(each.update), el("td", {}, each.kind), el("td", { class: "text" }, each.text)))) : empty("Nothing yet.")),
     section("log.txt", lines.length ? el("pre", { tabindex: "0", "aria-label": "The last lines of log.txt" }, lines.join("\n")) : empty("It is empty.")),
+    section("Notes and warnings", told.length ? table(["When", "Epoch", "Update", "Kind", "Text"], told.map((each) => el("tr", { "data-kind": each.kind },
+      el("td", {}, when(each.time)), number(each.epoch), number(each.update), el("td", {}, each.kind), el("td", { class: "text" }, each.text)))) : empty("None.")),
   ];
 }
 

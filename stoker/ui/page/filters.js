@@ -1,5 +1,5 @@
 // The small forms over the list: a condition to add, the conditions that hold, and the columns.
-import { condition, SIGNS, spelt } from "./conditions.js";
+import { condition, isMalformed, SIGNS, spelt } from "./conditions.js";
 import { el, refill } from "./dom.js";
 import { value } from "./text.js";
 
@@ -103,7 +103,8 @@ export class Chips {
   show(where, fields) {
     const told = where.map((text) => {
       const meant = condition(text, fields);
-      return meant ? `${meant.field.title} ${meant.sign} ${meant.wanted}` : `${text} (no such field)`;
+      if (!meant) return `${text} (no such field)`;
+      return `${meant.field.title} ${meant.sign} ${meant.wanted}${isMalformed(meant) ? " (malformed)" : ""}`;
     });
     if (JSON.stringify(told) === this.shown) return;
     this.shown = JSON.stringify(told);

@@ -1,15 +1,16 @@
-// One run: where it stands, its curves, its config, its system's numbers, its log and its checkpoints.
+// One run: where it stands, its curves, its epochs, its config, its system's numbers, its log and its checkpoints.
 import * as api from "./api.js";
 import { ofNames } from "./colours.js";
-import { askRun } from "./control.js";
+import { Control } from "./control.js";
 import * as details from "./details.js";
 import { el, refill, say } from "./dom.js";
+import { Epochs } from "./epochs.js";
 import { Plots } from "./plots.js";
 import { MOST } from "./settings.js";
 import { badge, Progress } from "./state.js";
 import { StatusPane } from "./status.js";
 
-const TABS = [["curves", "Curves"], ["config", "Config"], ["system", "System"], ["log", "Log"], ["checkpoints", "Checkpoints"]];
+const TABS = [["curves", "Curves"], ["epochs", "Epochs"], ["config", "Config"], ["system", "System"], ["log", "Log"], ["checkpoints", "Checkpoints"]];
 const PAUSE = 1500; // milliseconds between two readings of the details while a run talks
 const MOST_LINES = 12; // in one plot; more of them nobody can tell apart
 
@@ -19,12 +20,12 @@ export class RunView {
     this.state = el("span");
     this.reason = el("p", { class: "reason", hidden: true });
     this.problem = el("p", { class: "problem", role: "status", hidden: true });
-    this.control = el("div", { class: "actions", hidden: true },
-      el("button", { type: "button", onclick: () => askRun(id, "save") }, "Save a checkpoint"),
-      el("button", { type: "button", onclick: () => askRun(id, "stop") }, "Stop"));
+    this.control = new Control(id);
     this.progress = new Progress("Progress of the run");
     this.status = new StatusPane();
     this.warnings = el("div");
+    this.epochs = new Epochs(id);
+    this.none = el("p", { class: "empty" });
     this.search = el("input", { type: "search", "aria-label": "Search metrics", placeholder: "search metrics", autocomplete: "off",
       spellcheck: "false", oninput: () => app.change({ q: this.search.value }, { replace: true }) });
     this.plots = new Plots((changes, how) => app.change(changes, how), { group: `run ${id}`, more: [this.search] });
@@ -32,7 +33,7 @@ export class RunView {
       "aria-controls": "tab-body", onclick: () => app.change({ tab: name === "curves" ? "" : name }) }, title)]));
     this.body = el("div", { id: "tab-body", role: "tabpanel" });
     this.element = el("div", { class: "run" },
-      el("div", { class: "title" }, el("h1", {}, id), this.state, this.control), this.reason, this.problem,
+      el("div", { class: "title" }, el("h1", {}, id), this.state, this.control.buttons), this.control.told, this.reason, this.problem,
       this.progress.element, this.status.element, this.warnings,
       el("div", { class: "tabs", role: "tablist", "aria-label": "Parts of the run", onkeydown: (event) => this.walkTabs(event) }, [...this.tabs.values()]),
       this.body);
@@ -74,6 +75,7 @@ export class RunView {
     if (anew || said.length || grown.some((name) => !known.has(name))) this.readAgain();
     const names = new Set(grown);
     for (const panel of this.plots.panels.values()) if (panel.lines.some(({ key }) => names.has(key))) panel.renew();
+    if (this.tab === "epochs" && grown.length) this.epochs.renew(this.detail);
     this.drawHead();
   }
 
@@ -96,12 +98,20 @@ export class RunView {
     this.drawHead();
     const plotted = this.tab === "curves" || this.tab === "system";
     this.plots.show(plotted ? this.wanted() : []);
-    if (!plotted) refill(this.body, details[this.tab](this.detail));
-    else if (this.plots.grid.parentNode !== this.body) refill(this.body, this.plots.bar.element, this.plots.grid);
-    this.none ??= el("p", { class: "empty" });
-    say(this.none, this.query ? "No metric is called like that." : this.tab === "system" ? "The run has measured nothing of its machine." : "No numbers yet.");
-    if (plotted && !this.plots.panels.size) this.plots.grid.append(this.none);
-    else this.none.remove();
+    if (plotted) this.drawPlots();
+    else if (this.tab !== "epochs") refill(this.body, details[this.tab](this.detail));
+    else {
+      if (this.epochs.element.parentNode !== this.body) refill(this.body, this.epochs.element);
+      this.epochs.renew(this.detail);
+    }
+  }
+
+  drawPlots() {
+    if (this.plots.grid.parentNode !== this.body) refill(this.body, this.plots.bar.element, this.plots.grid);
+    this.none.remove();
+    if (this.plots.panels.size) return;
+    refill(this.none, this.query ? "No metric is called like that." : this.tab === "system" ? details.meters() : "No numbers yet.");
+    this.plots.grid.append(this.none);
   }
 
   drawHead() {
@@ -113,9 +123,10 @@ export class RunView {
       this.reason.hidden = !row.reason;
       say(this.reason, row.reason ?? "");
     }
-    this.problem.hidden = !problem;
-    say(this.problem, problem ?? "");
-    this.control.hidden = !(this.app.control && row.state === "running");
+    const wrong = (problem ?? "").split("; ").filter((each) => each && each !== row.reason).join("; ");
+    this.problem.hidden = !wrong;
+    say(this.problem, wrong);
+    this.control.show(this.detail, this.app.control);
     this.progress.show(status.fraction, "");
     this.progress.element.hidden = !Number.isFinite(status.fraction) || row.state === "finished";
     this.status.show(this.detail);
@@ -169,6 +180,7 @@ export class RunView {
 
   leave() {
     clearTimeout(this.timer);
+    this.epochs.leave();
     this.plots.destroy();
   }
 }

@@ -1,7 +1,7 @@
 // The list of runs: searched, filtered, sorted, live; from here one opens a run or compares several.
 import { changed, link } from "./address.js";
 import * as api from "./api.js";
-import { chosen } from "./conditions.js";
+import { chosen, understood } from "./conditions.js";
 import { el, refill, say } from "./dom.js";
 import { fieldsOf, sorted, USUAL } from "./fields.js";
 import { Chips, ColumnChooser, FilterForm } from "./filters.js";
@@ -38,7 +38,7 @@ export class RunsView {
     const { params } = address;
     const columns = params.getAll("col");
     const sort = params.get("sort") ?? "-began";
-    this.params = params;
+    this.picked = new Set(params.getAll("pick"));
     this.wish = {
       search: params.get("q") ?? "", where: params.getAll("where"), columns: columns.length ? columns : USUAL,
       sort: sort.replace(/^-/, ""), down: sort.startsWith("-"),
@@ -67,17 +67,23 @@ export class RunsView {
     this.fields = fieldsOf(rows);
     const { sort, down, columns } = this.wish;
     const field = this.fields.get(sort) ?? this.fields.get("began");
-    const shown = sorted(chosen(rows, this.wish, this.fields), field, down);
+    const meant = understood(this.wish, this.fields);
+    const shown = sorted(chosen(rows, meant), field, down);
     this.drawHead(field);
-    for (const [id, line] of this.lines) if (!this.rows.has(id)) { line.element.remove(); this.lines.delete(id); this.picked.delete(id); }
+    for (const [id, line] of this.lines) if (!this.rows.has(id)) { line.element.remove(); this.lines.delete(id); }
     refill(this.body, shown.map((row) => this.line(row, columns)));
     say(this.count, shown.length === rows.length ? `${rows.length}` : `${shown.length} of ${rows.length}`);
     this.empty.hidden = shown.length > 0 || !this.loaded;
-    say(this.empty, rows.length ? "No run is like that." : `There are no runs in ${this.app.folder} yet. Train with run="${this.app.folder}/first", and it shows up here.`);
+    say(this.empty, this.nothing(rows, meant));
     this.filters.offer(this.fields, rows);
     this.columns.offer(this.fields, columns);
     this.chips.show(this.wish.where, this.fields);
     this.drawPicked();
+  }
+
+  nothing(rows, { malformed: [wrong] }) {
+    if (!rows.length) return `There are no runs in ${this.app.folder} yet. Train with run="${this.app.folder}/first", and it shows up here.`;
+    return wrong ? `${wrong} is malformed: write a name, one sign and a value, such as lr<0.01.` : "No run is like that.";
   }
 
   drawHead(sortedBy) {
@@ -109,14 +115,17 @@ export class RunsView {
     if (!line) {
       const pick = el("input", { type: "checkbox", "aria-label": `Compare ${row.name}`, onchange: () => this.pick(row.id, pick.checked) });
       const open = el("a", { href: link("run", row.id), "data-stop": true }, row.id);
-      const fixed = [el("td", { class: "pick" }, pick), el("th", { scope: "row" }, open)];
-      line = { pick, fixed, element: el("tr", { "data-id": row.id }, fixed), progress: new Progress(`Progress of ${row.name}`), drawn: "" };
+      const problem = el("small", { class: "problem", hidden: true });
+      const fixed = [el("td", { class: "pick" }, pick), el("th", { scope: "row" }, open, problem)];
+      line = { pick, problem, fixed, element: el("tr", { "data-id": row.id }, fixed), progress: new Progress(`Progress of ${row.name}`), drawn: "" };
       this.lines.set(row.id, line);
     }
     line.pick.checked = this.picked.has(row.id);
     const drawn = JSON.stringify([columns, row]);
     if (drawn !== line.drawn) {
       line.drawn = drawn;
+      line.problem.hidden = !row.problem;
+      say(line.problem, row.problem ? `⚠ ${row.problem}` : "");
       refill(line.element, line.fixed, columns.map((name) => this.fields.get(name)).filter(Boolean).map((field) => this.cell(row, field, line)));
     }
     return line.element;
@@ -135,28 +144,34 @@ export class RunsView {
     return el("td", attributes, line.progress.element);
   }
 
+  /** The address holds the chosen runs, for the way back from a comparison. */
   pick(id, picked) {
-    this.picked[picked ? "add" : "delete"](id);
-    this.drawPicked();
+    const others = [...this.picked].filter((each) => each !== id);
+    this.app.change({ pick: picked ? [...others, id] : others }, { replace: true });
   }
 
   drawPicked() {
     for (const [id, line] of this.lines) line.element.classList.toggle("picked", this.picked.has(id));
-    this.compare.hidden = this.picked.size < 2;
-    say(this.compare, `Compare ${this.picked.size}`);
+    const ids = this.pickedIds();
+    this.compare.hidden = ids.length < 2;
+    say(this.compare, `Compare ${ids.length}`);
+  }
+
+  /** The chosen runs that are there. */
+  pickedIds() {
+    return [...this.picked].filter((id) => this.rows.has(id));
   }
 
   compareThem() {
-    if (this.picked.size > 1) this.app.go(link("compare", "", changed(new URLSearchParams(), { id: [...this.picked] })));
+    const ids = this.pickedIds();
+    if (ids.length > 1) this.app.go(link("compare", "", changed(new URLSearchParams(), { id: ids })));
   }
 
   key(key) {
     const id = document.activeElement?.closest?.("tr")?.dataset.id;
     if (key === "c") this.compareThem();
-    else if (key === "x" && id !== undefined) {
-      this.pick(id, !this.picked.has(id));
-      this.lines.get(id).pick.checked = this.picked.has(id);
-    } else return false;
+    else if (key === "x" && id !== undefined) this.pick(id, !this.picked.has(id));
+    else return false;
     return true;
   }
 

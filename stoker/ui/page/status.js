@@ -2,25 +2,35 @@
 import { el, refill, say } from "./dom.js";
 import { count, duration, number, of, when } from "./text.js";
 
+const PACE = ["samples_per_second", "updates_per_second", "left"]; // not known between two epochs
+
 export class StatusPane {
   constructor() {
     this.element = el("dl", { class: "facts" });
     this.shown = "";
     this.values = new Map();
+    this.known = {};
   }
 
-  show(detail) {
-    const facts = factsOf(detail);
+  show({ row, status }) {
+    const facts = factsOf({ row, status: this.steady(row, status) });
     const names = facts.map(([name]) => name).join("\n");
     if (names !== this.shown) {
       this.shown = names;
       this.values = new Map(facts.map(([name]) => [name, { value: el("span"), note: el("small") }]));
-      refill(this.element, [...this.values].map(([name, { value, note }]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note))));
+      refill(this.element, [...this.values].map(([name, { value, note }]) => el("div", { class: name === "Now" ? "now" : "" }, el("dt", {}, name), el("dd", {}, value, note))));
     }
     for (const [name, text, small = ""] of facts) {
       say(this.values.get(name).value, text);
       say(this.values.get(name).note, small);
     }
+  }
+
+  /** The status with the last known pace while a run goes on, so that nothing comes and goes. */
+  steady({ state }, status) {
+    if (state !== "running") return status;
+    for (const name of PACE) if (Number.isFinite(status[name])) this.known[name] = status[name];
+    return { ...status, ...this.known };
   }
 }
 
@@ -32,7 +42,7 @@ function factsOf({ row, status }) {
     running && ["Now", phase(status)],
     ["Epoch", of(status.epoch, status.epochs)],
     ["Update", of(status.update, status.updates)],
-    best && ["Best", number(best.value), `${best.name ?? row.best?.name ?? ""}, epoch ${best.epoch}`],
+    (best || running) && ["Best", number(best?.value), best ? `${best.name ?? row.best?.name ?? ""}, epoch ${best.epoch}` : ""],
     ["Time", duration(status.seconds)],
     running && Number.isFinite(status.left) && ["Left", duration(status.left)],
     Number.isFinite(status.samples_per_second) && ["Samples / s", count(status.samples_per_second)],
@@ -43,7 +53,8 @@ function factsOf({ row, status }) {
   ].filter(Boolean);
 }
 
-function phase({ phase, set_name: set, batch, batches }) {
+function phase({ phase, set_name: set, batch, batches, within }) {
   if (phase !== "train" && phase !== "valid") return phase;
-  return `${set || phase}, batch ${of(batch, batches)}`;
+  const closed = within === 1 && Number.isFinite(batches); // of an epoch that is over, no batch is told any more
+  return `${set || phase}, batch ${of(closed ? batches : batch, batches)}`;
 }

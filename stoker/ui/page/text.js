@@ -49,5 +49,8 @@ export function value(given) {
   return given === undefined ? NONE : JSON.stringify(given);
 }
 
+/** Words as one types them into a shell: quoted where they need it. */
+export const shell = (words) => words.map(value).map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
+
 /** "3 / 10", or "3" where nobody knows how many there will be. */
 export const of = (done, all) => (Number.isFinite(all) ? `${count(done)} / ${count(all)}` : count(done));

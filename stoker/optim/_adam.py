@@ -37,8 +37,6 @@ class Adam(Algorithm):
     fused: bool | None = None
     decoupled_weight_decay: bool = False
 
-    can_skip = True
-
     def keeps(self) -> tuple[str, ...]:
         return ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.amsgrad else ()))
 
@@ -47,6 +45,15 @@ class Adam(Algorithm):
         return {"step": step} | {name: zeros(parameter) for name in self.keeps()[1:]}
 
     def update(
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+    ) -> None:
+        self._apply(parameters, grads, state, lr, has_complex=has_complex)
+
+    def skippable(self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, skip: Tensor) -> bool:
+        self._apply(parameters, grads, state, lr, has_complex=False, skip=skip)  # nothing complex is fused
+        return True
+
+    def _apply(
         self,
         parameters: list[Tensor],
         grads: list[Tensor],
@@ -54,7 +61,7 @@ class Adam(Algorithm):
         lr: Rate,
         *,
         has_complex: bool,
-        skip: Tensor | None = None,
+        skip: Any = None,
     ) -> None:
         adam(
             parameters,
@@ -115,11 +122,12 @@ class AdamW(Algorithm):
     fused: bool | None = None
 
     decoupled_weight_decay: ClassVar[bool] = True
-    can_skip = True
     # All else is Adam's, as in torch.
     keeps = Adam.keeps  # pyright: ignore[reportAssignmentType]
     fresh = Adam.fresh  # pyright: ignore[reportAssignmentType]
     update = Adam.update  # pyright: ignore[reportAssignmentType]
+    skippable = Adam.skippable  # pyright: ignore[reportAssignmentType]
+    _apply = Adam._apply  # pyright: ignore[reportAssignmentType]
     at_once = Adam.at_once  # pyright: ignore[reportAssignmentType]
     rate_refusal = Adam.rate_refusal  # pyright: ignore[reportAssignmentType]
 
@@ -142,14 +150,7 @@ class Adamax(Algorithm):
         return {"step": step, "exp_avg": zeros(parameter), "exp_inf": zeros(parameter)}
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         adamax(
             parameters,
@@ -193,14 +194,7 @@ class NAdam(Algorithm):
         }
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         nadam(
             parameters,
@@ -242,14 +236,7 @@ class RAdam(Algorithm):
         return {"step": step, "exp_avg": zeros(parameter), "exp_avg_sq": zeros(parameter)}
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         radam(
             parameters,

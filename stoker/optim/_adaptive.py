@@ -31,14 +31,7 @@ class RMSprop(Algorithm):
         return {"step": step} | {name: zeros(parameter) for name in self.keeps()[1:]}
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         rmsprop(
             parameters,
@@ -83,14 +76,7 @@ class Adagrad(Algorithm):
         return {"step": counter(parameter, fused=self.fused), "sum": total}
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         adagrad(
             parameters,
@@ -130,14 +116,7 @@ class Adadelta(Algorithm):
         return {"step": step, "square_avg": zeros(parameter), "acc_delta": zeros(parameter)}
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         adadelta(
             parameters,
@@ -181,14 +160,7 @@ class Adafactor(Algorithm):
         }
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         adafactor(
             parameters,

@@ -28,7 +28,6 @@ class Algorithm(Config):
     """
 
     takes_sparse: ClassVar[bool] = False
-    can_skip: ClassVar[bool] = False  # its fused form takes `skip`: 1.0 on the device for "change nothing"
 
     def __post_init__(self) -> None:
         _check_settings(self)
@@ -48,17 +47,14 @@ class Algorithm(Config):
         raise NotImplementedError
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         """Changes parameters and state in place. Runs under `torch.no_grad`."""
         raise NotImplementedError
+
+    def skippable(self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, skip: Tensor) -> bool:
+        """A fused `update` that changes nothing where `skip` is 1.0 on the device; False where there is none."""
+        return False
 
     def at_once(self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: float) -> bool:
         """What a fused `update` comes to, on parameters of one kind: its kernel alone; False where there is none."""

@@ -64,8 +64,8 @@ class FunctionalRule:
     def _update_when(self, when: Tensor, batch: _Batch, grads: list[Tensor], lr: Rate) -> None:
         """An update that the device decides about: nothing waits for it."""
         arguments = (batch.parameters, grads, batch.columns, lr)
-        if self._fused and self._algorithm.can_skip and when.device.type == "cuda":
-            self._algorithm.update(*arguments, has_complex=batch.has_complex, skip=(~when).float())
+        on_gpu = self._fused and when.device.type == "cuda"
+        if on_gpu and self._algorithm.skippable(*arguments, skip=(~when).float()):
             return
         held = [*batch.parameters, *(each for column in batch.columns.values() for each in column if each is not None)]
         before = [tensor.clone() for tensor in held]

@@ -29,7 +29,6 @@ class SGD(Algorithm):
     fused: bool | None = None
 
     takes_sparse = True
-    can_skip = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,32 +42,32 @@ class SGD(Algorithm):
         return {}  # the first gradient becomes the buffer, undampened
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         buffers: list[Any] = state.get("momentum_buffer", [])  # None where the first gradient is still to come
         if self.nesterov:
             grads = unshared(grads)  # torch's foreach form adds the momentum into them
         if not (self.fused and any(buffer is None for buffer in buffers)):
-            self._apply(parameters, grads, buffers, lr, skip)
+            self._apply(parameters, grads, buffers, lr)
             return
         # The fused form takes either first steps or later ones.
         first = [position for position, buffer in enumerate(buffers) if buffer is None]
         later = [position for position, buffer in enumerate(buffers) if buffer is not None]
         for some in (first, later):
             own = [buffers[each] for each in some]
-            self._apply([parameters[each] for each in some], [grads[each] for each in some], own, lr, skip)
+            self._apply([parameters[each] for each in some], [grads[each] for each in some], own, lr)
             for position, buffer in zip(some, own, strict=True):
                 buffers[position] = buffer
 
+    def skippable(self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, skip: Tensor) -> bool:
+        buffers: list[Any] = state.get("momentum_buffer", [])
+        if any(buffer is None for buffer in buffers):
+            return False  # a first step makes them
+        self._apply(parameters, unshared(grads) if self.nesterov else grads, buffers, lr, skip)
+        return True
+
     def _apply(
-        self, parameters: list[Tensor], grads: list[Tensor], buffers: list[Any], lr: Rate, skip: Tensor | None
+        self, parameters: list[Tensor], grads: list[Tensor], buffers: list[Any], lr: Rate, skip: Tensor | None = None
     ) -> None:
         sgd(
             parameters,
@@ -110,14 +109,7 @@ class ASGD(Algorithm):
         }
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         asgd(
             parameters,
@@ -167,14 +159,7 @@ class Rprop(Algorithm):
         }
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         rprop(
             parameters,
@@ -221,14 +206,7 @@ class Muon(Algorithm):
         return {"momentum_buffer": zeros(parameter)}
 
     def update(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        state: Columns,
-        lr: Rate,
-        *,
-        has_complex: bool,
-        skip: Tensor | None = None,
+        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
         muon(
             parameters,

@@ -1,14 +1,16 @@
-"""Stand-ins for a fit's tensors while its step is traced: in modules, optimizer, average and verdict."""
+"""Other tensors in the place of a fit's: stand-ins while its step is traced, and a new home for the optimizer's."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
 from stoker._select import named_parameters
 from stoker.loop._fit import Fit
+from stoker.optim import Optimizer
 from stoker.program import Verdict
 
 Slot = tuple[dict[str, Any], str]  # a module's table of parameters or buffers, and a name in it
@@ -70,3 +72,17 @@ def _take_back(table: dict[str, Any], name: str, stand_in: Tensor, real: Tensor)
 def _set(stack: ExitStack, thing: object, name: str, value: Any) -> None:
     stack.callback(setattr, thing, name, getattr(thing, name))
     setattr(thing, name, value)
+
+
+def settled_in(optimizer: Optimizer) -> None:
+    """The state of an optimizer away from its device and back, where it lies close together afterwards."""
+    kept = [{name: dict(own) for name, own in rule.items()} for rule in optimizer.tensors()]
+    places = [own for rule in kept for own in rule.values()]
+    devices = [{key: each.device for key, each in own.items() if each is not None} for own in places]
+    for own in places:
+        own.update({key: each.cpu() for key, each in own.items() if each is not None})
+    optimizer.hold(kept)
+    torch.cuda.empty_cache()
+    for own, there in zip(places, devices, strict=True):
+        own.update({key: each.to(there[key]) for key, each in own.items() if each is not None})
+    optimizer.hold(kept)

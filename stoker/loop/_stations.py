@@ -12,7 +12,7 @@ from stoker.data import Pick
 from stoker.errors import NotFinite
 from stoker.loop._ask import asked
 from stoker.loop._fit import Fit
-from stoker.loop._lend import lent, slots_in
+from stoker.loop._lend import lent, settled_in, slots_in
 from stoker.loop._mark import versions_of
 from stoker.loop._pins import Surroundings, heard, pins_of
 from stoker.loop._state import loss_of
@@ -134,6 +134,10 @@ class Stations:
                 self._rates[key].fill_(rate)
         else:
             self._rates.fill_(lr)
+
+    def settle_in(self) -> None:
+        """The optimizer's state away from the device and back: then it lies close together, in memory of its own."""
+        settled_in(self._fit.optimizer)
 
     def rest(self) -> None:
         """Metrics whose state grows, with copies: what a program leaves is written over by its next run."""

@@ -17,6 +17,7 @@ from stoker.program._repeated import Batch, Left, Made, NotYet, Repeated
 from stoker.program._stations import Stations
 from stoker.program._tree import Shape, matched, taken_apart, together, written_back
 
+_IDLE = 256 * 2**20  # bytes that may stay unused
 _AHEAD = 2  # runs that may be under way: the device never waits for the host, and a NaN is heard of soon
 
 
@@ -123,15 +124,25 @@ def _changing(batch: Batch) -> int:
 class Captured(Repeated):
     """Launches graphs, and looks at their verdicts when these have come over."""
 
-    __slots__ = ("_device", "_events", "_flag", "_under_way")
+    __slots__ = ("_device", "_events", "_flag", "_is_first", "_under_way")
 
     def __init__(self, stations: Stations, plan: Plan, device: torch.device) -> None:
         self._flag = torch.zeros(()).pin_memory()  # the verdict, as it comes over: NaN where a run was bad
         programs = Programs(plan) if plan.mode == "compiled" else None
         super().__init__(stations, plan, Graphs(device, plan, self._flag, programs))
-        self._device = device
+        self._device, self._is_first = device, True
         self._events = [torch.cuda.Event() for _ in range(_AHEAD + 1)]
         self._under_way: deque[torch.cuda.Event] = deque()
+
+    def _after_eagerly(self) -> None:
+        """After the first run: what it has made lies in the middle of large blocks, which graphs could not use then."""
+        if not self._is_first:
+            return
+        self._is_first = False
+        torch.cuda.empty_cache()
+        idle = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        if idle > _IDLE:
+            self._stations.settle_in()
 
     def settle(self) -> None:
         """Waits for every run that was launched; raises where one was not finite."""

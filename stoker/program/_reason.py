@@ -1,5 +1,7 @@
 """Why a step could not be made into a program, in a line that a user understands."""
 
+import traceback
+
 
 class Cannot(Exception):
     """A step can't be made into a program; the text says why, to the user."""
@@ -17,7 +19,13 @@ def reason_of(error: BaseException) -> str:
         return f"the step reads a value on the host{_where(error)}, {how}"
     if "convert all Tensors to FakeTensors" in text:
         return f"the step reads a tensor that is no parameter or buffer{_where(error)}; make it a buffer"
-    return f"{type(error).__name__}: {text[:300]}{_where(error)}"
+    return f"{type(error).__name__}: {text[:300] or _last_line(error)}{_where(error)}"
+
+
+def _last_line(error: BaseException) -> str:
+    """Where an error without a text came up."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return "".join(f"{each.filename.rsplit('/', 1)[-1]}, line {each.lineno}: {each.line}" for each in last)
 
 
 def _where(error: BaseException) -> str:

@@ -248,11 +248,15 @@ class Repeated:
         restless = not self._steps and len(self._rests) > _MOST
         around = self._stations.surroundings() if restless else None
         self._stations.run(given)
+        self._after_eagerly()
         if around is not None:
             why = around.changed(self._stations.surroundings())
             self._give_up(
                 why or "what its Python decides by is another thing in every batch: a module's attribute, say"
             )
+
+    def _after_eagerly(self) -> None:
+        """What a run has brought into being is there."""
 
     def _repeat(self, made: Made, given: Any, tensors: list[Tensor]) -> None:
         stations = self._stations

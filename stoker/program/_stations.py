@@ -97,6 +97,10 @@ class Stations(Protocol):
         """What a run must not change, for a program of it to be right: attributes of modules, generators."""
         ...
 
+    def settle_in(self) -> None:
+        """Moves what a first run has made (the optimizer's state) to memory of its own."""
+        ...
+
     def rest(self) -> None:
         """What can't be in a program, after a run: metrics whose state grows."""
         ...

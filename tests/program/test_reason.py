@@ -45,3 +45,9 @@ def test_a_tensor_from_elsewhere_is_told_with_its_line():
 
 
 _elsewhere = torch.ones(1)
+
+
+def test_an_error_without_a_text_says_where_it_came_up():
+    with pytest.raises(AssertionError) as found:
+        raise AssertionError
+    assert "AssertionError: test_reason.py, line " in reason_of(found.value)

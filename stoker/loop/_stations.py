@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from stoker._select import named_parameters
 from stoker.data import Pick
 from stoker.errors import NotFinite
+from stoker.gradients import Accumulator
 from stoker.loop._ask import asked
 from stoker.loop._fit import Fit
 from stoker.loop._lend import lent, settled_in, slots_in
 from stoker.loop._mark import versions_of
 from stoker.loop._pins import Surroundings, heard, pins_of
+from stoker.loop._rates import Rates, names_in
 from stoker.loop._state import loss_of
 from stoker.loop._tally import is_static
 from stoker.loop._update import differentiate, flush
@@ -39,7 +41,6 @@ class Stations:
         "_modules",
         "_parameters",
         "_rates",
-        "_set",
         "_wanted",
         "verdict",
     )
@@ -51,8 +52,7 @@ class Stations:
         self._losses: list[str] = [] if fit.supervised is None else ["loss"]  # that a step gives
         self._grows = not all(map(is_static, fit.train_metrics))  # some metric is brought up to date outside
         self._wanted = self._grows or fit.heard
-        self._rates: Any = None  # the learning rates as tensors, where they change
-        self._set: Any = None  # what they were set to last
+        self._rates = Rates(fit.device)  # as tensors, where they change
         self._made = ""  # what the last run on the device made that was not there
 
     def _collect(self) -> None:
@@ -85,7 +85,7 @@ class Stations:
     def on_device(self) -> Iterator[None]:
         """While it is open, no station reads a value."""
         fit = self._fit
-        fit.verdict, fit.rates_held = self.verdict, self._rates
+        fit.verdict, fit.rates_held = self.verdict, self._rates.tensors
         state, losses = [dict(rule) for rule in fit.optimizer.tensors()], set(fit.tally.losses)
         try:
             yield
@@ -96,6 +96,11 @@ class Stations:
             if _keys(fit.optimizer.tensors()) != _keys(state):
                 self._made = "state"
                 fit.optimizer.hold(state)
+
+    @property
+    def exact(self) -> bool:
+        """Whether another process has to come to the same bits."""
+        return self._fit.saver is not None
 
     @property
     def begun(self) -> bool:
@@ -116,24 +121,14 @@ class Stations:
 
     def set_rates(self) -> None:
         """This update's learning rates, where they are tensors and have changed."""
-        lr = self._fit.ctx.lr
-        if self._fit.steady or (lr == self._set and type(lr) is float):
-            return
-        if _names(lr) != _names(self._set):
-            self._rates = None
-        self._set = dict(lr) if isinstance(lr, Mapping) else lr
-        if self._rates is None:
-            device = self._fit.device
-            # As wide as Python's numbers, which eager updates take; fused kernels of a GPU read 32 bits.
-            wide = torch.float64 if device.type == "cpu" else torch.float32
-            keys = lr if isinstance(lr, Mapping) else (None,)
-            made = {key: torch.zeros((), dtype=wide, device=device) for key in keys}
-            self._rates = made if isinstance(lr, Mapping) else made[None]
-        if isinstance(lr, Mapping):
-            for key, rate in lr.items():
-                self._rates[key].fill_(rate)
-        else:
-            self._rates.fill_(lr)
+        if not self._fit.steady:
+            self._rates.set(self._fit.ctx.lr)
+
+    def alone(self) -> bool:
+        """Whether nobody looks between two batches, and this one's rates are those of the one before."""
+        fit = self._fit
+        unseen = not (self._wanted or fit.saver is not None)
+        return unseen and (fit.steady or fit.ctx.lr == self._rates.last)
 
     def settle_in(self) -> None:
         """The optimizer's state away from the device and back: then it lies close together, in memory of its own."""
@@ -153,8 +148,17 @@ class Stations:
         return {
             "tally": fit.tally.kept(),
             "norms": list(fit.norms.values()),
-            "windows": {part: window.held for part, window in fit.accumulators.items()},
+            "windows": {part: self._held(window) for part, window in fit.accumulators.items()},
         }
+
+    def _held(self, window: Accumulator) -> tuple[int, float | Tensor, dict[str, Tensor]]:
+        """A window; where it is compiled, all open ones are alike: one program for all but its first and last batch."""
+        count, weight, sums = window.held
+        if not self._fit.settings.compile or count == 0:
+            return count, weight, sums
+        if not isinstance(weight, Tensor):
+            weight = torch.full((), weight, dtype=torch.float64, device=self._fit.device)
+        return 1, weight, sums
 
     def hold(self, kept: Mapping[str, Any], *, own: bool = True) -> None:
         """Other tensors in their place: a program's own, which are changed in place, or those that stood there."""
@@ -166,8 +170,7 @@ class Stations:
 
     def inputs(self) -> Inputs:
         """Every tensor that a step writes in place, each once, and the rates."""
-        rates = self._rates.values() if isinstance(self._rates, Mapping) else (self._rates,)
-        return Inputs(list(self._written().values()), [rate for rate in rates if rate is not None])
+        return Inputs(list(self._written().values()), self._rates.all())
 
     def _written(self) -> dict[int, Tensor]:
         kept = self._fit.optimizer.tensors()
@@ -181,8 +184,8 @@ class Stations:
         fit, ctx = self._fit, self._fit.ctx
         stand_ins = dict(zip(self._written(), inputs.written, strict=True))
         said = ctx.batch, ctx.pred, ctx.output, ctx.loss, ctx.grads, ctx.accumulating
-        rates, done = self._rates, (fit.applied, fit.refused, fit.mark)
-        self._rates = _like(rates, inputs.rates)
+        rates, done = self._rates.tensors, (fit.applied, fit.refused, fit.mark)
+        self._rates.tensors = self._rates.like(inputs.rates)
         try:
             with lent(fit, self._modules, self.verdict, stand_ins):
                 parameters, self._parameters = self._parameters, named_parameters(fit.model)
@@ -191,14 +194,14 @@ class Stations:
                 finally:
                     self._parameters = parameters
         finally:
-            self._rates, (fit.applied, fit.refused, fit.mark) = rates, done
+            self._rates.tensors, (fit.applied, fit.refused, fit.mark) = rates, done
             ctx.batch, ctx.pred, ctx.output, ctx.loss, ctx.grads, ctx.accumulating = said
 
     def turn(self) -> Hashable:
         """Whether the window stays open, and rates that are numbers."""
         fit, lr = self._fit, self._fit.ctx.lr
         rate = None if not fit.steady else tuple(lr.values()) if isinstance(lr, Mapping) else lr
-        return fit.ctx.accumulating, rate, None if fit.steady else _names(lr), fit.model.training
+        return fit.ctx.accumulating, rate, None if fit.steady else names_in(lr), fit.model.training
 
     def pins(self) -> Any:
         """Attributes of the modules and the identity of every tensor that is written in place."""
@@ -282,13 +285,3 @@ class Stations:
 
 def _keys(state: list[dict[str, Any]]) -> list[dict[str, list[str]]]:
     return [{name: [key for key in own if own[key] is not None] for name, own in rule.items()} for rule in state]
-
-
-def _names(lr: Any) -> tuple[Any, ...] | None:
-    return tuple(lr) if isinstance(lr, Mapping) else None
-
-
-def _like(rates: Any, tensors: list[Tensor]) -> Any:
-    if rates is None:
-        return None
-    return dict(zip(rates, tensors, strict=True)) if isinstance(rates, Mapping) else tensors[0]

@@ -4,19 +4,23 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from stoker.data import Pick
 from stoker.program._compiled import Programs
+from stoker.program._made import Batch, Left, Made, NotYet
 from stoker.program._plan import Plan, size
 from stoker.program._reason import Cannot, reason_of
-from stoker.program._repeated import Batch, Left, Made, NotYet, Repeated
+from stoker.program._repeated import Repeated
 from stoker.program._stations import Stations
 from stoker.program._tree import Shape, matched, taken_apart, together, written_back
 
+T = TypeVar("T")
+GROUP = 8  # steps to a launch, where nothing happens between them
+_SMALL = 2**25  # numbers in parameters and state; the steps of larger models take longer than launches
 _IDLE = 256 * 2**20  # bytes that may stay unused
 _AHEAD = 2  # runs that may be under way: the device never waits for the host, and a NaN is heard of soon
 
@@ -48,11 +52,7 @@ class Graphs:
         stations.forget()
         torch.cuda.empty_cache()
         taken = torch.cuda.memory_reserved(self._device)
-        # Other threads (one that fetches data, one that writes a checkpoint) go on meanwhile.
-        recording = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
-        with _one_at_a_time, _recoverable(self._device), recording:
-            shape, after, said, again = record(stations, own, kept, before)
-            self._flag.copy_(stations.verdict.poison, non_blocking=True)
+        shape, after, said, again = self._recorded(graph, stations, lambda: record(stations, own, kept, before))
         self._note(torch.cuda.memory_reserved(self._device) - taken)
         stations.forget()
 
@@ -61,12 +61,48 @@ class Graphs:
                 place.copy_(new, non_blocking=True)
             graph.replay()
 
-        return Made(launch, before, (shape, after), said, again)
+        made = Made(launch, before, (shape, after), said, again)
+        small = sum(tensor.numel() for tensor in stations.inputs().written) < _SMALL
+        if again and small and self._programs is not None and isinstance(batch.value, Pick):
+            made.several = lambda: self._several(stations, own, kept, before, record)
+        return made
+
+    def _several(
+        self, stations: Stations, batch: Batch, kept: Shape, before: list[Tensor], record: Callable[..., Left]
+    ) -> Callable[[list[Tensor]], None]:
+        """A launch of GROUP steps, one after the other, with the numbers of the rows of each."""
+        graph, size = torch.cuda.CUDAGraph(), len(batch.tensors[0])
+        numbers = batch.tensors[0].new_zeros(GROUP * size)
+
+        def all_of_them() -> None:
+            for own in numbers.split(size):
+                tensors = [own, *batch.tensors[1:]]
+                value = together(batch.shape, iter(tensors))
+                record(stations, batch._replace(value=value, tensors=tensors), kept, before)
+
+        self._recorded(graph, stations, all_of_them)
+        stations.forget()
+        self._plan.notes.append(f"{GROUP} steps to a launch")
+
+        def launch(picked: list[Tensor]) -> None:
+            torch.cat(picked, out=numbers)
+            graph.replay()
+
+        return launch
+
+    def _recorded(self, graph: torch.cuda.CUDAGraph, stations: Stations, run: Callable[[], T]) -> T:
+        """Records what a function launches, and the verdict on its way to the host."""
+        # Other threads (one that fetches data, one that writes a checkpoint) go on meanwhile.
+        recording = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
+        with _one_at_a_time, _recoverable(self._device), recording:
+            found = run()
+            self._flag.copy_(stations.verdict.poison, non_blocking=True)
+        return found
 
     def _prepared(self, stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Callable[..., Left]:
         """What to record: a compiled program where there can be one, else the stations, which is the next best."""
         if self._programs is None:
-            return _recorded
+            return _as_they_run
         around = stations.surroundings()
         try:
             return self._programs.prepared(stations, batch, kept, before)
@@ -78,7 +114,7 @@ class Graphs:
             around.put_back()
             stations.hold(together(kept, iter(before)))
             stations.changed(self._plan)
-            return _recorded
+            return _as_they_run
 
     def _note(self, grown: int) -> None:
         start = "graph memory "
@@ -103,7 +139,7 @@ def _recoverable(device: torch.device) -> Iterator[None]:
         raise
 
 
-def _recorded(stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Left:
+def _as_they_run(stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Left:
     """The stations as they run, one operation after the other."""
     after: list[Tensor] = []
     with stations.on_device():
@@ -124,7 +160,7 @@ def _changing(batch: Batch) -> int:
 class Captured(Repeated):
     """Launches graphs, and looks at their verdicts when these have come over."""
 
-    __slots__ = ("_device", "_events", "_flag", "_is_first", "_under_way")
+    __slots__ = ("_device", "_events", "_flag", "_is_first", "_launches", "_pending", "_under_way")
 
     def __init__(self, stations: Stations, plan: Plan, device: torch.device) -> None:
         self._flag = torch.zeros(()).pin_memory()  # the verdict, as it comes over: NaN where a run was bad
@@ -133,6 +169,53 @@ class Captured(Repeated):
         self._device, self._is_first = device, True
         self._events = [torch.cuda.Event() for _ in range(_AHEAD + 1)]
         self._under_way: deque[torch.cuda.Event] = deque()
+        self._launches = 0
+        self._pending: list[list[Tensor]] = []  # batches that are to be launched together with the next ones
+
+    def run(self, given: Any) -> None:
+        """One batch, at once or together with the next ones."""
+        if self._pending and not self._stations.alone():
+            self._launch()
+        super().run(given)
+
+    def touched(self) -> None:
+        """Somebody may have changed something."""
+        self._launch()
+        super().touched()
+
+    def _repeat(self, made: Made, given: Any, tensors: list[Tensor]) -> None:
+        if made is not self._last or made.several is None or not self._stations.alone():
+            super()._repeat(made, given, tensors)
+            return
+        self._counted(made, given)
+        self._pending.append(tensors)
+        self._stations.say(made.said)
+        if len(self._pending) == GROUP:
+            self._launch()
+
+    def _launch(self) -> None:
+        pending, self._pending, made = self._pending, [], self._last
+        if made is None or not pending:
+            return
+        if len(pending) == GROUP and made.group is None:
+            self._record_group(made)
+        if len(pending) == GROUP and made.group is not None:
+            self._before_launch()
+            made.group([tensors[0] for tensors in pending])
+            self._after_launch()
+            return
+        for tensors in pending:
+            self._before_launch()
+            made.launch(tensors)
+            self._after_launch()
+
+    def _record_group(self, made: Made) -> None:
+        assert made.several is not None
+        try:
+            made.group = made.several()
+        except torch.cuda.OutOfMemoryError:
+            made.several = None
+        self._stations.say(made.said)  # recording has left its own
 
     def _after_eagerly(self) -> None:
         """After the first run: what it has made lies in the middle of large blocks, which graphs could not use then."""
@@ -146,6 +229,7 @@ class Captured(Repeated):
 
     def settle(self) -> None:
         """Waits for every run that was launched; raises where one was not finite."""
+        self._launch()
         while self._under_way:
             self._look()
 
@@ -154,7 +238,8 @@ class Captured(Repeated):
             self._look()
 
     def _after_launch(self) -> None:
-        event = self._events[self._number % len(self._events)]
+        self._launches += 1
+        event = self._events[self._launches % len(self._events)]
         event.record(torch.cuda.current_stream(self._device))
         self._under_way.append(event)
 

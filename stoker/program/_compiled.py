@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from stoker.program._compiling import compiling
+from stoker.program._made import Batch, Left, Made, NotYet
 from stoker.program._plan import Plan
 from stoker.program._reason import Cannot
-from stoker.program._repeated import Batch, Left, Made, NotYet, Repeated
+from stoker.program._repeated import Repeated
 from stoker.program._stations import Inputs, Stations
 from stoker.program._tree import Opaque, Shape, matched, taken_apart, together, written_back
 
@@ -76,7 +77,7 @@ def traced(stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) 
     return Trace(graph, fixed, **found)
 
 
-def _compiled(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Program:
+def _compiled(graph: torch.fx.GraphModule, inputs: list[Tensor], *, exact: bool) -> Program:
     """The program without what torch wraps around it: nothing here needs its guards, which cost as much as it does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, about torch
@@ -91,9 +92,11 @@ def _compiled(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Program:
 
     # What requires gradients would be written to outside of the program, by torch's wrapper.
     plain = [tensor.detach() for tensor in inputs]
+    # Kernels that are chosen by their time may be others in the next process, and add in another order.
+    options = {**_OPTIONS, "deterministic": exact}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole: Any = compile_fx(graph, plain, inner_compile=inner, config_patches=dict(_OPTIONS))
+        whole: Any = compile_fx(graph, plain, inner_compile=inner, config_patches=options)
     bare = inside[0] if len(inside) == 1 else None
     return bare if bare is not None else lambda tensors: whole(*tensors)
 
@@ -128,7 +131,7 @@ class Programs:
         again = "" if not self._plan.notes else " for another kind of batch"
         stations.tell(f"compiling the training step{again}: this takes a while, and less the next time")
         began = time.monotonic()
-        program = _compiled(trace.graph, [*trace.fixed, *batch.tensors])
+        program = _compiled(trace.graph, [*trace.fixed, *batch.tensors], exact=stations.exact)
         seconds = time.monotonic() - began
         self._plan.notes.append(f"compiled in {seconds:.1f} s{again}; nothing is compiled again while shapes stay")
         stations.tell(f"compiled in {seconds:.1f} s")
@@ -142,7 +145,7 @@ class Programs:
             program([*(tensor.clone() for tensor in trace.fixed), *batch.tensors])
         torch.cuda.set_rng_state(random, batch.tensors[0].device)
 
-        def record(*_: Any) -> Left:
+        def record(stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Left:
             with torch.no_grad():
                 found = program([*trace.fixed, *batch.tensors]) or ()
             after = before if trace.again else list(found[: trace.left])

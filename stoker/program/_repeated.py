@@ -1,60 +1,21 @@
 """A step that is made once and repeated: which made one fits a batch, when to make one, and when to stay eager."""
 
+import gc
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from stoker.data import Pick
+from stoker.program._made import Batch, Made, NotYet
 from stoker.program._plan import Plan
 from stoker.program._reason import Cannot, reason_of
 from stoker.program._stations import Stations
 from stoker.program._tree import Opaque, Shape, taken_apart, together
 
+_RECENT = 32  # runs whose verdict may still be to come
 _MOST = 12  # made steps at a time; batches of yet another kind run eagerly
-
-
-class Batch(NamedTuple):
-    """A batch taken apart."""
-
-    value: Any
-    shape: Shape
-    tensors: list[Tensor]
-    signature: Hashable
-
-
-@dataclass(slots=True)
-class Made:
-    """A step that is ready to be repeated."""
-
-    launch: Callable[[list[Tensor]], None]  # with the tensors of a batch
-    before: list[Tensor]  # the kept values that it reads, always the same tensors
-    after: tuple[Shape, list[Tensor]]  # the kept values that it leaves
-    said: Any  # what it leaves for the loop
-    again: bool  # it leaves what it reads, so that it can be repeated at once
-    turn: Hashable = None
-    source: Any = None  # of the picks that it is for
-    size: int = 0
-    columns: Sequence[Tensor] = ()
-
-    def picks(self, given: Any) -> bool:
-        """Whether it is for such a pick, as can be told at a glance."""
-        return type(given) is Pick and given.source is self.source and len(given) == self.size
-
-
-class Left(NamedTuple):
-    """What a run leaves behind."""
-
-    shape: Shape
-    after: list[Tensor]
-    said: Any
-    again: bool
-
-
-class NotYet(Exception):
-    """A step has brought something into being, as a first one does: it has to be run before it can be repeated."""
 
 
 class Under(NamedTuple):
@@ -112,7 +73,7 @@ class Repeated:
         self._touched, self._given_up = True, False
         self._pins: Any = None
         self._number = 0  # of made runs since the verdict was last cleared
-        self._recent: deque[Under] = deque(maxlen=4)
+        self._recent: deque[Under] = deque(maxlen=_RECENT)
 
     def run(self, given: Any) -> None:
         """One batch."""
@@ -120,11 +81,10 @@ class Repeated:
             self._stations.run(given)
             return
         last = self._last
-        if last is not None and last.again and not self._touched and last.picks(given):
-            self._stations.set_rates()
-            if self._stations.turn() == last.turn:
-                self._repeat(last, given, [given.numbers, *last.columns])
-                return
+        if last is not None and self._is_again(last, given):
+            self._repeat(last, given, [given.numbers, *last.columns])
+            return
+        self._launch()
         batch = self._taken_apart(given)
         if batch is None:
             self._eagerly(given)
@@ -144,6 +104,13 @@ class Repeated:
         raise NotImplementedError
 
     # --- which step
+
+    def _is_again(self, last: Made, given: Any) -> bool:
+        """Whether the last step is the one for a batch as well, as can be told at a glance."""
+        if not last.again or self._touched or not last.picks(given):
+            return False
+        self._stations.set_rates()
+        return self._stations.turn() == last.turn
 
     def _taken_apart(self, given: Any) -> Batch | None:
         tensors: list[Tensor] = []
@@ -223,15 +190,18 @@ class Repeated:
                 raise  # they are known now
             return None
         except Exception as error:
-            self._give_up(reason_of(error))
-            around.put_back()
-            stations.forget()  # what it has left in the middle
-            return None
+            why = reason_of(error)
+        else:
+            self._own.update(id(tensor) for tensor in (*before, *made.after[1]))
+            made.turn = stations.turn()
+            return made
         finally:
             stations.hold(original, own=any(id(leaf) in self._own for leaf in leaves))
-        self._own.update(id(tensor) for tensor in (*before, *made.after[1]))
-        made.turn = stations.turn()
-        return made
+        self._give_up(why)
+        around.put_back()
+        stations.forget()  # what it has left in the middle
+        gc.collect()  # and what its exception held: the nodes of autograd there are of the stream of a recording
+        return None
 
     def _give_up(self, why: str) -> None:
         """From here on everything runs eagerly, for a reason that is told."""
@@ -261,9 +231,7 @@ class Repeated:
     def _repeat(self, made: Made, given: Any, tensors: list[Tensor]) -> None:
         stations = self._stations
         self._before_launch()
-        self._number += 1
-        self._recent.append(Under(self._number, given, stations.place()))
-        stations.begin(made.said)
+        self._counted(made, given)
         made.launch(tensors)
         if not made.again:
             shape, after = made.after
@@ -272,6 +240,15 @@ class Repeated:
         self._last = made
         self._after_launch()
         stations.rest()
+
+    def _counted(self, made: Made, given: Any) -> None:
+        """A run is about to start, or as good as started."""
+        self._number += 1
+        self._recent.append(Under(self._number, given, self._stations.place()))
+        self._stations.begin(made.said)
+
+    def _launch(self) -> None:
+        """What was put off is launched now."""
 
     def _before_launch(self) -> None:
         """Makes room, where runs are under way."""

@@ -83,6 +83,11 @@ class Stations(Protocol):
         ...
 
     @property
+    def exact(self) -> bool:
+        """Whether another process has to come to the same bits: the fit is saved, and can be gone on with."""
+        ...
+
+    @property
     def begun(self) -> bool:
         """Whether an update has been applied, by whatever process: what later ones find is there."""
         ...
@@ -95,6 +100,10 @@ class Stations(Protocol):
 
     def surroundings(self) -> "Surroundings":
         """What a run must not change, for a program of it to be right: attributes of modules, generators."""
+        ...
+
+    def alone(self) -> bool:
+        """Whether nothing happens between the run before and this one: nobody looks, and the rates are the same."""
         ...
 
     def settle_in(self) -> None:

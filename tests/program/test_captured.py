@@ -1,6 +1,7 @@
 """A captured step leaves the bits of the eager one, for every feature; needs an NVIDIA GPU."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import stoker
 from stoker import callbacks, data, metrics, schedule
 from stoker.loop import _program
 from stoker.loop._tally import Tally
+from stoker.program import _captured
+from stoker.program._captured import GROUP
 from tests.program.awkward import ALGORITHMS, AWKWARD, FINE, HostRandom, algorithm
 from tests.program.fits import (
     FEATURES,
@@ -240,6 +243,52 @@ def test_a_run_goes_on_inside_an_epoch_to_the_same_bits(update, tmp_path):
     assert_same_fit(again, whole)
 
 
+# --- several steps to a launch
+
+
+def plain(**settings):
+    """Nobody looks between batches, and the rate stays: dropout, batch norm, 26 batches and a short one."""
+    return Feature(
+        lambda: nn.Sequential(*normed(), nn.Dropout(0.3), nn.Linear(3, 3)),
+        lambda: samples(210),
+        lambda: {"lr": 0.01, "metrics": [metrics.Accuracy()], "clip_norm": 0.5, "ema": 0.75, **settings},
+        lambda: {"batch_size": 8, "epochs": 3},
+    )
+
+
+GROUPED = f"{GROUP} steps to a launch"
+
+
+def test_several_steps_to_a_launch_are_the_same_steps(monkeypatch):
+    whole = fit(plain(), compile=True)
+    assert GROUPED in whole._fit.step.notes
+    monkeypatch.setattr(_captured, "_SMALL", 0)
+    single = fit(plain(), compile=True)
+    assert GROUPED not in single._fit.step.notes
+    assert_same_fit(whole, single)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"accumulate": 2}, {"lr": schedule.cosine(0.02, steps=80)}, {"metrics": [metrics.AUROC()]}],
+    ids=["windows", "schedule", "growing"],
+)
+def test_where_something_happens_in_between_each_step_is_launched(settings):
+    fitted = fit(plain(**settings), compile=True)
+    assert fitted._fit.step.mode == "compiled" and GROUPED not in fitted._fit.step.notes
+
+
+@pytest.mark.parametrize("batch", [3, 12, 16, 17, 26])
+def test_a_verdict_of_a_group_names_the_batch(batch):
+    def broken():
+        x, y = samples(210)
+        x[(batch - 1) * 8] = float("nan")
+        return data.Loader((x, y), batch_size=8)
+
+    with pytest.raises(stoker.NotFinite, match=f"not finite at epoch 1, batch {batch}: .* holds NaN"):
+        fit(replace(plain(), data=broken), compile=True)
+
+
 # --- what it costs
 
 
@@ -314,8 +363,8 @@ def test_compiled_is_close_to_eager_and_nothing_is_compiled_again(monkeypatch):
     assert_close(outcome(whole), outcome(eager), rtol=1e-4, atol=1e-5)
 
 
-def test_compiled_draws_the_same_numbers_for_the_same_seed():
+def test_a_compiled_run_comes_to_the_same_bits_again(tmp_path):
     feature = Feature(lambda: net(nn.Dropout(0.3)), lambda: data.Loader(samples(48), batch_size=8))
-    one, two = fit(feature, compile=True), fit(feature, compile=True)
+    one, two = (fit(feature, compile=True, run=tmp_path / name) for name in ("one", "two"))
     assert one._fit.step.mode == "compiled"
     assert_same_fit(one, two)

@@ -109,7 +109,7 @@ def test_a_model_that_is_compiled_already_runs_as_it_is(monkeypatch):
 
 
 def test_what_the_compiler_can_not_do_runs_eagerly(monkeypatch):
-    def broken(graph, inputs):
+    def broken(graph, inputs, **_):
         raise RuntimeError("no such compiler: g++")
 
     eager = run(FEATURES["batch norm"], eager=True)
@@ -134,6 +134,17 @@ def test_more_kinds_of_batches_than_programs(monkeypatch):
     whole = run(Feature(data=lengths), epochs=4)
     assert len(made) == 12
     assert "12 kinds of batches have a program of their own; others run eagerly" in whole._fit.step.notes
+    assert_close(outcome(whole), outcome(eager), **CLOSE)
+
+
+def test_a_long_window_has_three_programs(monkeypatch):
+    """For its first batch, its last one, and all between, however many these are."""
+    feature = Feature(data=lambda: data.Loader(samples(240), batch_size=8), settings=lambda: {"accumulate": 15})
+    eager = run(feature, eager=True, epochs=4)
+    interpreted(monkeypatch)
+    made = counted(monkeypatch)
+    whole = run(feature, epochs=4)
+    assert len(made) == 3 and whole._fit.step.mode == "compiled"
     assert_close(outcome(whole), outcome(eager), **CLOSE)
 
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from stoker.program import Plan, Verdict
+from stoker.program._made import Made
 from stoker.program._reason import Cannot
-from stoker.program._repeated import Made, Repeated
+from stoker.program._repeated import Repeated
 from stoker.program._tree import matched, taken_apart, written_back
 
 

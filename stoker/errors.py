@@ -14,6 +14,7 @@ StokerError
 ├── BadData (ValueError)                data that can't be loaded as samples
 ├── SampleFailed (RuntimeError)         a sample whose own exception could not be brought over from its worker
 ├── WorkerDied (RuntimeError)           a loading process that went away
+├── PeerFailed (RuntimeError)           another rank that failed, or can't be reached any more
 ├── UnknownHook (AttributeError)        a method of a callback that is called like a milestone and is none
 ├── NoSuchMetric (KeyError, ValueError) a name that no number has
 ├── NotFinite (ArithmeticError)         a loss or gradient that is NaN or infinite
@@ -86,6 +87,10 @@ class SampleFailed(StokerError, RuntimeError):
 
 class WorkerDied(StokerError, RuntimeError):
     """A loading process that went away."""
+
+
+class PeerFailed(StokerError, RuntimeError):
+    """Another rank that failed, or can't be reached any more; the text says which and what it said."""
 
 
 class UnknownHook(StokerError, AttributeError):

@@ -10,6 +10,7 @@ import stoker
 ROOT = Path(stoker.__file__).parent
 # In the order in which the data walks through them; a room may import the rooms before it.
 ROOMS = [
+    "distributed",
     "data",
     "step",
     "gradients",

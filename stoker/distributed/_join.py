@@ -1,0 +1,122 @@
+"""Joining the other processes, and leaving them: what torchrun's environment or the user's own process group says."""
+
+import atexit
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from stoker.distributed._world import World
+from stoker.errors import InvalidArgument
+
+TIMEOUT = 600.0  # seconds that a rank waits for the others in a collective
+
+
+@dataclass(slots=True)
+class _Membership:
+    """What this process has joined: torch's process groups are global, and so is this."""
+
+    world: World | None = None
+    group: Any = None  # torch's default group at that time: a user may make another one later
+    made_here: bool = False  # the default group is ours, not the user's
+    times: int = 0  # that a default group was made here
+    broken: bool = False  # some rank has failed: don't wait for anybody at the end
+
+
+_membership = _Membership()
+
+
+def world() -> World:
+    """The processes that train together, by torchrun's environment or by the process group that is there.
+
+    >>> world().rank, world().size
+    (0, 1)
+
+    It starts nothing. Alone, it is a world of one.
+    """
+    there = dist.is_available() and dist.is_initialized()
+    if there and _membership.world and dist.group.WORLD is _membership.group:
+        return _membership.world
+    if there:
+        rank, size = dist.get_rank(), dist.get_world_size()
+    else:
+        rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if not 0 <= rank < size:
+        raise InvalidArgument(f"the environment says RANK={rank} and WORLD_SIZE={size}; ranks are 0 to {size - 1}")
+    return World(rank, size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", size))
+
+
+def joined(device: torch.device | str | None = None, *, timeout: float | None = None) -> World:
+    """The world with its process groups: the user's own where there is one, else made from torchrun's environment.
+
+    They live until the process ends or `left()` is called. Where there is one process, nothing is started.
+    """
+    here = world()
+    if here.size == 1 or here is _membership.world:
+        return here
+    waits = timedelta(seconds=timeout or TIMEOUT)
+    if not dist.is_initialized():
+        _meet((device_of(here) if device is None else torch.device(device)).type, here, waits)
+    control = dist.new_group(backend="gloo", timeout=waits)
+    _membership.group = dist.group.WORLD
+    _membership.world = World(here.rank, here.size, here.local_rank, here.local_size, None, control)
+    return _membership.world
+
+
+def grouped(device: torch.device) -> None:
+    """Makes a process group where there is none, also for one process: FSDP and device meshes need one."""
+    here = joined(device)
+    if not dist.is_initialized():
+        _meet(device.type, here, timedelta(seconds=TIMEOUT))
+
+
+def left() -> None:
+    """Leaves the processes that `joined` met; at the end of a process it happens by itself."""
+    if dist.is_initialized() and dist.group.WORLD is _membership.group is not None:
+        if _membership.broken and _membership.made_here:
+            _membership.group.abort()  # destroying waits for what is under way on a GPU, which may never end
+        if _membership.made_here:
+            dist.destroy_process_group()
+        elif _membership.world:
+            dist.destroy_process_group(_membership.world.control)
+    _membership.world, _membership.group, _membership.made_here, _membership.broken = None, None, False, False
+
+
+def broken() -> None:
+    """Notes that some rank has failed, so that leaving waits for nobody."""
+    _membership.broken = True
+
+
+def device_of(world: World) -> torch.device:
+    """The device of this rank: its own GPU, or the CPU."""
+    count = torch.cuda.device_count()  # 1 where the launcher shows each process its own
+    return torch.device("cuda", world.local_rank % count) if count else torch.device("cpu")
+
+
+def _meet(kind: str, here: World, timeout: timedelta) -> None:
+    """Makes the default process group."""
+    if kind == "cuda":
+        torch.cuda.set_device(device_of(here))
+    if here.size == 1:
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    else:
+        shared, _, _ = next(rendezvous("env://", timeout=timeout))
+        # Who joins again after leaving must not find the addresses of the first time.
+        store = dist.PrefixStore(f"stoker/{_membership.times}", shared)  # pyright: ignore[reportPrivateImportUsage]
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=here.rank, world_size=here.size)
+    _membership.group, _membership.made_here = dist.group.WORLD, True
+    _membership.times += 1
+    atexit.unregister(left)
+    atexit.register(left)
+
+
+def _number(name: str, otherwise: int) -> int:
+    text = os.environ.get(name, "")
+    if text and not text.isdecimal():
+        raise InvalidArgument(f"the environment says {name}={text!r}; a launcher such as torchrun gives a number there")
+    return int(text) if text else otherwise

@@ -1,0 +1,150 @@
+"""The processes that train together, as a value: collectives that are identities where there is only one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stoker.distributed._wire import packed, unpacked
+from stoker.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The processes that train together, and which of them this is.
+
+    >>> alone = World()
+    >>> alone.is_first, alone.gathered({"epoch": 1}), float(alone.sum(torch.tensor(2.0)))
+    (True, [{'epoch': 1}], 2.0)
+
+    Every method is a collective: all ranks call it, in the same order.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    group: Any = None  # torch's process group for tensors on a device; None: its default one
+    control: Any = None  # gloo's, for what is on the CPU: counts, texts, agreements
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes and shows."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of every rank's tensor, as a new one on its device."""
+        return self.summed([tensor])[0]
+
+    def summed(self, tensors: Sequence[Tensor], *, bucket_mb: float = 25) -> list[Tensor]:
+        """The sum over ranks of each tensor, as new ones.
+
+        They travel in flat buckets of one dtype, so that a thousand small ones cost about as much as a large one. The
+        results are views of the buckets.
+        """
+        if self.size == 1:
+            return [tensor.detach().clone() for tensor in tensors]
+        results: list[Tensor] = [torch.empty(0)] * len(tensors)
+        sent = []
+        for places in _buckets([(each.device, each.dtype) for each in tensors], tensors, bucket_mb):
+            flat = torch.cat([tensors[place].detach().reshape(-1) for place in places])
+            sent.append((places, flat, dist.all_reduce(flat, group=self._group(flat), async_op=True)))
+        for places, flat, work in sent:
+            work.wait()
+            for place, part in zip(places, flat.split([tensors[each].numel() for each in places]), strict=True):
+                results[place] = part.view(tensors[place].shape)
+        return results
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Writes rank 0's values into everybody's tensors, in few messages."""
+        if self.size == 1:
+            return
+        with torch.no_grad():
+            for places in _buckets([each.device for each in tensors], tensors, 25):
+                flat = torch.cat([_bytes(tensors[place]) for place in places])
+                dist.broadcast(flat, group=self._group(flat), group_src=0)
+                if self.is_first:
+                    continue
+                offset = 0  # bytes
+                for place in places:
+                    target = tensors[place]
+                    part = flat[offset : offset + target.nbytes].clone()  # a view of another dtype must be aligned
+                    target.copy_(part.view(target.dtype).view(target.shape))
+                    offset += target.nbytes
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank.
+
+        A value is numbers, texts, bytes and tensors, and lists, tuples and mappings of them. From other processes,
+        tensors come on the CPU.
+        """
+        if self.size == 1:
+            return [value]
+        data = packed(value)
+        lengths = self._rows(torch.tensor([len(data)]))
+        longest = max(int(length) for length in lengths)
+        rows = self._rows(torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8))
+        return [unpacked(row[: int(length)].numpy().tobytes()) for row, length in zip(rows, lengths, strict=True)]
+
+    def told(self, value: Any) -> Any:
+        """Rank 0's value, on every rank; what the others give does not matter."""
+        if self.size == 1:
+            return value
+        data = packed(value) if self.is_first else b""
+        length = torch.tensor([len(data)])
+        dist.broadcast(length, group=self._texts(), group_src=0)
+        content = torch.frombuffer(bytearray(data.ljust(int(length), b"\0")), dtype=torch.uint8)
+        dist.broadcast(content, group=self._texts(), group_src=0)
+        return unpacked(content.numpy().tobytes())
+
+    def all(self, flag: bool) -> bool:
+        """Whether it is so on every rank."""
+        return not self.any(not flag)
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank."""
+        if self.size == 1:
+            return bool(flag)
+        found = torch.tensor([int(flag)])
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._texts())
+        return bool(found)
+
+    def barrier(self) -> None:
+        """Waits until every rank is here."""
+        self.any(False)
+
+    def _rows(self, row: Tensor) -> list[Tensor]:
+        """Every rank's tensor of the same shape."""
+        rows = [torch.empty_like(row) for _ in range(self.size)]
+        dist.all_gather(rows, row, group=self._texts())
+        return rows
+
+    def _group(self, tensor: Tensor) -> Any:
+        return self._texts() if tensor.device.type == "cpu" else self.group
+
+    def _texts(self) -> Any:
+        if self.control is None:
+            raise InvalidArgument(
+                f"rank {self.rank} of {self.size} has not met the others yet: ask stoker.distributed.joined() for the "
+                "world, or do it in or after a fit"
+            )
+        return self.control
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _buckets(kinds: Sequence[Any], tensors: Sequence[Tensor], megabytes: float) -> Iterator[list[int]]:
+    """The places of tensors that travel together: of one kind, in their order, not more than so large."""
+    filling: dict[Any, tuple[list[int], int]] = {}
+    for place, (kind, tensor) in enumerate(zip(kinds, tensors, strict=True)):
+        places, held = filling.get(kind, ([], 0))
+        if places and held + tensor.nbytes > megabytes * 2**20:
+            yield places
+            places, held = [], 0
+        filling[kind] = ([*places, place], held + tensor.nbytes)
+    yield from (places for places, _ in filling.values())

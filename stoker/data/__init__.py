@@ -9,6 +9,7 @@ from stoker.data._batchable import batchable
 from stoker.data._concat import concat
 from stoker.data._digits import digits
 from stoker.data._files import cifar10, idx, read_idx
+from stoker.data._ghost import Ghost
 from stoker.data._loader import Loader
 from stoker.data._move import moved
 from stoker.data._pick import Pick
@@ -19,6 +20,7 @@ from stoker.data._walk import Walk
 from stoker.data._windows import windows
 
 __all__ = [
+    "Ghost",
     "Loader",
     "Pick",
     "Source",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.data._ghost import Ghost
 from stoker.data._views import applied
 from stoker.errors import WrongType
 
@@ -41,4 +42,6 @@ def batchable(transform: Callable[..., Any]) -> Callable[..., Any]:
 
 def finished(batch: Any, after: Callable[..., Any] | None) -> Any:
     """The batch as the model gets it: through its batchable transform, where there is one."""
-    return batch if after is None else applied(after, batch)
+    if after is None:
+        return batch
+    return Ghost(applied(after, batch.batch)) if isinstance(batch, Ghost) else applied(after, batch)

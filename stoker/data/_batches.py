@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from stoker.data._collate import Stack, collate
+from stoker.data._ghost import Ghost
 from stoker.data._order import BATCH, SAMPLE, key, own_random_numbers, seed_everything
 from stoker.data._source import Source, Stream
 from stoker.data._views import applied
@@ -22,6 +23,8 @@ class Task(NamedTuple):
     batch: int
     numbers: list[int]
     samples: list[Any] | None = None
+    rank: int = 0  # whose share of the batch it is
+    ghost: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,15 @@ class Recipe:
     def build(self, task: Task, stack: Stack = torch.stack) -> Any:
         """Fetches, transforms and joins the samples; leaves torch's, numpy's and Python's generators seeded."""
         samples = [self._sample(task, place) for place in range(len(task.numbers))]
-        seed_everything(key(BATCH, self.seed, task.epoch, task.batch))
+        share = (task.rank,) if task.rank else ()  # the first draws what one process draws, and each its own
+        seed_everything(key(BATCH, self.seed, task.epoch, task.batch, *share))
         try:
-            return collate(samples, stack=stack) if self.batcher is None else self.batcher(samples)
+            batch = collate(samples, stack=stack) if self.batcher is None else self.batcher(samples)
         except Exception as error:
             shown = ", ".join(map(str, task.numbers[:8])) + (", …" if len(task.numbers) > 8 else "")
             error.add_note(f"while joining samples {shown} to batch {task.batch} (epoch {task.epoch})")
             raise
+        return Ghost(batch) if task.ghost else batch
 
     def _sample(self, task: Task, place: int) -> Any:
         number = task.numbers[place]
@@ -83,9 +88,25 @@ def tasks_of_stream(stream: Stream, *, size: int, drop_last: bool, epoch: int, b
         place += 1
 
 
+class Maker(Protocol):
+    """Who makes batches: `Here` or `Workers`."""
+
+    def build(self, tasks: Iterable[Task], *, start: tuple[int, int] | None = None) -> Iterator[Any]:
+        """The batches of the tasks, in their order; `start` is the epoch and batch that the first of them has."""
+        ...
+
+    def prepare(self, tasks: Iterable[Task], *, start: tuple[int, int]) -> None:
+        """Has the first of the batches made ahead, for the `build` with the same `start`."""
+        ...
+
+    def close(self) -> None:
+        """Ends the processes, if there are any."""
+        ...
+
+
 @dataclass(frozen=True)
 class Here:
-    """Makes batches in this process, when they are asked for; `Workers` is the other maker."""
+    """Makes batches in this process, when they are asked for."""
 
     recipe: Recipe
 

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from stoker.data._batches import Here, Task, tasks_in_order, tasks_of_stream
+from stoker.data._batches import Maker, Task, tasks_in_order, tasks_of_stream
 from stoker.data._generators import generators_of, set_states, states_of
 from stoker.data._order import own_random_numbers, permutation
 from stoker.data._pick import Pick
 from stoker.data._source import Stream, tell_epoch
 from stoker.data._view import View
-from stoker.data._workers import Workers
 from stoker.errors import InvalidArgument, WrongType
 
 
@@ -121,7 +120,7 @@ class Samples:
     """Samples by number, each fetched by itself."""
 
     plan: Numbered
-    maker: Here | Workers
+    maker: Maker
 
     def samples(self) -> int:
         return self.plan.count
@@ -150,7 +149,7 @@ class Streamed:
     stream: Stream
     size: int
     drop_last: bool
-    maker: Here | Workers
+    maker: Maker
 
     def samples(self) -> int:
         stream: Any = self.stream.samples
@@ -195,7 +194,7 @@ class Foreign:
                 raise InvalidArgument(f"there is no batch {batch}: an epoch has {self.batches()}, counted from 0")
 
     def open(self, epoch: int, batch: int) -> Iterator[Any]:
-        for thing in (self.loader.dataset, self.loader.sampler, self.loader.batch_sampler):
+        for thing in (self.loader.dataset, *self._samplers()):
             tell_epoch(thing, epoch)
         if epoch:
             self._wake()
@@ -205,6 +204,15 @@ class Foreign:
         if read < batch:
             raise InvalidArgument(f"there is no batch {batch} in epoch {epoch}: the DataLoader ended after {read}")
         return walk
+
+    def distributed_sampler(self) -> Any:
+        """The sampler that knows of ranks (torch's `DistributedSampler`, or one like it); None where none does."""
+        knowing = (each for each in self._samplers() if hasattr(each, "num_replicas") and hasattr(each, "rank"))
+        return next(knowing, None)
+
+    def _samplers(self) -> list[Any]:
+        inner = getattr(self.loader.batch_sampler, "sampler", None)  # of one that the user has made
+        return [self.loader.sampler, self.loader.batch_sampler, inner]
 
     def _wake(self) -> None:
         """Starts workers that live on from epoch to epoch, where another process has walked the epochs before.

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from stoker.data._batchable import Batchable, finished
 from stoker.data._batches import Here, Recipe
 from stoker.data._feeds import Feed, Foreign, Numbered, Rows, Samples, Streamed
 from stoker.data._generators import generators_in, generators_of, set_states, states_of
+from stoker.data._given import device_or_none, whole
 from stoker.data._order import seed_of
 from stoker.data._resident import resident, resident_bytes
+from stoker.data._share import Share, note, shared
 from stoker.data._source import Stream, as_source
 from stoker.data._view import View
 from stoker.data._walk import Walk
@@ -68,12 +71,13 @@ class Loader:
         self.source = source
         self.batch_size = batch_size
         self.shuffle = None if shuffle is None else seed_of("shuffle", shuffle)
-        self.workers = _whole("workers", workers, least=0)
+        self.workers = whole("workers", workers, least=0)
         self.batcher, self.transform = batcher, transform
         self.drop_last = drop_last
         self.after = transform.function if isinstance(transform, Batchable) else None  # for `finished`
-        self.device = _device(device)
+        self.device = device_or_none(device)
         self._feed = _feed(self)
+        self._share = Share()
         self._next_epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -101,8 +105,8 @@ class Loader:
         walked again, and gives the same batches; that of a `DataLoader` where its generators stand as they did before
         (see `replays`).
         """
-        self._feed.check(_whole("batch", batch, least=0))
-        return Walk(self._feed, _whole("epoch", epoch, least=0), batch, self.device, self.after)
+        self._feed.check(whole("batch", batch, least=0))
+        return Walk(self._feed, whole("epoch", epoch, least=0), batch, self.device, self.after)
 
     def finished(self, batch: Any) -> Any:
         """A batch of `Walk.raw`, moved to where training runs, through the batchable transform if there is one."""
@@ -119,7 +123,7 @@ class Loader:
         Only workers have a background; without them, and for streams and a `DataLoader`, nothing happens. One epoch is
         prepared at a time, and a walk of any other gives it up.
         """
-        epoch = _whole("epoch", epoch, least=0)
+        epoch = whole("epoch", epoch, least=0)
         if isinstance(self._feed, Samples):
             self._feed.prepare(epoch)
 
@@ -154,8 +158,32 @@ class Loader:
                 "and without a transform of single samples (batchable marks one of batches)"
             )
         twin = copy.copy(self)
-        twin._feed = Rows(resident(self._feed.view, torch.device(device)), self._feed.plan)
+        twin._feed = replace(self._feed, view=resident(self._feed.view, torch.device(device)))
         return twin
+
+    def shared(self, rank: int, size: int) -> "Loader":
+        """The same batches, of which this one of `size` ranks has its share; they joined in order are the batches.
+
+        >>> batches = Loader(torch.arange(5), batch_size=3)
+        >>> [list(batches.shared(rank, 2)) for rank in range(2)]
+        [[tensor([0]), tensor([3])], [tensor([1, 2]), tensor([4])]]
+
+        A share without a sample is a `Ghost`. `batch_size`, `samples`, `drop_last` and the places of `at` are those of
+        whole batches. A stream is read by every rank. A `DataLoader` is taken with a `DistributedSampler` only.
+        """
+        share = Share(rank, size)
+        if size == 1 or share == self._share:
+            return self
+        if self._share.size > 1:
+            raise InvalidArgument(f"{self!r} is a share already; share the loader that it came from")
+        twin = copy.copy(self)
+        twin._feed, twin._share = shared(self._feed, share), share
+        return twin
+
+    @property
+    def note_shared(self) -> str | None:
+        """What is to be known of the way in which the ranks share it; None where all is as with one process."""
+        return None if self._share.size == 1 else note(self._feed, self._share)
 
     @property
     def picks(self) -> bool:
@@ -210,6 +238,8 @@ class Loader:
     def __repr__(self) -> str:
         said = {"batch_size": self.batch_size, "shuffle": self.shuffle, "workers": self.workers or None}
         settings = [f"{name}={value}" for name, value in said.items() if value is not None]
+        if self._share.size > 1:
+            settings.append(f"rank {self._share.rank} of {self._share.size}")
         return f"Loader({', '.join([type(self.source).__name__, *settings])})"
 
 
@@ -220,7 +250,7 @@ def _feed(loader: Loader) -> Feed:
         return _foreign(loader, source)
     if loader.batch_size is None:
         raise InvalidArgument("batch_size is missing: say how many samples a batch has, as in batch_size=32")
-    size = _whole("batch_size", loader.batch_size, least=1)
+    size = whole("batch_size", loader.batch_size, least=1)
     samples = () if isinstance(source, Stream) else source
     transform = None if loader.after is not None else loader.transform
     recipe = Recipe(samples, transform, loader.batcher, loader.shuffle or 0)
@@ -263,19 +293,3 @@ def _foreign(loader: Loader, source: DataLoader[Any]) -> Foreign:
             "DataLoader, or give its dataset to Loader"
         )
     return Foreign(source)
-
-
-def _whole(name: str, value: Any, *, least: int) -> int:
-    """A whole number that the user gave, of at least so much."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise WrongType(f"{name} has to be a whole number; got {value!r}")
-    if value < least:
-        raise InvalidArgument(f"{name} has to be at least {least}; got {value}")
-    return int(value)
-
-
-def _device(device: torch.device | str | None) -> torch.device | None:
-    try:
-        return None if device is None else torch.device(device)
-    except RuntimeError as error:
-        raise InvalidArgument(f"device={device!r} is no device that torch knows: {error}") from None

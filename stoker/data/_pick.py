@@ -24,6 +24,7 @@ class Pick:
     numbers: Tensor  # int64 [batch], on the columns' device
     _view: View[Any]
     _after: Callable[..., Any] | None = None
+    ghost: bool = False  # as in `Ghost`
 
     @property
     def source(self) -> Any:

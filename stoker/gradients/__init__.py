@@ -8,5 +8,18 @@ from stoker.gradients._accumulate import Accumulator
 from stoker.gradients._backward import backward, needs_backward
 from stoker.gradients._differentiator import Differentiator
 from stoker.gradients._gradients import Gradients
+from stoker.gradients._shards import from_local, is_dtensor, local_of, placed_as
+from stoker.gradients._shared import Shared
 
-__all__ = ["Accumulator", "Differentiator", "Gradients", "backward", "needs_backward"]
+__all__ = [
+    "Accumulator",
+    "Differentiator",
+    "Gradients",
+    "Shared",
+    "backward",
+    "from_local",
+    "is_dtensor",
+    "local_of",
+    "needs_backward",
+    "placed_as",
+]

@@ -72,7 +72,7 @@ class Accumulator:
             self._add(name, tensor.detach(), weight)
 
     def _add(self, name: str, tensor: Tensor, weight: float | Tensor) -> None:
-        wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        wide = widened(tensor)
         if isinstance(weight, Tensor):
             # Chosen on the device: an infinite gradient times zero would be NaN here too.
             factor, nothing = weight.to(wide.device), (weight == 0).to(wide.device)
@@ -98,6 +98,12 @@ class Accumulator:
                 tensors[name] = tensor.to(parameter.dtype)
         self._clear()
         return Gradients._of(tensors, parameters, model)
+
+    def drained(self) -> tuple[float | Tensor, dict[str, Tensor]]:
+        """The weight of what was added and the sums by parameter; the accumulator is empty afterwards."""
+        weight, sums = self._weight, self._wide
+        self._clear()
+        return weight, sums
 
     @property
     def held(self) -> tuple[int, float | Tensor, dict[str, Tensor]]:
@@ -144,3 +150,8 @@ class Accumulator:
         self._count, self._weight, self._wide = state["count"], weight, sums
         self._parameters = {name: own[name] for name in state["parameters"]}
         self._model = model if self._parameters else None
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """A tensor in the type that sums are kept in: 16-bit ones in 32 bits."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,12 +1,12 @@
 """The one place where differentiation happens, and the only one that touches `.grad`.
 
 Two ways. On one process `torch.autograd.grad` returns the gradients. Under DDP and FSDP only `.backward()` runs the
-hooks that average over the processes, so there the gradients are moved out of `.grad` after it. Either way `.grad`
+hooks that reduce over the processes, so there the gradients are moved out of `.grad` after it. Either way `.grad`
 is afterwards what it was before.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stoker._select import Models, Selector, chosen_names, modules_of, named_parameters
 from stoker.errors import NotDifferentiable, WrongType
 from stoker.gradients._gradients import Gradients
+from stoker.gradients._shards import placed_as
 from stoker.step import was_viewed
 
 
@@ -41,19 +42,14 @@ def backward(
     are averaged over the processes. `backward(loss, ddp.module)` gives those of this process only.
     """
     _check(loss, model)
+    _reshard(model)
     parameters = named_parameters(model)
-    trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-    if wrt is not None:
-        chosen = chosen_names(wrt, parameters, model)
-        trainable = {name: parameter for name, parameter in trainable.items() if name in chosen}
-    if not trainable:
-        chosen_text = "" if wrt is None else f" that {wrt!r} chooses"
-        raise NotDifferentiable(
-            f"all parameters{chosen_text} are frozen: nothing to differentiate with respect to; use stoker.unfreeze"
-        )
+    trainable = _asked_for(parameters, model, wrt)
     try:
         if loss.requires_grad and needs_backward(model, trainable.values()):
-            tensors = _harvested(loss, model, trainable, create_graph, retain_graph)
+            tensors = _moved_out(
+                loss, model, parameters, trainable, create_graph=create_graph, retain_graph=retain_graph
+            )
         else:
             tensors = torch.autograd.grad(
                 loss if loss.dim() == 0 else loss.squeeze(),
@@ -67,6 +63,55 @@ def backward(
         if ours is None:
             raise
         raise ours from error
+    return _found(tensors, trainable, parameters, model)
+
+
+def harvested(
+    loss: Tensor,
+    model: Models,
+    parameters: dict[str, nn.Parameter],
+    *,
+    wrt: Selector | None = None,
+    gradient: Tensor | None = None,
+) -> Gradients:
+    """`backward` by way of `.grad`, also where nothing in the model tells that its gradients are reduced by hooks.
+
+    They are those of the loss times `gradient`, where it is given. `parameters` are the model's own: between forward
+    and backward a sharded model may hold others.
+    """
+    _check(loss, model)
+    trainable = _asked_for(parameters, model, wrt)
+    try:
+        tensors = _moved_out(loss, model, parameters, trainable, gradient=gradient)
+    except RuntimeError as error:
+        ours = in_our_words(error)
+        if ours is None:
+            raise
+        raise ours from error
+    return _found(tensors, trainable, parameters, model)
+
+
+def _asked_for(parameters: dict[str, nn.Parameter], model: Models, wrt: Selector | None) -> dict[str, nn.Parameter]:
+    """The parameters to differentiate with respect to; at least one."""
+    trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    if wrt is not None:
+        chosen = chosen_names(wrt, parameters, model)
+        trainable = {name: parameter for name, parameter in trainable.items() if name in chosen}
+    if not trainable:
+        chosen_text = "" if wrt is None else f" that {wrt!r} chooses"
+        raise NotDifferentiable(
+            f"all parameters{chosen_text} are frozen: nothing to differentiate with respect to; use stoker.unfreeze"
+        )
+    return trainable
+
+
+def _found(
+    tensors: Sequence[Tensor | None],
+    trainable: dict[str, nn.Parameter],
+    parameters: dict[str, nn.Parameter],
+    model: Models,
+) -> Gradients:
+    """What autograd gave, by name; at least one."""
     found = {
         name: owned(tensor, parameter)
         for (name, parameter), tensor in zip(trainable.items(), tensors, strict=True)
@@ -97,6 +142,7 @@ def in_our_words(error: RuntimeError) -> NotDifferentiable | None:
 
 def owned(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
     """The gradient in its parameter's layout, as `.backward()` would have left it, so that sums add in one order."""
+    tensor = placed_as(tensor, parameter)
     if tensor.layout == torch.strided and tensor.stride() != parameter.stride():
         return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
     return tensor
@@ -124,18 +170,35 @@ def _sharded(model: Models, parameters: Iterable[nn.Parameter]) -> bool:
     return fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in _everywhere(model))
 
 
-def _harvested(
-    loss: Tensor, model: Models, trainable: dict[str, nn.Parameter], create_graph: bool, retain_graph: bool | None
+def _reshard(model: Models) -> None:
+    """Gives a model of FSDP2 its own parameters back: its outermost ones stay unsharded from forward to backward."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not torch.distributed.is_initialized():
+        return
+    for each in _everywhere(model):
+        if isinstance(each, fsdp.FSDPModule):
+            each.reshard()  # pyright: ignore[reportCallIssue]  a method of FSDPModule
+
+
+def _moved_out(
+    loss: Tensor,
+    model: Models,
+    parameters: dict[str, nn.Parameter],
+    trainable: dict[str, nn.Parameter],
+    *,
+    gradient: Tensor | None = None,
+    create_graph: bool = False,
+    retain_graph: bool | None = None,
 ) -> list[Tensor | None]:
     """Gradients by way of `.grad`: what others left there is put aside, and put back."""
-    everything = list(named_parameters(model).values())
+    everything = list(parameters.values())
     aside = [parameter.grad for parameter in everything]
     for parameter in everything:
         parameter.grad = None
     try:
         # Naming the leaves keeps other models on the way clean. FSDP can't: its leaves are not its parameters.
         leaves = None if _sharded(model, everything) else [each for each in everything if each.requires_grad]
-        loss.backward(create_graph=create_graph, retain_graph=retain_graph, inputs=leaves)
+        loss.backward(gradient, create_graph=create_graph, retain_graph=retain_graph, inputs=leaves)
         # A view into a reduction bucket is overwritten by the next backward: gradients that are kept need their own.
         views = any(getattr(each, "gradient_as_bucket_view", False) for each in _everywhere(model))
         return [

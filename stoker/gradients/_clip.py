@@ -6,13 +6,16 @@ import torch
 from torch import Tensor
 
 from stoker.errors import InvalidArgument
+from stoker.gradients._shards import over_shards
 
 
 def total_norm(tensors: Sequence[Tensor], kind: float = 2.0) -> Tensor:
-    """The norm over all elements of all tensors, as a 0-d tensor on the device: torch's, bit for bit."""
-    total = torch.nn.utils.get_total_norm([values_of(tensor) for tensor in tensors], float(kind))
-    # Sharded gradients give a sharded norm; the whole one is a collective that every rank enters here.
-    return total.full_tensor() if hasattr(total, "full_tensor") else total  # pyright: ignore[reportAttributeAccessIssue]
+    """The norm over all elements of all tensors, as a 0-d tensor on the device: torch's, bit for bit.
+
+    Of sharded tensors it is a collective.
+    """
+    totals = over_shards(tensors, lambda own: torch.nn.utils.get_total_norm(own, float(kind)))
+    return totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals), float(kind))
 
 
 def norm_factor(total: Tensor, limit: float) -> Tensor:
@@ -39,8 +42,15 @@ def clamped(tensors: Sequence[Tensor], limit: float) -> list[Tensor]:
 
 
 def finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Whether every element of every tensor is a number, as a 0-d boolean tensor on the device."""
-    verdicts = [torch.isfinite(values_of(tensor)).all() for tensor in tensors]
+    """Whether every element of every tensor is a number, as a 0-d boolean tensor on the device.
+
+    Of sharded tensors it is a collective.
+    """
+    return torch.stack(over_shards(tensors, _finite_here)).all()
+
+
+def _finite_here(tensors: Sequence[Tensor]) -> Tensor:
+    verdicts = [torch.isfinite(tensor).all() for tensor in tensors]
     return torch.stack([verdict.to(verdicts[0].device) for verdict in verdicts]).all()
 
 
@@ -56,11 +66,6 @@ def single(value: Tensor, what: str) -> Tensor:
     if value.numel() != 1:
         raise InvalidArgument(f"{what} is one number, got a tensor of shape {list(value.shape)}")
     return value.reshape(())
-
-
-def values_of(tensor: Tensor) -> Tensor:
-    """The elements that a tensor stores: of a sparse one, those that are not zero."""
-    return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
 def on_values(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -15,7 +15,8 @@ from stoker.errors import (
     WrongType,
     did_you_mean,
 )
-from stoker.gradients._clip import clamped, finite, norm_factor, positive, scaled, single, total_norm, values_of
+from stoker.gradients._clip import clamped, finite, norm_factor, positive, scaled, single, total_norm
+from stoker.gradients._shards import values_of
 
 
 class Gradients(Mapping[str, Tensor]):

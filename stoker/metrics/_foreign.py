@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.errors import WrongType
+from stoker.errors import InvalidArgument, WrongType
 from stoker.metrics._metric import Direction, Metric, State, Value, worded
 from stoker.metrics._reading import read_raw
 
@@ -43,6 +43,11 @@ class Torchmetric(Metric):
 
     def update(self, state: State, output: Any) -> State:
         own = self._lent(state)
+        if any(_is_stacked(part, name) for _, part in _parts(own) for name in part.metric_state):
+            raise InvalidArgument(
+                f"{self.name} keeps the parts of several processes side by side once they are merged, and can't go on "
+                "from there: go on with as many processes as before, or from an epoch's end"
+            )
         own.update(*_given(self.name, own, output))
         return {**_taken(own), COUNT: state[COUNT] + 1}
 
@@ -52,8 +57,9 @@ class Torchmetric(Metric):
         other = copy.deepcopy(self._lent(b))
         own = self._lent(a)
         for (_, mine), (_, theirs) in zip(_parts(own), _parts(other), strict=True):
-            if mine.metric_state:
-                mine.merge_state(theirs)
+            for name, value in mine.metric_state.items():
+                parts = [value, getattr(theirs, name)]
+                setattr(mine, name, _merged(mine, name, parts, [int(a[COUNT]), int(b[COUNT])]))
         return {**_taken(own), COUNT: a[COUNT] + b[COUNT]}
 
     def compute(self, state: State) -> Value:
@@ -74,15 +80,22 @@ class Torchmetric(Metric):
                         for key, each in state.items()
                         if key.startswith(f"{prefix}{name}.")
                     )
-                    setattr(part, name, [each for _, each in pieces])
-                else:
-                    setattr(part, name, state[prefix + name].clone())
+                    setattr(part, name, [each.to(part.device) for _, each in pieces])
+                else:  # states of other processes come on the host
+                    setattr(part, name, state[prefix + name].to(part.device, copy=True))
         return own
 
 
 def adapted(metric: Any) -> Torchmetric:
     """A torchmetrics metric, left as it is: the adapter works on a copy."""
-    return Torchmetric(metric=copy.deepcopy(metric), name=worded(type(metric).__name__))
+    own = copy.deepcopy(metric)
+    for _, part in _parts(own):
+        part.distributed_available_fn = _never  # states are merged by us: its `compute` would gather them once more
+    return Torchmetric(metric=own, name=worded(type(metric).__name__))
+
+
+def _never() -> bool:
+    return False
 
 
 def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
@@ -90,6 +103,29 @@ def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
     for name, module in metric.named_modules():
         if hasattr(module, "metric_state"):
             yield (f"{name}." if name else ""), module
+
+
+def _merged(part: Any, name: str, values: list[Any], counts: list[int]) -> Any:
+    """One state of two processes, as torchmetrics reduces it over processes; its own `merge_state` refuses many."""
+    from torchmetrics.utilities.data import dim_zero_cat, dim_zero_mean
+
+    reduction = part._reductions[name]
+    if isinstance(values[0], list):
+        return values[0] + values[1]
+    if reduction is dim_zero_cat:
+        return torch.cat(values)
+    if reduction is None:  # side by side: what the metric's compute expects
+        plain = part._defaults[name].ndim
+        return torch.cat([each.unsqueeze(0) if each.ndim == plain else each for each in values])
+    if reduction is dim_zero_mean:
+        return sum(each * count for each, count in zip(values, counts, strict=True)) / sum(counts)
+    return reduction(torch.stack(values))
+
+
+def _is_stacked(part: Any, name: str) -> bool:
+    """Whether a state that has no sum holds those of several processes."""
+    value = getattr(part, name)
+    return part._reductions[name] is None and isinstance(value, Tensor) and value.ndim > part._defaults[name].ndim
 
 
 def _taken(metric: Any) -> State:

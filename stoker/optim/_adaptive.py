@@ -145,6 +145,8 @@ class Adafactor(Algorithm):
     foreach: bool | None = None
     maximize: bool = False
 
+    needs_whole = True
+
     def keeps(self) -> tuple[str, ...]:
         return ("step", "row_var", "col_var", "variance")
 
@@ -153,10 +155,11 @@ class Adafactor(Algorithm):
         if parameter.dim() < 2:
             return {"step": step, "variance": zeros(parameter)}
         *batch, rows, columns = parameter.shape
+        blank = torch.zeros((), dtype=parameter.dtype, device=parameter.device)  # whole, also beside a sharded one
         return {
             "step": step,
-            "row_var": parameter.new_zeros([*batch, rows, 1]),
-            "col_var": parameter.new_zeros([*batch, 1, columns]),
+            "row_var": blank.new_zeros([*batch, rows, 1]),
+            "col_var": blank.new_zeros([*batch, 1, columns]),
         }
 
     def update(

@@ -28,6 +28,7 @@ class Algorithm(Config):
     """
 
     takes_sparse: ClassVar[bool] = False
+    needs_whole: ClassVar[bool] = False  # whether an element's update depends on others of its parameter
 
     def __post_init__(self) -> None:
         _check_settings(self)

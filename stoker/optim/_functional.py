@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from stoker.errors import InvalidArgument, UnsupportedGradient
+from stoker.gradients import is_dtensor
 from stoker.optim._algorithm import Algorithm, Piece, Rate, State, any_sparse
+from stoker.optim._sharded import update_sharded
 from stoker.optim._state import moment
 
 
@@ -19,6 +21,7 @@ class _Batch(NamedTuple):
     columns: dict[str, list[Tensor]]
     has_complex: bool
     alike: bool  # of one type and device, so that a fused kernel takes all of them at once
+    sharded: bool  # whether they are in parts on many processes, some at least
 
 
 class FunctionalRule:
@@ -46,7 +49,11 @@ class FunctionalRule:
                 known = batch is not None
                 if batch is None:
                     batch = self._batch(names, lr)
-                if when is not None:
+                if batch.sharded:
+                    if when is not None:
+                        raise InvalidArgument("a sharded step can't be decided on by the device: leave out when=")
+                    update_sharded(self._algorithm, batch.parameters, grads, batch.columns, lr, batch.has_complex)
+                elif when is not None:
                     self._update_when(when, batch, grads, lr)
                 elif not (known and batch.alike and type(lr) is float and self._at_once(batch, grads, lr)):
                     self._algorithm.update(batch.parameters, grads, batch.columns, lr, has_complex=batch.has_complex)
@@ -82,9 +89,8 @@ class FunctionalRule:
             kept: [self._state[name].get(kept) for name in names] for kept in self._algorithm.keeps()
         }
         kinds = {(each.device, each.dtype, type(each)) for each in parameters}
-        return _Batch(
-            parameters, columns, any(each.is_complex() for each in parameters), self._fused and len(kinds) == 1
-        )
+        has_complex, sharded = any(each.is_complex() for each in parameters), any(map(is_dtensor, parameters))
+        return _Batch(parameters, columns, has_complex, self._fused and len(kinds) == 1, sharded)
 
     def _settle(self, names: tuple[str, ...], batch: _Batch) -> None:
         """Keeps state that the first update made; and the lists, from when on they no longer change."""

@@ -192,6 +192,8 @@ class Muon(Algorithm):
     ns_steps: int = 5
     adjust_lr_fn: str | None = None
 
+    needs_whole = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.adjust_lr_fn not in (None, "original", "match_rms_adamw"):

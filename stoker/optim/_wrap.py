@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stoker._select import Models
 from stoker.errors import InvalidArgument, WrongType
-from stoker.gradients import backward
+from stoker.gradients import backward, placed_as
 from stoker.optim._algorithm import Piece, Rate, unshared
 from stoker.optim._state import from_plain, to_plain
 
@@ -231,7 +231,7 @@ class WrappedRule:
             | {"params": [position[name] for name in group["names"]]}
             for group in groups
         ]
-        state = {position[name]: from_plain(value) for name, value in kept.items()}
+        state = {position[name]: _beside(from_plain(value), self._parameters[name]) for name, value in kept.items()}
         made.load_state_dict({"state": state, "param_groups": settings})
         for name, place in position.items():  # torch casts what it loads to the parameter's dtype
             own = made.state.get(self._parameters[name], {})
@@ -243,6 +243,16 @@ class WrappedRule:
     def take_up(self, ready: _Native) -> None:
         """Goes on with a prepared optimizer."""
         self.torch = ready
+
+
+def _beside(kept: Any, parameter: nn.Parameter) -> Any:
+    """What is kept for a parameter, sharded where it is and whole where it is."""
+    if not isinstance(kept, dict):
+        return kept
+    tensors = {key: value for key, value in kept.items() if isinstance(value, Tensor)}
+    return kept | {
+        key: placed_as(value, parameter if value.shape == parameter.shape else None) for key, value in tensors.items()
+    }
 
 
 _OPTIONAL = inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)

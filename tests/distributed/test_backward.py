@@ -185,3 +185,95 @@ def test_the_module_inside_of_ddp_gives_this_process_only():
     for rank, tensors in enumerate(run(own_share, 2)):
         expected = backward(F.cross_entropy(model(x.chunk(2)[rank]), y.chunk(2)[rank]), model).tensors()
         torch.testing.assert_close(tensors, expected, rtol=0, atol=1e-7)
+
+
+def pair():
+    """A model of FSDP2, whose outermost module has parameters of its own, and the same model on one process."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, single = network(), network()  # of its last layer three processes have one row each, a fourth has none
+    fully_shard(model[0], mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+    return fully_shard(model, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),))), single
+
+
+def same(grads, expected, tolerance=1e-6):
+    assert list(grads) == list(expected)
+    for name in expected:
+        torch.testing.assert_close(whole(grads[name]), expected[name], rtol=0, atol=tolerance)
+
+
+def everything_on_shards(rank, size):
+    (model, single), (x, y) = pair(), samples()
+    parameters = list(model.parameters())
+
+    def both(times=1.0):
+        left = backward(F.cross_entropy(model(x * times), y), model)
+        return left, backward(F.cross_entropy(single(x * times), y), single)
+
+    grads, expected = both()
+    assert grads.parameters() == parameters, "those that an optimizer was made for"
+    assert all(each.grad is None for each in model.parameters())
+    for kind in (1.0, 2.0, float("inf")):
+        torch.testing.assert_close(grads.norm(kind), expected.norm(kind))
+    assert bool(grads.all_finite())
+    same(grads, expected)
+    same(grads.clone().scale(0.5), expected.clone().scale(0.5))
+    same(grads.clone().scale(torch.tensor(0.5)), expected.clone().scale(0.5))
+    same(grads.clone().clip_norm(0.1), expected.clone().clip_norm(0.1))
+    same(grads.clone().clip_norm(0.1, kind=float("inf")), expected.clone().clip_norm(0.1, kind=float("inf")))
+    same(grads.clone().clip_value(0.01), expected.clone().clip_value(0.01))
+    same(grads.clone().map(lambda name, each: each * 2), expected.clone().map(lambda name, each: each * 2))
+    more, further = both(3.0)
+    same(grads.clone() + more, expected.clone() + further)
+    same(grads.clone().take("4"), expected.clone().take("4"))
+    same(grads.to(torch.float64), expected.to(torch.float64))
+    assert repr(grads).splitlines()[0] == repr(expected).splitlines()[0]
+
+    for weight in (2.0, torch.tensor(2)):
+        ours, theirs = Accumulator(), Accumulator()
+        for times in (1.0, 2.0):
+            left, right = both(times)
+            ours.add(left, weight=weight * times)
+            theirs.add(right, weight=weight * times)
+        saved, alone = ours.state_dict(), theirs.state_dict()
+        other, another = Accumulator(), Accumulator()
+        other.load_state_dict(saved, model)
+        another.load_state_dict(alone, model)  # whole sums, into what is sharded
+        mean = theirs.take()
+        same(ours.take(), mean)
+        same(other.take(), mean)
+        same(another.take(), mean)
+
+    with torch.no_grad():
+        for name, each in grads.items():
+            if name == "4.weight" and each.to_local().numel() and rank == 0:
+                each.to_local()[0, 0] = float("nan")  # of one process alone
+    assert not grads.all_finite()
+    assert all(grads.norm(kind).isnan() for kind in (1.0, 2.0, float("inf")))
+    return True
+
+
+def test_everything_that_gradients_can_do_on_shards():
+    assert run(everything_on_shards, 4) == [True] * 4
+
+
+def beside_a_gradient_of_somebody_elses(rank, size):
+    """The outermost module's parameters are whole between forward and backward: `.grad` is the sharded ones'."""
+    (model, _), (x, y) = pair(), samples()
+    parameters = list(model.parameters())
+    loss = F.cross_entropy(model(x), y)
+    for each in parameters:
+        each.grad = torch.ones_like(each)
+    left = [each.grad for each in parameters]
+    grads = backward(loss, model)
+    assert all(each.grad is own for each, own in zip(parameters, left, strict=True))
+    assert all(bool((each.to_local() == 1).all()) for each in left)
+    return grads.norm().item()
+
+
+def test_what_others_left_in_grad_of_a_sharded_model_stays():
+    model, (x, y) = network(), samples()
+    expected = backward(F.cross_entropy(model(x), y), model).norm().item()
+    for norm in run(beside_a_gradient_of_somebody_elses, 2):
+        assert abs(norm - expected) < 1e-6

@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 import torchmetrics
-from torchmetrics import classification, regression, wrappers
+from torchmetrics import classification, image, regression, wrappers
 
-from stoker import WrongType
+from stoker import InvalidArgument, WrongType
 from stoker.metrics import AUROC, MAE, Accuracy, as_metric, named
 from stoker.step import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput, SupervisedOutput
 from tests.metrics.cases import CPU, value
@@ -88,3 +88,35 @@ def test_what_it_cannot_be_given_is_named():
         value(as_metric(classification.BinaryAUROC()), SupervisedOutput(LOSS, {}, None))
     with pytest.raises(WrongType, match=r"write metrics=\[\*collection.values\(\)\]"):
         as_metric(torchmetrics.MetricCollection([classification.BinaryAUROC()]))
+
+
+CORRELATED = torch.randn(3, 5, generator=DRAW)
+NUMBERS = [RegressionOutput(LOSS, each, each * 2 + torch.randn(5, generator=DRAW)) for each in CORRELATED]
+IMAGES = [RegressionOutput(LOSS, *torch.rand(2, 2, 3, 8, 8, generator=DRAW)) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        pytest.param(regression.PearsonCorrCoef(), NUMBERS, id="no reduction"),
+        pytest.param(regression.KendallRankCorrCoef(), NUMBERS, id="lists"),
+        pytest.param(regression.R2Score(), NUMBERS, id="sums"),
+        pytest.param(regression.ExplainedVariance(), NUMBERS, id="more sums"),
+        pytest.param(image.PeakSignalNoiseRatio(data_range=2.0), IMAGES, id="mean"),
+    ],
+)
+def test_states_of_three_processes_and_an_empty_one_merge(given, parts):
+    metric = as_metric(given)
+    states = [metric.update(metric.init(CPU), part) for part in parts]
+    empty = metric.init(CPU)
+    merged = metric.merge(metric.merge(metric.merge(states[0], empty), states[1]), states[2])
+    assert metric.compute(merged) == pytest.approx(value(metric, *parts), rel=1e-5)
+    backwards = metric.merge(empty, metric.merge(states[0], metric.merge(states[1], states[2])))
+    assert metric.compute(backwards) == pytest.approx(value(metric, *parts), rel=1e-5)
+
+
+def test_what_was_merged_side_by_side_cannot_go_on():
+    metric = as_metric(regression.PearsonCorrCoef())
+    merged = metric.merge(*[metric.update(metric.init(CPU), part) for part in NUMBERS[:2]])
+    with pytest.raises(InvalidArgument, match="pearson_corr_coef keeps the parts of several processes side by side"):
+        metric.update(merged, NUMBERS[2])

@@ -1,0 +1,45 @@
+"""Tensors of many processes, by parameter, added up in few messages."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from stoker.distributed import World
+from stoker.gradients._accumulate import widened
+from stoker.gradients._backward import owned
+from stoker.gradients._shards import from_local, is_dtensor, local_of
+
+
+def summed(
+    tensors: Mapping[str, Tensor],
+    parameters: Mapping[str, nn.Parameter],
+    world: World,
+    *,
+    bucket_mb: float = 25,
+    wide: bool = False,
+) -> dict[str, Tensor]:
+    """Every process's tensors, added up; what only some of them have counts as zero in the others.
+
+    `wide` says that they are sums, which are kept in 32 bits where the parameter has 16.
+    """
+    flags = torch.tensor([name in tensors for name in parameters], dtype=torch.int32)
+    held = [name for name, count in zip(parameters, world.sum(flags).tolist(), strict=True) if count]
+    own = [local_of(tensors[name] if name in tensors else _zeros(parameters[name], wide)) for name in held]
+    totals = world.summed(own, bucket_mb=bucket_mb)
+    return {name: _laid(total, parameters[name]) for name, total in zip(held, totals, strict=True)}
+
+
+def own_values(tensor: Tensor) -> Tensor:
+    """A dense copy of a gradient, of a sharded one of the part that is here."""
+    return tensor.detach().to_dense() if tensor.is_sparse else local_of(tensor).detach().clone()
+
+
+def _zeros(parameter: nn.Parameter, wide: bool) -> Tensor:
+    zeros = torch.zeros_like(parameter, requires_grad=False)
+    return widened(zeros) if wide else zeros
+
+
+def _laid(total: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A sum as its parameter lies: in its order of memory, and sharded as it is."""
+    return from_local(total, parameter) if is_dtensor(parameter) else owned(total, parameter)

@@ -1,0 +1,54 @@
+"""Metrics of many processes: each sees its part, and all come to the number of the whole, to the same bits."""
+
+import math
+
+import torch
+from torchmetrics import classification, regression
+
+from stoker.distributed import joined
+from stoker.metrics import as_metric, named
+from stoker.step import RegressionOutput
+from tests.metrics.cases import CASES, CPU, classes, numbers
+
+from .processes import run
+
+
+def single(draw, n):
+    predictions, noise = torch.randn(2, n, generator=draw)
+    return lambda rows: RegressionOutput(torch.tensor(0.0), predictions[rows], (predictions + noise)[rows])
+
+
+EDGE = [
+    (as_metric(classification.MulticlassAUROC(4)), classes),  # keeps lists
+    (as_metric(classification.MulticlassAccuracy(4, average="micro")), classes),
+    (as_metric(regression.MeanSquaredError(num_outputs=2)), numbers),
+    (as_metric(regression.PearsonCorrCoef()), single),  # keeps the processes' parts side by side
+]
+ROWS = 10
+
+
+def merged(rank, size):
+    """The value of every metric over all processes' states; the first process has seen nothing."""
+    world, found = joined(), []
+    for metric, make in [*CASES, *EDGE]:
+        output = make(torch.Generator().manual_seed(1), ROWS)
+        state = metric.init(CPU)
+        for start in range(ROWS * (rank - 1) // (size - 1) if rank else ROWS, ROWS * rank // (size - 1), 3):
+            state = metric.update(state, output(slice(start, min(start + 3, ROWS * rank // (size - 1)))))
+        states = world.gathered(state)
+        for other in states[1:]:
+            states[0] = metric.merge(states[0], other)
+        found.append(named(metric.name, metric.compute(states[0])))
+    return found
+
+
+def test_every_metric_over_three_processes():
+    answers = run(merged, 3)
+    assert [repr(each) for each in answers] == [repr(answers[0])] * 3  # bit for bit, NaN included
+    for (metric, make), got in zip([*CASES, *EDGE], answers[0], strict=True):
+        whole = metric.update(metric.init(CPU), make(torch.Generator().manual_seed(1), ROWS)(slice(None)))
+        expected = named(metric.name, metric.compute(whole))
+        assert got.keys() == expected.keys()
+        for name in expected:
+            tolerance = 1e-5 if (metric, make) in EDGE else 1e-9  # torchmetrics adds up in float32
+            assert math.isclose(got[name], expected[name], rel_tol=tolerance, abs_tol=1e-9), name

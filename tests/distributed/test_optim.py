@@ -1,0 +1,137 @@
+"""Every algorithm on a sharded model steps as it does on one process, and its state goes from one to the other."""
+
+import pytest
+import torch
+from torch import nn
+
+from stoker import Gradients, optim
+from stoker.errors import InvalidArgument
+
+from .processes import run
+
+CONFIGS = {
+    "Adam": optim.Adam(amsgrad=True),
+    "Adam, foreach": optim.Adam(foreach=True, weight_decay=0.1),
+    "Adam, fused": optim.Adam(fused=True),
+    "AdamW": optim.AdamW(),
+    "AdamW, foreach": optim.AdamW(foreach=True),
+    "AdamW, fused": optim.AdamW(fused=True),
+    "Adamax": optim.Adamax(),
+    "Adamax, foreach": optim.Adamax(foreach=True),
+    "NAdam": optim.NAdam(),
+    "NAdam, foreach": optim.NAdam(foreach=True),
+    "RAdam": optim.RAdam(),
+    "RAdam, foreach": optim.RAdam(foreach=True),
+    "RMSprop": optim.RMSprop(momentum=0.9, centered=True),
+    "RMSprop, foreach": optim.RMSprop(foreach=True),
+    "Adagrad": optim.Adagrad(initial_accumulator_value=0.1),
+    "Adagrad, foreach": optim.Adagrad(foreach=True),
+    "Adagrad, fused": optim.Adagrad(fused=True),
+    "Adadelta": optim.Adadelta(),
+    "Adadelta, foreach": optim.Adadelta(foreach=True),
+    "Adafactor": optim.Adafactor(),
+    "Adafactor, foreach": optim.Adafactor(foreach=True),
+    "SGD": optim.SGD(momentum=0.9, nesterov=True),
+    "SGD, plain": optim.SGD(),
+    "SGD, foreach": optim.SGD(momentum=0.9, foreach=True),
+    "SGD, fused": optim.SGD(momentum=0.9, fused=True),
+    "Rprop": optim.Rprop(),
+    "Rprop, foreach": optim.Rprop(foreach=True),
+    "ASGD": optim.ASGD(),
+    "ASGD, foreach": optim.ASGD(foreach=True),
+    "Muon": {"*.bias": optim.AdamW(), "*": optim.Muon()},
+    "wrap": optim.wrap(torch.optim.AdamW),
+    "groups": {"4": optim.SGD(momentum=0.9), "*": optim.AdamW()},
+}
+RATE = 0.01
+
+
+def network():
+    """Of three processes the last has nothing of the last layer, and less than the others of the rest."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def sharded():
+    model = network()
+    for layer in (model[0], model[2], model[4]):
+        for name, each in list(layer.named_parameters()):
+            layer.register_parameter(name, nn.Parameter(spread(each.detach())))
+    return model
+
+
+def spread(tensor):
+    """A tensor in parts over all processes, as FSDP2 keeps it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    return distribute_tensor(tensor, mesh, [Shard(0)], src_data_rank=None)
+
+
+def gradients(model, update, place=lambda tensor: tensor):
+    """Those of some loss, the same for a sharded model and a whole one."""
+    generator = torch.Generator().manual_seed(update)
+    shapes = {name: each.shape for name, each in model.named_parameters()}
+    return Gradients({name: place(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}, model)
+
+
+def stepped(model, optimizer, updates):
+    place = spread if hasattr(model[0].weight, "to_local") else lambda tensor: tensor
+    for update in updates:
+        optimizer.step(gradients(model, update, place).clip_norm(1.0), lr={"*.bias": 2 * RATE, "*": RATE})
+
+
+def whole(tree):
+    if isinstance(tree, dict):
+        return {name: whole(each) for name, each in tree.items()}
+    if isinstance(tree, list):
+        return [whole(each) for each in tree]
+    return tree.full_tensor() if hasattr(tree, "full_tensor") else tree
+
+
+def compare(model, other):
+    for name, parameter in other.named_parameters():
+        torch.testing.assert_close(whole(model.get_parameter(name).detach()), parameter.detach(), rtol=0, atol=1e-5)
+
+
+def one(recipe):
+    """As on one process, with the state taken to a single one and back in the middle."""
+    model, single = sharded(), network()
+    optimizer, alone = optim.init(recipe, model), optim.init(recipe, single)
+    stepped(model, optimizer, range(2))
+    stepped(single, alone, range(2))
+    compare(model, single)
+    again, fresh = optim.init(recipe, model), optim.init(recipe, single)
+    again.load_state_dict(optimizer.state_dict())
+    fresh.load_state_dict(whole(optimizer.state_dict()))
+    stepped(model, again, [2])
+    stepped(single, fresh, [2])
+    compare(model, single)
+    again.load_state_dict(fresh.state_dict())  # whole ones, into what is sharded
+    stepped(model, again, [3])
+    stepped(single, fresh, [3])
+    compare(model, single)
+
+
+def refusals():
+    model = sharded()
+    grads = gradients(model, 0, spread)
+    with pytest.raises(InvalidArgument, match="a sharded step can't be decided on by the device: leave out when="):
+        optim.AdamW().init(model).step(grads, lr=RATE, when=torch.tensor(True))
+
+
+def every(rank, size):
+    """The names of those that were as on one process: all, or an error."""
+    for name, recipe in CONFIGS.items():
+        try:
+            one(recipe)
+        except Exception as error:
+            error.add_note(f"with {name}")
+            raise
+    refusals()
+    return list(CONFIGS)
+
+
+def test_a_sharded_step_is_that_of_one_process():
+    assert run(every, 3) == [list(CONFIGS)] * 3

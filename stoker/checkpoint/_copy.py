@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint._tree import MOST_DEPTH
-from stoker.weights import check_tensor
+from stoker.weights import check_tensor, is_sharded, local_of, with_local
 
 Path: TypeAlias = tuple[Any, ...]  # the keys and places that lead to a tensor
 
@@ -58,11 +58,21 @@ class Copies:
                 self._kept[path].copy.copy_(tensor, non_blocking=True)
             gpus = {each.device for each in found.values() if each.is_cuda}
             events = {gpu: _event(gpu) for gpu in gpus}
-            return Copied(_replaced(state, lambda path, _: self._kept[path].copy), events)
+            return Copied(_replaced(state, lambda path, tensor: _as_was(self._kept[path].copy, tensor)), events)
 
     def clear(self) -> None:
         """Gives the memory back."""
         self._kept = {}
+
+
+def sharded_only(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same tree with None for every tensor that is whole: what a rank other than the first has to write."""
+    return _replaced(state, lambda _, tensor: tensor if is_sharded(tensor) else None)
+
+
+def _as_was(copy: Tensor, tensor: Tensor) -> Tensor:
+    """The copy of a tensor's own part, sharded as that is."""
+    return with_local(copy, tensor) if is_sharded(tensor) else copy
 
 
 def _event(gpu: torch.device) -> torch.cuda.Event:
@@ -75,15 +85,15 @@ def _tensors_of(state: Mapping[str, Any]) -> dict[Path, Tensor]:
     found: dict[Path, Tensor] = {}
 
     def keep(path: Path, tensor: Tensor) -> Tensor:
-        check_tensor(".".join(map(str, path)), tensor)
-        found[path] = tensor.detach()
+        check_tensor(".".join(map(str, path)), local_of(tensor))
+        found[path] = local_of(tensor).detach()
         return tensor
 
     _replaced(state, keep)
     return found
 
 
-def _replaced(tree: Any, by: Callable[[Path, Tensor], Tensor], path: Path = ()) -> Any:
+def _replaced(tree: Any, by: Callable[[Path, Tensor], Tensor | None], path: Path = ()) -> Any:
     """The same tree in new containers, with each tensor replaced by what is given for its path."""
     if isinstance(tree, Tensor):
         return by(path, tree)

@@ -9,11 +9,11 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from stoker.checkpoint._json import from_json, to_json
-from stoker.checkpoint._names import MANIFEST, STATE, order_of, part_of
+from stoker.checkpoint._names import MANIFEST, STATE, is_shards, order_of, part_of
 from stoker.checkpoint._place import Place, Saved
 from stoker.errors import BadFile, InvalidArgument
 
-VERSION = 1
+VERSION = 2  # 1 where nothing is sharded: without `ranks`
 LARGEST = {MANIFEST: 1 << 20, STATE: 1 << 28}  # bytes; tensors may be as large as their file is
 
 _LAST_SECOND = 253_402_300_799  # of the year 9999, since 1970
@@ -31,6 +31,12 @@ class Sum(NamedTuple):
 class Manifest(NamedTuple):
     saved: Saved
     files: dict[str, Sum]
+    ranks: int | None = None  # that have written it, each its shards; None where nothing is sharded
+
+    @property
+    def shards(self) -> list[str]:
+        """The files that hold shards of tensors."""
+        return [name for name in self.files if is_shards(name)]
 
 
 def checksum(crc32: int) -> str:
@@ -49,7 +55,8 @@ def check_place(place: Place) -> None:
 def to_text(manifest: Manifest) -> bytes:
     """The manifest as it is written."""
     files = {name: each._asdict() for name, each in manifest.files.items()}
-    found = {"version": VERSION, **_plain(manifest.saved), "files": files}
+    sharded = {"version": 1} if manifest.ranks is None else {"version": 2, "ranks": manifest.ranks}
+    found = {**sharded, **_plain(manifest.saved), "files": files}
     text = to_json({**found, "crc32": _own_checksum(found)})
     if len(text) > LARGEST[MANIFEST]:
         raise InvalidArgument(
@@ -73,8 +80,10 @@ def from_text(text: bytes | bytearray, where: object) -> Manifest:
     crc32 = found.pop("crc32", None)
     if crc32 != _own_checksum(found):
         raise BadFile(f"{where} is damaged: it doesn't say what was written (checksum)")
-    if found.keys() != {"version", *_EXPECTED} or found.pop("version") != VERSION:
-        raise BadFile(f"{where} is no manifest of version {VERSION}: it has other fields")
+    version = found.pop("version", None)
+    ranks = {"ranks": found.pop("ranks", None)} if version == 2 else {}
+    if found.keys() != set(_EXPECTED) or version not in (1, 2):
+        raise BadFile(f"{where} is no manifest of version 1 or 2: it has other fields")
     for name, (fits, expected) in _EXPECTED.items():
         if not fits(found[name]):
             raise BadFile(f"{where} is damaged: its {name} is not {expected}")
@@ -85,7 +94,10 @@ def from_text(text: bytes | bytearray, where: object) -> Manifest:
         raise BadFile(f"{where} is damaged: its bytes are not the sum of its files'")
     if (order_of(saved.name) or [None])[0] != saved.update:
         raise BadFile(f"{where} is damaged: its name is not its update's")
-    return Manifest(saved, files)
+    manifest = Manifest(saved, files, **ranks)
+    if bool(manifest.shards) != (version == 2) or (version == 2 and not _is_positive(manifest.ranks)):
+        raise BadFile(f"{where} is damaged: its shards are not those of its ranks")
+    return manifest
 
 
 def _plain(place: Place) -> dict[str, Any]:
@@ -109,6 +121,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 10**18
 
 
+def _is_positive(value: Any) -> bool:
+    return _is_count(value) and value > 0
+
+
 def _is_time(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= _LAST_SECOND
 
@@ -122,7 +138,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_file(name: str, value: Any) -> bool:
-    if (name != STATE and part_of(name) is None) or not isinstance(value, dict) or value.keys() != {"bytes", "crc32"}:
+    known = name == STATE or part_of(name) is not None or is_shards(name)
+    if not known or not isinstance(value, dict) or value.keys() != {"bytes", "crc32"}:
         return False
     size, crc32 = value["bytes"], value["crc32"]
     return _is_count(size) and size <= LARGEST.get(name, size) and _is_text(crc32) and bool(_CRC32.fullmatch(crc32))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from stoker.checkpoint._places import Spot, first_names, named_modules, spots
 from stoker.errors import StateMismatch, did_you_mean
+from stoker.weights import fill, settle_shards
 
 _PARTS = {"parameters": Mapping, "buffers": Mapping, "tied": Mapping, "empty": list, "extra": Mapping}
 _PARTS |= {"trainable": list, "evaluating": list}
@@ -25,8 +26,9 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
     Buffers are there that a `state_dict` leaves out (`persistent=False`): a fit that goes on needs them. Wrappers
     (`torch.compile`, DDP) leave no trace in the names. What stands in two places is there once, and `tied` says where
-    else; `empty` are buffers that are None.
+    else; `empty` are buffers that are None. Of a sharded model, the tensors are sharded.
     """
+    settle_shards(model)
     parameters, buffers = spots(model, "_parameters"), spots(model, "_buffers")
     tied = first_names(parameters) | first_names(buffers)
     return {
@@ -44,8 +46,10 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Puts a model back, in place: its parameters stay the same objects.
 
     What doesn't fit is listed in a `StateMismatch`, and then nothing has been changed. A buffer that is None on one
-    side, or no part of a `state_dict` (`persistent=False`), becomes what it was, whatever its shape.
+    side, or no part of a `state_dict` (`persistent=False`), becomes what it was, whatever its shape. Of a whole
+    tensor a sharded model takes on each rank that rank's part.
     """
+    settle_shards(model)
     odd = [name for name, kind in _PARTS.items() if not isinstance(state.get(name), kind)]
     lines = [f"it is no state of a model: {name!r} is missing in it" for name in odd] or _differences(model, state)
     if lines:
@@ -56,7 +60,8 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     trainable, evaluating = set(state["trainable"]), set(state["evaluating"])
     with torch.no_grad():
         for spot, parameter in _once(spots(model, "_parameters")):
-            parameter.copy_(state["parameters"][spot.name]).requires_grad_(spot.name in trainable)
+            fill(spot.name, parameter, state["parameters"][spot.name])
+            parameter.requires_grad_(spot.name in trainable)
         _load_buffers(spots(model, "_buffers"), _everywhere(state, "buffers"), home=_device(model))
     for name, module in named_modules(model, wrappers=True):
         module.training = name not in evaluating
@@ -87,7 +92,7 @@ def _load_buffers(found: list[Spot], saved: Mapping[str, Tensor], *, home: torch
         elif own is None or _kind(own) != _kind(value) or written.get(id(own), value) is not value:
             module._buffers[key] = value.detach().to(home if own is None else own.device, copy=True)
         else:
-            own.copy_(value)
+            fill(name, own, value)
             written[id(own)] = value
 
 

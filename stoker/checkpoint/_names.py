@@ -9,6 +9,7 @@ PART = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}", re.ASCII)  # a part of the st
 _NAME = re.compile(r"([0-9]{8,18})(?:\.([1-9][0-9]{0,8}))?", re.ASCII)
 _LEFTOVER = re.compile(r"\.(?:part|gone)-([0-9.]+)-[0-9a-f]{8}", re.ASCII)
 _TENSORS = ".safetensors"
+_SHARD = re.compile(r"shard-[0-9]{5,}-model-[0-9]{5,}-of-[0-9]{5,}", re.ASCII)  # as DCP calls its files
 
 
 def name_of(update: int, number: int) -> str:
@@ -47,9 +48,14 @@ def tensors_file(part: str) -> str:
 def part_of(file: str) -> str | None:
     """The part of the state that a file of tensors holds; `None` where it is no such file's name."""
     part = file.removesuffix(_TENSORS)
-    return part if part != file and PART.fullmatch(part) else None
+    return part if part != file and PART.fullmatch(part) and not _SHARD.fullmatch(part) else None
+
+
+def is_shards(file: str) -> bool:
+    """Whether a file is called as one of those that hold a rank's shards of tensors."""
+    return file.endswith(_TENSORS) and _SHARD.fullmatch(file.removesuffix(_TENSORS)) is not None
 
 
 def is_ours(file: str) -> bool:
     """Whether a file of a checkpoint may be called so."""
-    return file in (MANIFEST, STATE) or part_of(file) is not None
+    return file in (MANIFEST, STATE) or part_of(file) is not None or is_shards(file)

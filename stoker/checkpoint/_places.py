@@ -64,10 +64,6 @@ def first_names(found: Iterable[Spot]) -> dict[str, str]:
 def _refuse_odd(name: str, tensor: Tensor) -> None:
     if is_lazy(tensor):
         raise InvalidArgument(f"{name!r} has no shape yet (a lazy module); run one batch through the model first")
-    if hasattr(tensor, "full_tensor"):
-        raise InvalidArgument(
-            f"{name!r} is sharded over several processes (DTensor), which has no state of its own here"
-        )
     if tensor.is_meta:
         raise InvalidArgument(
             f"{name!r} is on the meta device and has no values; model.to_empty(device=...) gives it some"

@@ -2,7 +2,7 @@
 
 import errno
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from torch import Tensor
 from stoker.checkpoint import _disk
 from stoker.checkpoint._json import from_json
 from stoker.checkpoint._manifest import LARGEST, Manifest, Sum, checksum, from_text, to_text
-from stoker.checkpoint._names import MANIFEST, STATE, part_of
-from stoker.checkpoint._tree import joined
+from stoker.checkpoint._names import MANIFEST, STATE, is_shards, part_of
+from stoker.checkpoint._reshard import read_shards
+from stoker.checkpoint._tree import joined, tensor_paths
+from stoker.distributed import World
 from stoker.errors import BadFile, MissingFile, StokerError
-from stoker.weights import read_tensors
+from stoker.weights import is_sharded, part_for, read_tensors
 
 _PIECE = 1 << 20  # bytes that are read and summed at a time
 
@@ -86,8 +88,11 @@ def read_manifest(root: int, where: Path) -> Manifest:
     return manifest
 
 
-def read_state(root: int, where: Path, manifest: Manifest) -> dict[str, Any]:
-    """The state, every byte of it compared with the manifest."""
+def read_state(root: int, where: Path, manifest: Manifest, like: Mapping[str, Tensor], world: World) -> dict[str, Any]:
+    """The state, every byte of it compared with the manifest: of the shards, each rank reads its share to compare them.
+
+    A tensor that stands under the name of one in `like`, and has its shape, is sharded as that is.
+    """
     tensors: dict[str, dict[str, Tensor]] = {}
     with refusing(where), _disk.folder(where.name, root) as folder:
         with _named(folder, where / STATE, manifest.files[STATE]) as file:
@@ -97,17 +102,56 @@ def read_state(root: int, where: Path, manifest: Manifest) -> dict[str, Any]:
             if (part := part_of(name)) is not None:
                 with _named(folder, where / name, said) as file:
                     tensors[part] = read_tensors(file, name=str(file.where), size=file.size)
+        _check_shards(folder, where, manifest, world)
+        targets = {key: like[name] for key, name in _names(plain, like)}
+        for part, found in tensors.items():
+            for name, tensor in found.items():
+                target = targets.get(f"{part}/{name}")
+                if target is not None and target.shape == tensor.shape:
+                    found[name] = part_for(name, tensor, target)
+        shards = read_shards(where, manifest.shards, targets) if manifest.shards else {}
+        for key, tensor in shards.items():
+            part, _, name = key.partition("/")
+            tensors.setdefault(part, {})[name] = tensor
         return joined(plain, tensors, where=where / STATE)
 
 
+def _check_shards(folder: int, where: Path, manifest: Manifest, world: World) -> None:
+    """Every file is there in its size, and those that are this rank's to compare are as they were written."""
+    for number, name in enumerate(manifest.shards):
+        if number % world.size == world.rank:
+            check_file(folder, where / name, manifest.files[name])
+        else:
+            with _sized(folder, where / name, manifest.files[name]):
+                pass
+
+
+def _names(plain: Any, like: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """For tensors by "part/name" the name in `like` that they stand under: the innermost one, of a sharded tensor."""
+    sharded = {name for name, tensor in like.items() if is_sharded(tensor)}
+    if not sharded or not isinstance(plain, dict):
+        return
+    for part, value in plain.items():
+        for key, path in tensor_paths(value):
+            name = next((each for each in reversed(path) if each in sharded), None)
+            if name is not None:
+                yield f"{part}/{key}", name
+
+
+def check_file(folder: int, where: Path, said: Sum) -> None:
+    """Reads a file back; `BadFile` unless every byte on the disk is the one that was written."""
+    with refusing(where), _named(folder, where, said) as file:
+        file.skim()
+
+
 def verify(root: int, where: Path, manifest: Manifest) -> None:
-    """Reads a checkpoint back; `BadFile` unless every byte on the disk is the one that was written."""
+    """Reads a checkpoint back, as far as it is no shards: each rank has read its own back; `BadFile` as above."""
     if to_text(read_manifest(root, where)) != to_text(manifest):
         raise BadFile(f"{where / MANIFEST} doesn't say what was written")
     with refusing(where), _disk.folder(where.name, root) as folder:
         for name, said in manifest.files.items():
-            with _named(folder, where / name, said) as file:
-                file.skim()
+            if not is_shards(name):
+                check_file(folder, where / name, said)
 
 
 @contextmanager
@@ -135,10 +179,17 @@ def _old_file(folder: int, where: Path) -> Iterator[OldFile]:
 
 
 @contextmanager
-def _named(folder: int, where: Path, said: Sum) -> Iterator[OldFile]:
-    """A file that a manifest names; its size is compared before anything is read, its checksum afterwards."""
+def _sized(folder: int, where: Path, said: Sum) -> Iterator[OldFile]:
+    """A file that a manifest names, of the size that it says."""
     with _old_file(folder, where) as file:
         if file.size != said.bytes:
             raise BadFile(f"{where} has {file.size:,} bytes; {said.bytes:,} were written")
+        yield file
+
+
+@contextmanager
+def _named(folder: int, where: Path, said: Sum) -> Iterator[OldFile]:
+    """The same to be read; its checksum is compared afterwards."""
+    with _sized(folder, where, said) as file:
         yield file
         file.check(said)

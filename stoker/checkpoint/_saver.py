@@ -4,26 +4,40 @@ from collections.abc import Collection
 from pathlib import Path
 from threading import Thread
 
-from stoker.checkpoint._copy import Copied, Copies
+from stoker.checkpoint._agree import apart
+from stoker.checkpoint._copy import Copied, Copies, sharded_only
 from stoker.checkpoint._place import Moment, Place, Saved, fields_of
 from stoker.checkpoint._policy import Policy, Save, as_rule
 from stoker.checkpoint._store import Store
 from stoker.checkpoint._tree import State
 from stoker.checkpoint._writing import Writing, with_new
+from stoker.distributed import World
 
 
 class Saver:
     """Saves a training as a policy says, one checkpoint at a time; a thread writes it where `background` is set.
 
     `ignored` are names of checkpoints that the policy doesn't get to see: damaged ones, that count for nothing.
+    With several ranks every one has a saver, and calls `save`, `wait` and `close` where the others do: what is written,
+    deleted and kept is rank 0's word, and all know of a failure. Only the answer to `due` may differ, by the clock.
     """
 
-    def __init__(self, store: Store, policy: Policy, *, background: bool, ignored: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        *,
+        background: bool,
+        ignored: Collection[str] = (),
+        world: World | None = None,
+    ) -> None:
         self.slowest = 0.0  # seconds that a checkpoint took at most, from `save` until it was whole
-        self._store = store
+        self._world = store.world if world is None else world
+        self._store = store.of(apart(self._world) if background else self._world) if self._world.size > 1 else store
         self._policy = as_rule(policy)
         self._copies = Copies() if background else None
-        self._saved = [each for each in store.saved() if each.name not in ignored]  # the one being written as well
+        # The one that is being written is among them.
+        self._saved = [each for each in self._store.saved() if each.name not in ignored]
         self._writing: Writing | None = None
         self._thread: Thread | None = None
         self._finished: list[Saved] = []
@@ -47,6 +61,7 @@ class Saver:
         """
         self.wait()
         writing = Writing(self._store, self._policy, place, events, self._saved)
+        state = state if self._world.is_first else sharded_only(state)  # the rest is rank 0's to write
         copied = Copied(state) if self._copies is None else writing.copy(state, self._copies)
         self._writing = writing
         if self._copies is None:
@@ -63,12 +78,21 @@ class Saver:
             writing.run(copied)
 
     def finished(self) -> list[Saved]:
-        """The checkpoints that were written since this was last asked; `CheckpointFailed` where one was not."""
+        """The checkpoints that were written since this was last asked; `CheckpointFailed` where one was not.
+
+        With several ranks, that is raised by the next `save` or `wait`, on all at the same place; see `troubled`.
+        """
         if self._writing is not None and self._writing.over:
             self._join()
-        self._raise_failure()
+        if self._world.size == 1:
+            self._raise_failure()
         finished, self._finished = self._finished, []
         return finished
+
+    @property
+    def troubled(self) -> bool:
+        """Whether a checkpoint is known to have failed, so that the next `save` or `wait` raises."""
+        return self._failure is not None
 
     def wait(self) -> None:
         """Waits until nothing is being written; raises as `finished` does."""

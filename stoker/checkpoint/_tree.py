@@ -7,15 +7,15 @@ import base64
 import math
 import struct
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stoker.checkpoint._names import PART
+from stoker.checkpoint._names import part_of, tensors_file
 from stoker.errors import BadFile, InvalidArgument, StokerError, WrongType
-from stoker.weights import check_tensor
+from stoker.weights import check_tensor, local_of
 
 MOST_DEPTH = 64  # levels
 _MOST_BITS = 2048  # of an integer; Python refuses to read longer ones as text, 2126 bits at the strictest
@@ -44,7 +44,7 @@ def split(state: State) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         found: dict[str, Tensor] = {}
         plain[part] = _Split(found).plain(value, (part,))
         if found:
-            if not PART.fullmatch(part):
+            if part_of(tensors_file(part)) is None:
                 raise InvalidArgument(
                     f"the part {part!r} of the state holds tensors, so a file is named after it; "
                     "expected up to 64 letters, digits, '_' and '-', starting with a letter"
@@ -96,7 +96,7 @@ class _Split:
 
     def _keep(self, tensor: Tensor, path: tuple[str, ...]) -> str:
         """Takes a tensor out, by its path below the part; a number is added where that is another's already."""
-        check_tensor(".".join(path), tensor)
+        check_tensor(".".join(path), local_of(tensor))
         key = ".".join(path[1:] or path).encode(errors="backslashreplace").decode()
         name, number = key, 1
         while name in self._tensors or name == "__metadata__":  # which safetensors has for itself
@@ -144,6 +144,22 @@ def joined(plain: Any, tensors: Mapping[str, Mapping[str, Tensor]], *, where: ob
         if found:
             raise BadFile(f"{where} doesn't say where the tensor {next(iter(found))!r} of {part!r} belongs")
     return state
+
+
+def tensor_paths(plain: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The name of every tensor of a part's plain half, and the keys of mappings that lead to it.
+
+    >>> list(tensor_paths({"state": {"0.weight": {"moment": {"$tensor": "state.0.weight.moment"}}}}))
+    [('state.0.weight.moment', ('state', '0.weight', 'moment'))]
+    """
+    if isinstance(plain, list):
+        for item in plain:
+            yield from tensor_paths(item, path)
+    elif isinstance(plain, dict) and isinstance(plain.get("$tensor"), str):
+        yield plain["$tensor"], path
+    elif isinstance(plain, dict):
+        for key, item in plain.items():
+            yield from tensor_paths(item, (*path, key))
 
 
 class _Join:

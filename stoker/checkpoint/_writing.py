@@ -1,18 +1,18 @@
 """One checkpoint on its way to the disk: what is written, what is deleted then, and what is said where that fails."""
 
-import errno
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from stoker.checkpoint import _disk
+from stoker.checkpoint._agree import Elsewhere, by_first, said
 from stoker.checkpoint._copy import Copied, Copies
 from stoker.checkpoint._place import Moment, Place, Saved, fields_of
 from stoker.checkpoint._policy import Delete, Rule
 from stoker.checkpoint._store import Store
 from stoker.checkpoint._tree import State
-from stoker.errors import CheckpointFailed
+from stoker.errors import CheckpointFailed, PeerFailed
 
 
 class Writing:
@@ -42,14 +42,17 @@ class Writing:
 
     def _write(self, copied: Copied) -> None:
         with self._named(), copied.arrived() as state:
-            if self._events is not None:
-                _sync(self._events)
+            by_first(self._store.world, self._sync_events)
             self.written = [self._store.write(state, self._place)]
         self.saved = with_new(self.saved, self.written[0])
 
+    def _sync_events(self) -> None:
+        if self._events is not None:
+            _sync(self._events)
+
     def _delete_old(self) -> None:
         actions = self._policy.deletes(Moment(**fields_of(self._place)), self.saved)
-        doomed = [each.name for each in actions if isinstance(each, Delete)]
+        doomed: list[str] = self._store.world.told([each.name for each in actions if isinstance(each, Delete)])
         self.saved = [each for each in self.saved if each.name not in doomed]  # each is tried once
         failures: list[tuple[str, Exception]] = []
         for name in doomed:
@@ -60,7 +63,7 @@ class Writing:
         if failures:
             name, error = failures[0]
             raise CheckpointFailed(
-                f"the old checkpoint {name} could not be deleted from {self._store.folder}: {_said(error)}, "
+                f"the old checkpoint {name} could not be deleted from {self._store.folder}: {said(error)}, "
                 f"then resume the run: {self.written[0].name} is whole"
             ) from error
 
@@ -70,22 +73,14 @@ class Writing:
         try:
             yield
         except Exception as error:
+            if isinstance(error, PeerFailed) and not isinstance(error, Elsewhere):
+                raise  # nobody is left to write with: that is not the disk's fault
             whole = [each.name for each in self.saved if each.resumable]
             rest = f"resume the run: {whole[-1]} is whole" if whole else "start the run again: there is no other one"
             raise CheckpointFailed(
                 f"the checkpoint at update {self._place.update} could not be written to {self._store.folder}: "
-                f"{_said(error)}, then {rest}"
+                f"{said(error)}, then {rest}"
             ) from error
-
-
-def _said(error: Exception) -> str:
-    """An exception's words, and what to do about it."""
-    code = getattr(error, "errno", None)
-    if code in (errno.ENOSPC, errno.EDQUOT):
-        advice = "Make room there"
-    else:
-        advice = "Make it writable" if code in (errno.EACCES, errno.EPERM, errno.EROFS) else "See to that"
-    return f"{type(error).__name__}: {error}. {advice}"
 
 
 def with_new(saved: Sequence[Saved], new: Saved) -> list[Saved]:

@@ -4,12 +4,30 @@ A file is safetensors, MessagePack or JSON, plain or gzipped, at full, half or d
 It appears whole or not at all, it carries checksums, and reading one runs no code: no pickle, no import by name.
 `inspect` reads names, shapes and metadata only (a `Listing`); `load_torch` reads the tensors of a `.pt` safely.
 `write_tensors` and `read_tensors` are for who keeps more than a model: any tensors by name, in an open file.
+Of a sharded tensor (DTensor), `local_of` is the part that is here and `region_of` where it belongs; `fill` fills any.
 """
 
 from stoker.weights._inspect import Listing, inspect
 from stoker.weights._load import load
 from stoker.weights._save import save
+from stoker.weights._sharded import fill, is_sharded, local_of, part_for, region_of, settle_shards, with_local
 from stoker.weights._tensors import check_tensor, read_tensors, write_tensors
 from stoker.weights._torch import load_torch
 
-__all__ = ["Listing", "check_tensor", "inspect", "load", "load_torch", "read_tensors", "save", "write_tensors"]
+__all__ = [
+    "Listing",
+    "check_tensor",
+    "fill",
+    "inspect",
+    "is_sharded",
+    "load",
+    "load_torch",
+    "local_of",
+    "part_for",
+    "read_tensors",
+    "region_of",
+    "save",
+    "settle_shards",
+    "with_local",
+    "write_tensors",
+]

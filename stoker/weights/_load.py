@@ -17,6 +17,7 @@ from stoker.weights._file import Contents, checked, open_weights
 from stoker.weights._head import Entry, Head, dtype_name
 from stoker.weights._match import Fit, match
 from stoker.weights._rename import Rename, renamed
+from stoker.weights._sharded import fill, local_of
 from stoker.weights._source import raw
 from stoker.weights._state import refuse_odd, state
 
@@ -49,6 +50,8 @@ def load(
     `only` chooses places in the model (by name, glob, module or parameter), and the rest of the file is then no
     concern; `rename` maps names in the file to names in the model (`{"body": "encoder", "*.gamma": "*.weight",
     "module": "", "old": None}`, or a function). `source` may also be a mapping of tensors, as `load_torch` gives.
+
+    Into a sharded model (FSDP2, TP) every process loads the same file, and keeps its part of each tensor.
 
     No file can run code. `limit` is the most bytes that a gzipped file may unpack to; by default that is what the
     model could need (64 for each of its numbers, 4 KiB for each name, and a MiB).
@@ -85,7 +88,7 @@ class _Given:
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise WrongType(f"expected tensors by name; got {name!r}: a {type(tensor).__name__}")
             refuse_odd(name, tensor)
-        own = {tensor.untyped_storage().data_ptr() for tensor in places.values()}
+        own = {local_of(tensor).untyped_storage().data_ptr() for tensor in places.values()}
         self._tensors = {
             name: tensor.detach().clone() if tensor.untyped_storage().data_ptr() in own else tensor.detach()
             for name, tensor in tensors.items()
@@ -132,5 +135,5 @@ def _check(file: str, contents: Contents, fit: Fit) -> None:
 def _copy(file: str, contents: Contents, fit: Fit) -> None:
     with torch.no_grad():
         for name, tensor in checked(file, contents, fit.targets):
-            for target in fit.targets[name].values():
-                target.copy_(tensor.to(target.dtype))  # cast as it was checked, then moved
+            for place, target in fit.targets[name].items():
+                fill(place, target, tensor.to(target.dtype))  # cast as it was checked, then moved

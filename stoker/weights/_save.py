@@ -19,6 +19,7 @@ from stoker.weights._head import Entry, Head, Seal, checksum, dtype_name
 from stoker.weights._safetensors import RESERVED, storage_order
 from stoker.weights._source import raw
 from stoker.weights._state import owners, state
+from stoker.weights._together import Fetch, save_together
 
 
 def save(
@@ -45,6 +46,9 @@ def save(
     of 16 bits, integers of at most 16) and "double" (64 bits); a float becomes the nearest that these bits can
     hold (1e-9 becomes 0 in half), and one that is too large for them is an error, never an infinity; integers are exact
     or an error. The file appears whole or not at all; one that was there before is replaced.
+
+    A sharded model (FSDP2, TP) is saved by all of its processes at once: its tensors are gathered one by one, and rank
+    0 writes the same file as of a model that is not sharded.
     """
     _check_word("format", format, FORMATS)
     _check_word("precision", precision, PRECISIONS)
@@ -52,12 +56,17 @@ def save(
     names = owners(places)
     stored = {name: places[name] for name in places if names[name] == name}
     order = storage_order(_entries(stored, precision)) if format == "safetensors" else list(stored)
-    head = _head(stored, order, precision, metadata, {name: owner for name, owner in names.items() if name != owner})
-    _check_head(head, format)
-    target = _with_suffix(Path(path), f".{format}", compress)
-    tensors = _rewritten(head, _converted(stored, order, precision))
-    write_atomically(target, lambda file: _write(file, format, compress, head, tensors))
-    return target
+    aliases = {name: owner for name, owner in names.items() if name != owner}
+
+    def write(fetch: Fetch) -> Path:
+        head = _head(stored, precision, metadata, aliases, _converted(fetch, order, precision))
+        _check_head(head, format)
+        target = _with_suffix(Path(path), f".{format}", compress)
+        tensors = _rewritten(head, _converted(fetch, order, precision))
+        write_atomically(target, lambda file: _write(file, format, compress, head, tensors))
+        return target
+
+    return save_together(stored, write)
 
 
 def _write(file: IO[bytes], format: str, compress: bool, head: Head, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -87,10 +96,11 @@ def _entries(stored: Mapping[str, Tensor], precision: str) -> dict[str, Entry]:
     return {name: Entry(at_precision(each.dtype, precision), tuple(each.shape)) for name, each in stored.items()}
 
 
-def _converted(stored: Mapping[str, Tensor], order: Iterable[str], precision: str) -> Iterator[tuple[str, Tensor]]:
+def _converted(fetch: Fetch, order: Iterable[str], precision: str) -> Iterator[tuple[str, Tensor]]:
     """The tensors as the file will hold them: contiguous, in CPU memory, one at a time."""
     for name in order:
-        made, problem = cast(stored[name].detach().cpu(), at_precision(stored[name].dtype, precision))
+        tensor = fetch(name).detach().cpu()
+        made, problem = cast(tensor, at_precision(tensor.dtype, precision))
         if problem:
             raise InvalidArgument(f"{name!r} can't be saved with precision={precision!r}: {problem}; use 'full'")
         yield name, made.resolve_conj().resolve_neg().contiguous()
@@ -98,10 +108,10 @@ def _converted(stored: Mapping[str, Tensor], order: Iterable[str], precision: st
 
 def _head(
     stored: Mapping[str, Tensor],
-    order: Iterable[str],
     precision: str,
     metadata: Mapping[str, str] | None,
     aliases: dict[str, str],
+    tensors: Iterable[tuple[str, Tensor]],
 ) -> Head:
     """The head, with every tensor's checksum: a first walk over all of them, before anything is written."""
     entries = _entries(stored, precision)
@@ -110,7 +120,7 @@ def _head(
         for name, entry in entries.items()
         if entry.dtype != stored[name].dtype or entry.dtype == torch.complex128
     }
-    sums = {name: checksum(raw(tensor)) for name, tensor in _converted(stored, order, precision)}
+    sums = {name: checksum(raw(tensor)) for name, tensor in tensors}
     return Head(
         entries, dict(metadata or {}), Seal(precision, aliases, changed, {name: sums[name] for name in entries})
     )

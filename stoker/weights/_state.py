@@ -9,6 +9,7 @@ from torch.nn.parameter import is_lazy
 from stoker._select import WRAPPERS, Models, named_models
 from stoker.errors import InvalidArgument
 from stoker.weights._head import DTYPES, dtype_name
+from stoker.weights._sharded import is_sharded, local_of, settle_shards
 
 
 def state(model: Models) -> dict[str, Tensor]:
@@ -17,11 +18,14 @@ def state(model: Models) -> dict[str, Tensor]:
     What can't be kept in a file, or filled out of one, is an error that names it.
     """
     if isinstance(model, nn.Module):
+        settle_shards(model)
         found = dict(_walk(model, ""))
     else:
+        for _, each in named_models(model):
+            settle_shards(each)
         found = {name: tensor for key, each in named_models(model) for name, tensor in _walk(each, f"{key}.")}
     for name, tensor in found.items():
-        refuse_odd(name, tensor)
+        refuse_odd(name, local_of(tensor))
     return found
 
 
@@ -47,10 +51,9 @@ def refuse_odd(name: str, tensor: Tensor) -> None:
     """An error for a tensor that has no plain numbers to save or to fill."""
     if is_lazy(tensor):
         raise InvalidArgument(f"{name!r} has no shape yet (a lazy module); run one batch through the model first")
-    if hasattr(tensor, "full_tensor"):
+    if is_sharded(tensor):
         raise InvalidArgument(
-            f"{name!r} is sharded over several processes (DTensor); gather it with full_tensor() on every process, "
-            "and save or load an unsharded model"
+            f"{name!r} is sharded over several processes (DTensor); gather it with full_tensor() on every process"
         )
     if tensor.is_meta:
         raise InvalidArgument(
@@ -69,7 +72,7 @@ def owners(places: dict[str, Tensor]) -> dict[str, str]:
 
 
 def _identity(tensor: Tensor) -> object:
-    if tensor.numel() == 0:  # nothing in memory that could be shared
+    if tensor.numel() == 0 or is_sharded(tensor):  # nothing in memory that could be shared, or not here
         return id(tensor)
     return (
         tensor.device,

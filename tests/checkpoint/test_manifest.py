@@ -77,7 +77,7 @@ def test_every_field_is_checked(field):
 
 
 @pytest.mark.parametrize(("fields", "text"), [
-    ({"version": 2}, r"was written by a newer stoker \(checkpoint version 2, this one reads 1\); install a newer"),
+    ({"version": 3}, r"was written by a newer stoker \(checkpoint version 3, this one reads 2\); install a newer"),
     ({"version": 0}, "no manifest of version 1"), ({"version": "1"}, "no manifest of version 1"),
     ({"version": ...}, "other fields"), ({"epoch": ...}, "other fields"), ({"more": 1}, "other fields"),
     ({"update": 121}, "its name is not its update's"), ({"bytes": 101}, "its bytes are not the sum of its files'"),

@@ -12,6 +12,7 @@ from stoker.checkpoint._copy import Copied, Copies
 from stoker.checkpoint._place import Place, Saved, fields_of
 from stoker.checkpoint._policy import composed, every, keep_last
 from stoker.checkpoint._writing import Writing, with_new
+from stoker.distributed import World
 from stoker.errors import CheckpointFailed
 from tests.checkpoint.test_policy import saved
 
@@ -22,6 +23,7 @@ class MemoryStore:
     """A store without a disk, which fails where it is told to."""
 
     folder = Path("runs/digits/checkpoints")
+    world = World()
 
     def __init__(self, saved=(), *, fails=None):
         self.states = {each.name: (each, None) for each in saved}

@@ -44,12 +44,11 @@ def test_wrappers_leave_no_trace(one_process):
     assert "module.0.weight" in state(Own(inner))  # a user's own attribute of that name is a name
 
 
-def test_a_sharded_tensor_is_refused(one_process):
+def test_a_sharded_tensor_is_there_as_it_is(one_process):
     model = nn.Linear(2, 2)
     mesh = init_device_mesh("cpu", (1,))
     model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0)]))
-    with pytest.raises(InvalidArgument, match=r"'weight' is sharded over several processes \(DTensor\)"):
-        state(model)
+    assert state(model)["weight"] is model.weight and owners(state(model))["weight"] == "weight"
 
 
 def test_shared_numbers_are_found_as_parameters_and_as_views():

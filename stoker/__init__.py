@@ -32,6 +32,7 @@ from stoker.errors import (
     NoSuchParameter,
     NotDifferentiable,
     NotFinite,
+    PeerFailed,
     RunExists,
     SampleFailed,
     StateMismatch,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         callbacks,
         checkpoint,
         data,
+        distributed,
         gradients,
         learner,
         loop,
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from stoker.callbacks import Callback
     from stoker.checkpoint import Checkpoint
     from stoker.config import Config
+    from stoker.distributed import Parallel, barrier, rank_zero, world
     from stoker.gradients import Accumulator, Gradients, backward
     from stoker.learner import Fitted, Learner, load_for_inference, lr_find
     from stoker.record import Record
@@ -106,6 +109,8 @@ __all__ = [
     "NotFinite",
     "Objective",
     "Output",
+    "Parallel",
+    "PeerFailed",
     "Record",
     "RegressionOutput",
     "RunExists",
@@ -119,9 +124,11 @@ __all__ = [
     "WorkerDied",
     "WrongType",
     "backward",
+    "barrier",
     "callbacks",
     "checkpoint",
     "data",
+    "distributed",
     "freeze",
     "gradients",
     "learner",
@@ -133,6 +140,7 @@ __all__ = [
     "metrics",
     "optim",
     "program",
+    "rank_zero",
     "record",
     "report",
     "save",
@@ -144,6 +152,7 @@ __all__ = [
     "unfreeze",
     "valid",
     "weights",
+    "world",
 ]
 
 # Where the names live that are neither errors nor rooms.
@@ -152,6 +161,7 @@ _HOMES = {
     "callbacks": ("Callback",),
     "checkpoint": ("Checkpoint",),
     "config": ("Config",),
+    "distributed": ("Parallel", "barrier", "rank_zero", "world"),
     "gradients": ("Accumulator", "Gradients", "backward"),
     "learner": ("Fitted", "Learner", "load_for_inference", "lr_find"),
     "record": ("Record",),

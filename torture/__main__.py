@@ -7,11 +7,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from torture import _programs, _ranked
 from torture._children import warm_up
-from torture._programs import KINDS
-from torture._story import Story, Whole, killed, whole
+from torture._starts import Ranked, Single
+from torture._story import Starter, Story, Whole, killed, whole
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -21,6 +23,8 @@ def main(given: Sequence[str] | None = None) -> int:
     chance, began = random.Random(seed), time.monotonic()
     home = Path(tempfile.mkdtemp(prefix="torture-"))
     warm_up(home)
+    starter: Starter = Single if asked.ranks == 1 else partial(Ranked, ranks=asked.ranks)
+    kinds = list(_programs.KINDS if asked.ranks == 1 else _ranked.KINDS)
     peaceful: dict[str, Whole] = {}
     stories: list[Story] = []
     while (left := asked.kills - sum(story.kills for story in stories)) > 0 and not any(
@@ -28,17 +32,17 @@ def main(given: Sequence[str] | None = None) -> int:
     ):
         if stories and time.monotonic() - began > asked.seconds:
             break
-        kind = list(KINDS)[len(stories) % len(KINDS)]
+        kind = kinds[len(stories) % len(kinds)]
         if kind not in peaceful:
-            peaceful[kind] = whole(kind, home / f"{kind}-whole")
-        story = killed(peaceful[kind], home / f"{kind}-{len(stories)}", chance, most=left)
+            peaceful[kind] = whole(starter, kind, home / f"{kind}-whole")
+        story = killed(starter, peaceful[kind], home / f"{kind}-{len(stories)}", chance, most=left)
         stories.append(story)
         print(story, flush=True)
     _print_table(stories, seed, time.monotonic() - began)
     faults = [fault for story in stories for fault in story.faults]
     if faults:
         print(*faults, sep="\n")
-        print(f"repeat it with: python -m torture --seed {seed}; the runs are in {home}")
+        print(f"repeat it with: python -m torture --ranks {asked.ranks} --seed {seed}; the runs are in {home}")
         return 1
     shutil.rmtree(home)
     return 0
@@ -50,6 +54,7 @@ def _asked(given: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--kills", type=int, default=300, help="how many, in all (300)")
     parser.add_argument("--seconds", type=float, default=300, help="no run is begun after so many (300)")
+    parser.add_argument("--ranks", type=int, default=1, help="processes of a training; more than one under torchrun")
     parser.add_argument("--seed", type=int, help="of the moments; without one they are new each time")
     return parser.parse_args(given)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 _WARM = multiprocessing.get_context("forkserver")
 # The last one is what torch imports by itself in a resume, half a second long.
-_MODULES = ["stoker", "torture._programs", "torch.fx.experimental.symbolic_shapes"]
-_LONGEST = 120  # seconds; what takes one of them is no slow machine
+_MODULES = ["stoker", "torture._programs", "torch.distributed.run", "torch.fx.experimental.symbolic_shapes"]
+LONGEST = 120  # seconds; what takes one of them is no slow machine
 
 
 class Child:
@@ -43,10 +43,10 @@ class Child:
 
     def wait(self) -> int:
         """Its exit code, once it has ended: -9 where SIGKILL has ended it. One that never ends is a `TimeoutError`."""
-        self._process.join(_LONGEST)
+        self._process.join(LONGEST)
         if self._process.exitcode is None:
             self.send(signal.SIGKILL)
-            raise TimeoutError(f"process {self.pid} has not ended for {_LONGEST} seconds")
+            raise TimeoutError(f"process {self.pid} has not ended for {LONGEST} seconds")
         return self._process.exitcode
 
     def printed(self) -> str:

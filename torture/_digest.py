@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 import stoker
 from stoker.checkpoint import Found, Store
@@ -38,8 +39,9 @@ def _timeless(found: Found) -> dict[str, Any]:
 def _pieces(value: Any) -> Iterator[bytes]:
     """A tree of tensors and plain values, as bytes that say where each part of it begins."""
     if isinstance(value, Tensor):
-        yield f"{value.dtype} {list(value.shape)} ".encode()
-        yield value.detach().contiguous().numpy().tobytes()
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        yield f"{whole.dtype} {list(whole.shape)} ".encode()
+        yield whole.detach().contiguous().numpy().tobytes()
     elif isinstance(value, Mapping):
         yield f"mapping of {len(value)} ".encode()
         for key, item in value.items():

@@ -29,7 +29,8 @@ class Counter(stoker.Callback):
         self._say(ctx.update)
 
     def _say(self, update: int) -> None:
-        os.pwrite(self._file, update.to_bytes(8, "big"), 0)
+        if stoker.world().is_first:
+            os.pwrite(self._file, update.to_bytes(8, "big"), 0)
 
 
 def counter_of(folder: Path) -> Path:
@@ -48,7 +49,7 @@ def noisy(x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
     return x + 0.1 * torch.randn(12), label
 
 
-def _samples() -> tuple[Tensor, Tensor]:
+def samples() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
     return torch.randn(192, 12, generator=generator), torch.randint(0, 4, (192,), generator=generator)
 
@@ -59,7 +60,7 @@ def _layers(width: int) -> nn.Module:
 
 def workers(folder: Path) -> stoker.Fitted:
     """Random augmentation in two processes, windows of two batches, an average of the weights; a thread saves."""
-    x, y = _samples()
+    x, y = samples()
     learner = stoker.Learner(
         lambda: _layers(16),
         loss=nn.CrossEntropyLoss(),
@@ -84,7 +85,7 @@ def workers(folder: Path) -> stoker.Fitted:
 
 def best(folder: Path) -> stoker.Fitted:
     """Validated inside of epochs, with callbacks that count; saves wait for the disk, and the best is kept."""
-    x, y = _samples()
+    x, y = samples()
     learner = stoker.Learner(
         lambda: _layers(16), loss=nn.CrossEntropyLoss(), optimizer=optim.SGD(momentum=0.9), lr=0.02, seed=2
     )
@@ -103,7 +104,7 @@ def best(folder: Path) -> stoker.Fitted:
 
 def large(folder: Path) -> stoker.Fitted:
     """Some megabytes for each checkpoint, so that nearly every kill hits one that is being written."""
-    x, y = _samples()
+    x, y = samples()
     learner = stoker.Learner(
         lambda: nn.Sequential(
             _layers(256), nn.Linear(4, 512), nn.Dropout(0.1), nn.Linear(512, 1024), nn.Linear(1024, 4)

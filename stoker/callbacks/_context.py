@@ -56,6 +56,7 @@ class Context:
         "stopping",
         "update",
         "updates_planned",
+        "wishes",
     )
     # what is trained, with what, and what is known of it
     model: nn.Module
@@ -81,6 +82,7 @@ class Context:
     stopping: str | None  # why training is going to stop
     saving: str | None  # why a checkpoint is going to be written after this batch
     can_save: bool  # whether there is a run to write it into
+    wishes: dict[str, Any] | None  # of this process to all that train together; None where it trains alone
     # what the loop takes back
     batch: Any  # (w) at batch_begin
     pred: Any  # (w) at after_pred
@@ -117,6 +119,7 @@ class Context:
         self.metrics = {}
         self.best = self.stopping = self.saving = None
         self.can_save = False
+        self.wishes = None
         self.batch = self.pred = self.output = self.loss = self.loss_mix = self.grads = self.lr = None
         self.lr_scale = 1.0
         self.state = {}
@@ -127,19 +130,31 @@ class Context:
         return History(self.record)
 
     def stop(self, reason: str) -> None:
-        """Ends training after this batch, with its end milestones; the first reason is the one that is kept."""
+        """Ends training after this batch, with its end milestones; the first reason is the one that is kept.
+
+        Where several processes train together it is a wish: any rank may have it, and all of them end after the next
+        batch, or with the epoch or validation that is just over.
+        """
         if not isinstance(reason, str) or not reason:
             raise InvalidArgument(f"ctx.stop needs the reason, as a text that people will read; got {reason!r}")
-        if self.stopping is None:
+        if self.wishes is not None:
+            self.wishes.setdefault("stop", reason)
+        elif self.stopping is None:
             self.stopping = reason
 
     def save(self, reason: str) -> None:
-        """Writes a checkpoint when this batch is done (at the end of an epoch: at once), for a reason that is kept."""
+        """Writes a checkpoint when this batch is done (at the end of an epoch: at once), for a reason that is kept.
+
+        Where several processes train together it is a wish, as `stop` is: all of them save after the next batch.
+        """
         if not isinstance(reason, str) or not reason:
             raise InvalidArgument(f"ctx.save needs the reason, as a text that people will read; got {reason!r}")
         if not self.can_save:
             raise InvalidArgument("nothing can be saved: the fit has no run=... (or checkpoint=False), or it is over")
-        self.saving = reason
+        if self.wishes is not None:
+            self.wishes["save"] = reason
+        else:
+            self.saving = reason
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Puts a number into the record, and so into the row of this epoch; a tensor on a device is waited for."""
@@ -154,8 +169,10 @@ class Context:
         self._append("note", text=text)
 
     def warn(self, text: str) -> None:
-        """Says that something is probably wrong, in the record, the console and the log."""
+        """Says that something is probably wrong, in the record, the console and the log; of any rank, in rank 0's."""
         self._append("warning", text=text)
+        if self.wishes is not None:
+            self.wishes.setdefault("said", []).append(text)
 
     def _append(self, kind: str, **what: Any) -> None:
         position = {"epoch": self.epoch, "batch": self.batch_number, "update": self.update}

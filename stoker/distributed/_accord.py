@@ -62,7 +62,7 @@ class Accord:
         for key in wishes:
             if key not in _KEYS:
                 raise InvalidArgument(f"ranks agree on {', '.join(_KEYS)}, not on {key!r}")
-        wished = {k: value for k, value in wishes.items() if value is not None and value is not False and value != []}
+        wished = {key: value for key, value in wishes.items() if value not in (None, False, [], ())}
         self._mine = _joint(self._mine, wished)
 
     def _exchanged(self) -> dict[str, Any]:

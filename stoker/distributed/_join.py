@@ -105,8 +105,10 @@ def _meet(kind: str, here: World, timeout: timedelta) -> None:
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     else:
         shared, _, _ = next(rendezvous("env://", timeout=timeout))
-        # Who joins again after leaving must not find the addresses of the first time.
-        store = dist.PrefixStore(f"stoker/{_membership.times}", shared)  # pyright: ignore[reportPrivateImportUsage]
+        # Who joins again, after leaving or in a process that torchrun has restarted, must not find the addresses of
+        # the first time: torchrun's store outlives its workers.
+        place = f"stoker/{_number('TORCHELASTIC_RESTART_COUNT', 0)}/{_membership.times}"
+        store = dist.PrefixStore(place, shared)  # pyright: ignore[reportPrivateImportUsage]
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timeout, store=store, rank=here.rank, world_size=here.size)
     _membership.group, _membership.made_here = dist.group.WORLD, True

@@ -1,12 +1,13 @@
 """Whatever holds the data, to loaders: for training shuffled, for validation in order."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import DataLoader, RandomSampler
 
 from stoker.data import Loader, split
+from stoker.distributed import World
 from stoker.errors import InvalidArgument
 
 
@@ -17,6 +18,11 @@ class Data:
     train: Loader
     valid: dict[str, Loader]
     notes: list[str]
+
+    def shared(self, world: World) -> "Data":
+        """The same data, of whose batches this rank has its share."""
+        valid = {name: each.shared(world.rank, world.size) for name, each in self.valid.items()}
+        return replace(self, train=self.train.shared(world.rank, world.size), valid=valid)
 
 
 def loaders(train: Any, valid: Any, *, batch_size: int | None, seed: int, held_out: int = 0) -> Data:

@@ -6,6 +6,7 @@ from typing import Any
 from stoker._select import assign, describe, named_parameters
 from stoker.callbacks import MILESTONES
 from stoker.data import Loader
+from stoker.distributed import joined
 from stoker.learner._outlook import outlook
 from stoker.learner._prepare import fastest, prepare
 from stoker.learner._resume import earlier, seed_of
@@ -42,8 +43,9 @@ _LOOP = [
 
 def explain(spec: Spec, wish: Wish) -> str:
     """The explanation of a fit that is made ready and not run."""
+    world = joined(spec.device, timeout=spec.parallel.timeout)
     with put_back():
-        fit = prepare(spec, wish, seed=seed_of(earlier(wish)))
+        fit = prepare(spec, wish, seed=seed_of(earlier(wish, world)), world=world, dry=True)
         fit.model.to(fit.home)
     parts = [["Plan", *(f"  {line}" for line in fit.plan_lines)], _data(fit), _groups(fit, spec), _loop(fit)]
     parts += [["Run", *(f"  {line}" for line in outlook(fit, wish))]] if wish.run is not None else []

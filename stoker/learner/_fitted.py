@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
+from stoker.distributed import failing, joined
 from stoker.errors import InvalidArgument, WrongType
 from stoker.learner._data import in_order, loader
+from stoker.learner._first import by_first
 from stoker.learner._judge import judge
 from stoker.learner._load import outcome_in
 from stoker.learner._outcome import Outcome, outcome_of
@@ -103,29 +105,39 @@ class Fitted:
     def evaluate(
         self, data: Any, *, metrics: Sequence[Any] | None = None, batch_size: int | None = None
     ) -> dict[str, float]:
-        """The loss and the metrics on other data, by name; other `metrics` for this once."""
+        """The loss and the metrics on other data, by name; other `metrics` for this once.
+
+        Where several processes trained together, all of them ask, and each has the whole answer.
+        """
         model, outcome = self.model, self._outcome
         asked = outcome.metrics if metrics is None else [m for m in metrics_of(metrics) if isinstance(m, Metric)]
-        with on_device(model, outcome.device, outcome.home):
+        world = joined(outcome.device)
+        with failing(world), on_device(model, outcome.device, outcome.home):
             return evaluate(
                 model,
-                loader(data, batch_size=batch_size).at(epoch=0),
+                loader(data, batch_size=batch_size).shared(world.rank, world.size).at(epoch=0),
                 supervised=outcome.supervised,
                 metrics=asked,
                 device=outcome.device,
                 precision=outcome.precision,
+                world=world,
             )
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
-        """What the model says to each sample, in the data's order, on the CPU, in the structure that it gives."""
+        """What the model says to each sample, in the data's order, on the CPU, in the structure that it gives.
+
+        Where several processes trained together, all of them ask, and each has the whole answer.
+        """
         model, outcome = self.model, self._outcome
-        with on_device(model, outcome.device, outcome.home):
+        world = joined(outcome.device)
+        with failing(world), on_device(model, outcome.device, outcome.home):
             return predict(
                 model,
-                in_order(data, batch_size=batch_size).at(epoch=0),
+                in_order(data, batch_size=batch_size).shared(world.rank, world.size).at(epoch=0),
                 supervised=outcome.supervised or Supervised(model, None),
                 device=outcome.device,
                 precision=outcome.precision,
+                world=world,
             )
 
     def continue_(
@@ -165,7 +177,8 @@ class Fitted:
     ) -> Path:
         """Writes the fit as one HTML file; with `data`, also what the model gets wrong there, and its worst samples."""
         found = None if data is None else self._judged(data, labels)
-        return write_report(path, report_html(self._outcome.run or self.record, found))
+        page = report_html(self._outcome.run or self.record, found)
+        return by_first(joined(self._outcome.device), lambda: write_report(path, page)) or Path(path)
 
     def _judged(self, data: Any, labels: Sequence[str] | None) -> Judged:
         supervised = self._outcome.supervised or Supervised(self.model, None)

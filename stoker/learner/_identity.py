@@ -51,6 +51,7 @@ def identity_of(fit: Fit, spec: Spec) -> dict[str, Any]:
         "validate_every": settings.validate_every,
         "keep": settings.keep,
         "device": fit.device.type,
+        "processes": None if fit.world.size == 1 else fit.world.size,
         "threads": torch.get_num_threads() if fit.device.type == "cpu" else None,
     }
     limits = {name: getattr(settings, name) for name in ("epochs", "updates", "minutes")}

@@ -10,6 +10,7 @@ from torch import nn
 
 from stoker.callbacks import Callback
 from stoker.checkpoint import Checkpoint
+from stoker.distributed import Parallel, as_parallel
 from stoker.errors import InvalidArgument, WrongType, did_you_mean
 from stoker.learner._explain import explain
 from stoker.learner._fitted import Fitted
@@ -45,6 +46,9 @@ class Learner:
     - `on_nan`: a loss or gradient that is not finite never reaches the weights; "stop" raises, "skip" goes on.
     - `compile`: the whole training step, optimizer and metrics included, as one compiled program. It takes seconds to
       minutes to make, and rounds otherwise than the step as it is written. `explain` says what else there is to know.
+    - `parallel`: how several processes train together, where torchrun has started the script several times. "ddp" is
+      what "auto" means, unless the model is distributed already; "fsdp" keeps a shard of the model on each. Nothing
+      else in the script changes, and what comes out does not depend on how many there are.
     """
 
     __slots__ = ("_spec",)
@@ -66,6 +70,7 @@ class Learner:
         seed: int | None = None,
         on_nan: Literal["stop", "skip"] = "stop",
         compile: bool = False,
+        parallel: Literal["auto", "ddp", "fsdp"] | Parallel = "auto",
     ) -> None:
         self._spec = Spec(
             model=model,
@@ -82,6 +87,7 @@ class Learner:
             seed=seed,
             on_nan=on_nan,
             compile=compile,
+            parallel=as_parallel(parallel),
         )
 
     def hparams(self, **hparams: Any) -> "Learner":

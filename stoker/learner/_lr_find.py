@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from stoker.callbacks import Callback, Context
+from stoker.distributed import joined
 from stoker.errors import InvalidArgument, NotFinite
 from stoker.learner._learner import Learner
 from stoker.learner._start import started
@@ -85,11 +86,11 @@ def lr_find(
         wish = Wish(train, updates=steps, batch_size=batch_size, callbacks=[*callbacks, watch], keep="last")
         with started(tried, wish, show=False) as (fit, _):
             loop(fit)
-    if len(watch.losses) < 5:
-        raise InvalidArgument(
-            f"the loss was not finite after {len(watch.losses)} updates; begin with a smaller start_lr"
-        )
-    return LrCurve(watch.rates, watch.losses, _steepest(watch.rates, watch.losses))
+    # Of several ranks each has seen its own losses; the first one's are as good as any.
+    rates, losses = joined(spec.device).told((watch.rates, watch.losses))
+    if len(losses) < 5:
+        raise InvalidArgument(f"the loss was not finite after {len(losses)} updates; begin with a smaller start_lr")
+    return LrCurve(rates, losses, _steepest(rates, losses))
 
 
 def _steepest(rates: Sequence[float], losses: Sequence[float]) -> float:

@@ -10,39 +10,40 @@ from torch import nn
 
 from stoker._select import assign, named_parameters
 from stoker.callbacks import Context, Hooks
+from stoker.distributed import World, data_world, is_sharded
 from stoker.errors import InvalidArgument
 from stoker.learner._data import Data, loaders
 from stoker.learner._identity import identity_of
+from stoker.learner._parallel import heard_here, share, spread, told
 from stoker.learner._plan import plan_of
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish
-from stoker.loop import Average, Fit, Scaler, Settings, length_of, planned
+from stoker.loop import Fit, Scaler, Settings, length_of, planned
 from stoker.metrics import Loss, Meter, Metric, as_metric
 from stoker.optim import Adagrad, Algorithm, init
 from stoker.schedule import as_schedule
 from stoker.step import Supervised
 
+_ALONE = World()
 
-def prepare(spec: Spec, wish: Wish, *, seed: int | None = None) -> Fit:
+
+def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _ALONE, dry: bool = False) -> Fit:
     """A fit that is ready to run: model on its device, loaders, optimizer, schedules, metrics, hooks.
 
-    `seed` is what an earlier part of the run drew; the spec's own goes before.
+    `seed` is what an earlier part of the run drew; the spec's own goes before. A `dry` one is only looked at: its model
+    is not sharded.
     """
-    if spec.seed is None:
-        drawn = int(torch.randint(2**31, ()).item())  # also where it has no use: the model's numbers come after it
-        seed = drawn if seed is None else seed
-    else:
-        seed = spec.seed
+    seed = _seed(spec, seed, world)
     model = spec.make_model()
-    has_step = callable(getattr(model, "train_step", None))
-    if spec.loss is None and not has_step:
-        raise nothing_to_train(model)
-    numbers, hooks = metrics_of(spec.metrics), Hooks(wish.callbacks)
+    has_step = _has_step(model, spec)
+    numbers, hooks = metrics_of(spec.metrics), Hooks(heard_here(wish.callbacks, world))
     held_out = 0 if spec.seed is None else spec.seed  # the same samples in every fit, seeded or not
-    data = loaders(wish.train, wish.valid, batch_size=wish.batch_size, seed=seed, held_out=held_out)
-    rates = rates_of(spec.lr, model)
+    split, rates = data_world(world, spec.parallel), rates_of(spec.lr, model)
+    sources = loaders(wish.train, wish.valid, batch_size=wish.batch_size, seed=seed, held_out=held_out)
+    data = sources.shared(split)
     home, device = device_of(model), device_for(spec.device, model)
-    optimizer = init(fastest(spec.optimizer, model, device, compile=spec.compile), model.to(device))
+    recipe = fastest(spec.optimizer, model.to(device), device, compile=spec.compile)
+    average, optimizer = spread(model, spec.parallel, world, ema=spec.ema, dry=dry), init(recipe, model)
     ctx = Context(
         model=model,
         optimizer=optimizer,
@@ -55,7 +56,7 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None) -> Fit:
     fit = Fit(
         settings=settings_of(spec, wish, data),
         device=device,
-        home=home,
+        home=device if is_sharded(model) else home,  # shards stay where they are
         train=data.train,
         valid=data.valid,
         model=model,
@@ -68,13 +69,35 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None) -> Fit:
         record=ctx.record,
         hooks=hooks,
         ctx=ctx,
-        average=None if spec.ema is None else Average(model, spec.ema),
+        world=world,
+        split=split,
+        parallel=spec.parallel,
+        average=average,
         scaler=Scaler() if spec.precision == "fp16" else None,
         steady=not spec.compile and is_steady(spec.lr) and not hooks.wanted("on_train_batch_begin"),
     )
-    fit.identity, fit.step = identity_of(fit, spec), planned(fit)
-    fit.plan = [*plan_of(fit, spec), *data.notes]
+    fit.identity = identity_of(fit, spec)
+    share(fit)
+    fit.step = planned(fit)
+    fit.plan = [*plan_of(fit, spec), *data.notes, *told(fit)]
     return fit
+
+
+def _seed(spec: Spec, seed: int | None, world: World) -> int:
+    """The fit's seed: what the spec says, or what the run drew before, or one that rank 0 draws now."""
+    if spec.seed is not None:
+        return spec.seed
+    drawn = int(torch.randint(2**31, ()).item())  # also where it has no use: the model's numbers come after it
+    seed = drawn if seed is None else seed
+    return seed if world.size == 1 else world.told(seed)
+
+
+def _has_step(model: nn.Module, spec: Spec) -> bool:
+    """Whether the model has a step of its own; without one it needs a loss."""
+    has_step = callable(getattr(model, "train_step", None))
+    if spec.loss is None and not has_step:
+        raise nothing_to_train(model)
+    return has_step
 
 
 def nothing_to_train(model: nn.Module) -> InvalidArgument:

@@ -2,17 +2,20 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from stoker.checkpoint import Found, Saver, Store, deadline, model_state
+from stoker.checkpoint import Found, Saved, Saver, Store, deadline, model_state
+from stoker.distributed import World, is_sharded
 from stoker.errors import BadFile, NoSuchMetric, StateMismatch, did_you_mean
+from stoker.learner._first import by_first
 from stoker.learner._identity import changes, doubts, other_data, other_metrics, other_shapes
 from stoker.learner._plan import facts_of
 from stoker.learner._wish import Wish
-from stoker.loop import Fit, settle, take_up, tell_end
+from stoker.loop import Fit, of_this_rank, settle, take_up, tell_end
 from stoker.record import Control, Event, Record, Run
 
+_ALONE = World()
 _FOLDER = "checkpoints"
 _MARGIN = 15.0  # seconds that an orderly end takes beside the saving
 
@@ -25,16 +28,22 @@ class Opened(NamedTuple):
     notes: list[str]
 
 
-def earlier(wish: Wish) -> Run | None:
+def earlier(wish: Wish, world: World = _ALONE) -> Run | None:
     """The run that is to be gone on with, as it lies there; None where there is none, or it is not to be."""
-    if wish.run is None or not wish.resumes or not (wish.folder / "run.json").exists():
+    if wish.run is None or not wish.resumes or not world.told((wish.folder / "run.json").exists()):
         return None
     return Run.open(wish.folder)
 
 
-def store_of(run: Run) -> Store:
+def store_of(run: Run, world: World = _ALONE) -> Store:
     """The checkpoints of a run."""
-    return Store(run.path / _FOLDER, run=run.id)
+    return Store(run.path / _FOLDER, run=run.id, world=world)
+
+
+def _newest(fit: Fit, store: Store, wanted: Callable[[Saved], bool] = lambda saved: True) -> Found:
+    """The newest whole checkpoint, with the state as this rank goes on from it."""
+    found = store.newest(wanted, like=fit.model if is_sharded(fit.model) else None)
+    return found if found.saved is None else found._replace(state=of_this_rank(fit, found.state))
 
 
 def finished(fit: Fit, run: Run, wish: Wish) -> list[str] | None:
@@ -42,15 +51,15 @@ def finished(fit: Fit, run: Run, wish: Wish) -> list[str] | None:
 
     Returns what is worth a warning then, and None for a run that is not over.
     """
-    store = store_of(run)
+    store = store_of(run, fit.world)
     if not any(saved.ended is not None for saved in store.saved()[-1:]):
         return None
-    found = store.newest()
+    found = _newest(fit, store)
     if found.saved is None or not is_over(fit, found):
         return None
     notes = accept(fit, found.state, force=wish.resumes == "force")
     fit.ctx.stopping, fit.trained = found.saved.ended, found.state["loop"]["seconds"]
-    _finish(fit, run, store)
+    by_first(fit.world, lambda: _finish(fit, run, store_of(run)))
     fit.record = fit.ctx.record = Record.open(run.path)
     settle(fit)
     # For `continue_`; the rest of the state, which may be large, is let go.
@@ -75,7 +84,7 @@ def _finish(fit: Fit, run: Run, store: Store) -> None:
 
 def _reopened(fit: Fit, wish: Wish, found: Found) -> Run:
     """The run of a fit that was over already, to write to after all."""
-    run = Run.resume(wish.folder, config=wish.config, facts=facts_of(fit))
+    run = _taken(fit, wish, Run.resume)
     fit.record = fit.ctx.record = run.record
     fit.reopen = None
     _make_durable(fit, wish, Opened(run, found, []))
@@ -99,35 +108,46 @@ def _wants_more(fit: Fit, found: Found) -> bool:
 
 def open_run(fit: Fit, wish: Wish, *, again: bool) -> Opened:
     """The run's directory, made new or taken up, with the fit where its newest whole checkpoint stood."""
-    if not again:
-        # After a kill in its first moments there may be a directory without a run in it: that is gone on with as well.
-        begun = wish.resumes and (wish.folder / "events.jsonl").exists()
+    run = _taken(fit, wish, Run.resume if again else _made(wish))
+    found, notes = None, list[str]()
+    try:
+        if again:
+            found = _newest(fit, store_of(run, fit.world), lambda saved: saved.resumable)
+            notes = accept(fit, found.state, force=wish.resumes == "force") if found.saved is not None else []
+            if found.saved is None and found.problems and wish.resumes != "force":
+                raise _nothing_whole(run, found)
+        opened = Opened(run, found, notes)
+        fit.record = fit.ctx.record = run.record
+        if fit.world.is_first:
+            fit.tell_facts, fit.control = run.learn, Control(run.path)
+        _make_durable(fit, wish, opened)
+    except BaseException:
+        run.close()
+        raise
+    return opened
+
+
+def _taken(fit: Fit, wish: Wish, take: Callable[..., Run]) -> Run:
+    """The run, written by rank 0 from now on; the others have what it says so far, and write nothing."""
+    run = by_first(fit.world, lambda: take(wish.folder, config=wish.config, facts=facts_of(fit)))
+    run = Run.open(wish.folder) if run is None else run
+    fit.world.barrier()  # rank 0 says nothing more until all have read that
+    return run
+
+
+def _made(wish: Wish) -> Callable[..., Run]:
+    """How to make a run that is not there. A kill in its first moments may have left a directory without one in it."""
+    begun = wish.resumes and (wish.folder / "events.jsonl").exists()
+
+    def make(*args: Any, **kwargs: Any) -> Run:
         if begun and (lost := Store(wish.folder / _FOLDER).newest(lambda saved: False).problems):
             raise BadFile(
                 f"there are checkpoints in {str(wish.folder)!r} ({lost[0]}), and its run.json, which says whose they "
                 "are, is not there: put it back, or choose another run="
             )
-        make = Run.resume if begun else Run.create
-        opened = Opened(make(wish.folder, config=wish.config, facts=facts_of(fit)), None, [])
-    else:
-        run = Run.resume(wish.folder, config=wish.config, facts=facts_of(fit))
-        try:
-            found = store_of(run).newest(lambda saved: saved.resumable)
-            notes = accept(fit, found.state, force=wish.resumes == "force") if found.saved is not None else []
-            if found.saved is None and found.problems and wish.resumes != "force":
-                raise _nothing_whole(run, found)
-        except BaseException:
-            run.close()
-            raise
-        opened = Opened(run, found, notes)
-    fit.record = fit.ctx.record = opened.run.record
-    fit.tell_facts, fit.control = opened.run.learn, Control(opened.run.path)
-    try:
-        _make_durable(fit, wish, opened)
-    except BaseException:
-        opened.run.close()
-        raise
-    return opened
+        return (Run.resume if begun else Run.create)(*args, **kwargs)
+
+    return make
 
 
 def _nothing_whole(run: Run, found: Found) -> BadFile:
@@ -136,7 +156,7 @@ def _nothing_whole(run: Run, found: Found) -> BadFile:
 
 
 def _make_durable(fit: Fit, wish: Wish, opened: Opened) -> None:
-    wanted, store = wish.checkpoints, store_of(opened.run)
+    wanted, store = wish.checkpoints, store_of(opened.run, fit.world)
     if wanted is None:
         return
     _check_number(fit, wanted.keep_best)
@@ -147,6 +167,7 @@ def _make_durable(fit: Fit, wish: Wish, opened: Opened) -> None:
     damaged = names[names.index(whole) + 1 :] if whole in names else names
     policy = wanted.policy(fit.record.direction)
     fit.saver = Saver(store, policy, background=wanted.background, ignored=damaged)
+    fit.clocked = policy.pace is None
     fit.ctx.can_save = True
     by = deadline(wanted, os.environ)
     fit.leave_at = None if by is None else by - _MARGIN

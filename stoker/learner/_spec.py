@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from stoker.distributed import Parallel
 from stoker.errors import InvalidArgument, WrongType
 from stoker.loop import check_precision
 from stoker.step import LossFunction
@@ -30,6 +31,7 @@ class Spec:
     seed: int | None
     on_nan: Literal["stop", "skip"]
     compile: bool = False
+    parallel: Parallel = field(default_factory=Parallel)
     hparams: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -3,19 +3,20 @@
 import io
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TextIO, cast
 
 import torch
 from torch import nn
 
+from stoker.distributed import failing, is_sharded, joined
 from stoker.learner._plan import beginning
 from stoker.learner._prepare import prepare
 from stoker.learner._resume import earlier, finished, open_run, seed_of, tell_resume
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish, check_limits
-from stoker.loop import Fit, put_back, restore, running, seeded, train
+from stoker.loop import Fit, put_back, restore, running, seed_of_rank, seeded, train
 from stoker.record import Event, Record, Run
 from stoker.show import console
 
@@ -28,20 +29,21 @@ def started(spec: Spec, wish: Wish, *, show: bool) -> Iterator[tuple[Fit, bool]]
 
     A context, and not a function that calls the loop: a traceback of the user's is a frame shorter.
     """
-    before = earlier(wish)
-    with seeded(spec.seed):
-        fit = prepare(spec, wish, seed=seed_of(before))
-        with on_device(fit.model, fit.device, fit.home):
+    world = joined(spec.device, timeout=spec.parallel.timeout)
+    with failing(world), seeded(spec.seed):
+        before = earlier(wish, world)
+        fit = prepare(spec, wish, seed=seed_of(before), world=world)
+        with drawing_apart(fit), on_device(fit.model, fit.device, fit.home):
             notes = None if before is None else finished(fit, before, wish)
             if notes is not None:
-                _tell_over(fit, wish, notes, show)
+                _tell_over(fit, wish, notes, show and world.is_first)
                 yield fit, False
                 return
             # The last thing before it starts: what could not be made ready leaves no run behind.
             opened = None if wish.run is None else open_run(fit, wish, again=before is not None)
-            if opened is not None:
+            if opened is not None and world.is_first:
                 _write_lines(opened.run)
-            with watched(fit.record, show), running(fit):
+            with watched(fit.record, show and world.is_first), running(fit):
                 if opened is not None:
                     tell_resume(fit, opened)
                 fit.record.append(beginning(fit))
@@ -55,7 +57,9 @@ def go_on(fit: Fit, *, epochs: int | None, updates: int | None, minutes: float |
     check_limits(epochs=epochs, updates=updates, minutes=minutes)
     ctx = fit.ctx
     if fit.reopen is not None:
-        _write_lines(fit.reopen())
+        run = fit.reopen()
+        if fit.world.is_first:
+            _write_lines(run)
     fit.settings = replace(
         fit.settings,
         epochs=None if epochs is None else ctx.epoch + epochs,
@@ -65,10 +69,12 @@ def go_on(fit: Fit, *, epochs: int | None, updates: int | None, minutes: float |
     ctx.epochs, ctx.updates_planned = fit.settings.epochs, fit.settings.updates
     ctx.started = time.monotonic() - fit.trained
     ctx.stopping, fit.interrupted, fit.cut, ctx.can_save = None, False, False, fit.saver is not None
+    fit.common, ctx.wishes = False, None if fit.accord is None else {}
     if fit.resumed is None:
         callbacks = {name: callback.state_dict() for name, callback in fit.hooks.stateful.items()}
         fit.resumed = {"callbacks": callbacks, "random": fit.random}
-    with put_back(), on_device(fit.model, fit.device, fit.home), watched(fit.record, show):
+    shown = watched(fit.record, show and fit.world.is_first)
+    with failing(fit.world), put_back(), on_device(fit.model, fit.device, fit.home), shown:
         if fit.last is not None:
             restore(fit.model, fit.last)
             fit.last = None
@@ -121,9 +127,17 @@ def watched(record: Record, show: bool) -> Iterator[None]:
         listener.close()
 
 
+def drawing_apart(fit: Fit) -> AbstractContextManager[None]:
+    """Random numbers of its own for every rank after the first: what they drop out is not the same."""
+    return nullcontext() if fit.world.is_first else seeded(seed_of_rank(fit.ctx.seed, fit.world.rank))
+
+
 @contextmanager
 def on_device(model: nn.Module, device: torch.device, home: torch.device) -> Iterator[None]:
-    """The model where it computes, and back home."""
+    """The model where it computes, and back home; shards stay where they are."""
+    if is_sharded(model):
+        yield
+        return
     model.to(device)
     try:
         yield

@@ -11,7 +11,8 @@ from stoker.loop._precision import PRECISIONS, Scaler, check_precision
 from stoker.loop._predict import predict
 from stoker.loop._program import planned
 from stoker.loop._progress import length_of
-from stoker.loop._random import put_back, random_state, seeded, set_random_state
+from stoker.loop._random import put_back, random_state, seed_of_rank, seeded, set_random_state
+from stoker.loop._ranks import of_this_rank
 from stoker.loop._run import running, settle, tell_end
 from stoker.loop._state import state_of, take_up
 from stoker.loop._train import train, train_epoch
@@ -27,12 +28,14 @@ __all__ = [
     "check_precision",
     "evaluate",
     "length_of",
+    "of_this_rank",
     "planned",
     "predict",
     "put_back",
     "random_state",
     "restore",
     "running",
+    "seed_of_rank",
     "seeded",
     "set_random_state",
     "settle",

@@ -1,14 +1,16 @@
 """Asking the model: a batch in, one loss or several out, with the hooks on the way."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from stoker.callbacks import mixed_loss
 from stoker.errors import WrongType
 from stoker.loop._fit import Fit
+from stoker.loop._forward import as_forward
 from stoker.loop._precision import forward_in
 from stoker.loop._tally import samples_in, weight_in
 from stoker.step import Objective, Output, SupervisedOutput
@@ -35,7 +37,34 @@ def asked(fit: Fit) -> Iterator[Asked]:
         fit.model.train()
     if fit.settings.on_nan == "skip":
         fit.buffers = [buffer.detach().clone() for buffer in fit.model.buffers()]
-    return _ask_default(fit) if fit.supervised is not None else _ask_model(fit)
+    answers = _ask_default(fit) if fit.supervised is not None else _ask_model(fit)
+    return _unnoticed(fit, answers) if fit.ghost else answers
+
+
+def _unnoticed(fit: Fit, answers: Iterator[Asked]) -> Iterator[Asked]:
+    """A ghost's losses: running statistics see nothing of its one sample, which batch norm could not normalise."""
+    norms = [module for module in fit.model.modules() if isinstance(module, _BatchNorm) and module.training]
+    for module in norms:
+        module.training = False
+    try:
+        yield from answers
+    finally:
+        for module in norms:
+            module.training = True
+
+
+def _through(fit: Fit, call: Callable[[], Any]) -> Any:
+    """A forward of this rank's share of the batch."""
+    assert fit.shared is not None
+    try:
+        return fit.shared.through(call)
+    except ValueError as error:
+        if samples_in(fit.ctx.batch) == 1:
+            error.add_note(
+                f"rank {fit.world.rank}'s share of this batch is one sample, too few for batch norm: "
+                "choose another batch_size, or Loader(..., drop_last=True)"
+            )
+        raise
 
 
 def _ask_default(fit: Fit) -> Iterator[Asked]:
@@ -44,7 +73,10 @@ def _ask_default(fit: Fit) -> Iterator[Asked]:
     assert step.loss is not None
     parts = step.parts(ctx.batch)
     with forward_in(fit.settings.precision, fit.device):
-        ctx.pred = fit.model(*parts.args, **parts.kwargs)
+        if fit.shared is None:
+            ctx.pred = fit.model(*parts.args, **parts.kwargs)
+        else:
+            ctx.pred = _through(fit, lambda: fit.model(*parts.args, **parts.kwargs))
     fit.hooks.fire("on_train_batch_after_pred", ctx)
     with forward_in(fit.settings.precision, fit.device):
         if ctx.loss_mix is None:
@@ -61,7 +93,11 @@ def _ask_default(fit: Fit) -> Iterator[Asked]:
 def _ask_model(fit: Fit) -> Iterator[Asked]:
     ctx = fit.ctx
     with forward_in(fit.settings.precision, fit.device):
-        answer = fit.model.train_step(ctx.batch)  # pyright: ignore[reportCallIssue]
+        if fit.shared is None:
+            answer = fit.model.train_step(ctx.batch)  # pyright: ignore[reportCallIssue]
+        else:
+            step: Any = fit.model.train_step
+            answer = _through(fit, lambda: as_forward(fit.model, step, ctx.batch))
     if isinstance(answer, Generator):
         yield from _ask_for_objectives(fit, answer)
         return
@@ -78,7 +114,7 @@ def _ask_for_objectives(fit: Fit, step: Generator[Any, Any, Any]) -> Iterator[As
     while True:
         try:
             with forward_in(fit.settings.precision, fit.device):
-                objective = next(step)
+                objective = next(step) if fit.shared is None else as_forward(fit.model, next, step)
         except StopIteration as end:
             ctx.output = None if end.value is None else as_output(end.value, fit.model)
             return
@@ -96,7 +132,8 @@ def _told(fit: Fit, part: str | None, weight: float | Tensor) -> Iterator[Asked]
             f"a callback set ctx.loss to {type(loss).__name__} in on_train_batch_after_loss; it has to stay a tensor"
         )
     fit.refused = False
-    yield Asked(part, loss, weight)
+    yield Asked(part, loss, 0 if fit.ghost else weight)
+    fit.refused = fit.refused or fit.ghost
     if not fit.refused:
         is_sum, read = part is None and fit.reduce == "sum", fit.verdict is None
         fit.tally.add_loss(part or "loss", loss, weight, is_sum=is_sum, read=read)

@@ -1,18 +1,24 @@
 """Judging a model on a data set: the metrics over all its samples, from a view that can't disturb the model."""
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stoker.data import moved
+from stoker.data import Ghost, moved
+from stoker.distributed import World, is_sharded
 from stoker.loop._ask import BareLoss, as_objective, as_output
+from stoker.loop._forward import as_forward
+from stoker.loop._merge import merged
 from stoker.loop._precision import forward_in
 from stoker.loop._tally import Tally, samples_in, weight_in
 from stoker.metrics import Metric
 from stoker.step import Output, Supervised, SupervisedOutput, valid
+from stoker.weights import settle_shards
+
+_ALONE = World()
 
 
 def _same(predictions: Any) -> Any:
@@ -31,13 +37,33 @@ def evaluate(
     metrics: Sequence[Metric],
     device: torch.device,
     precision: str = "fp32",
+    world: World = _ALONE,
 ) -> dict[str, float]:
-    """The loss and the metrics of a model on some batches, by name."""
-    view, tally = valid(model), Tally(metrics, device)
-    with torch.no_grad():
+    """The loss and the metrics of a model on some batches, by name; of all ranks' batches, on every rank."""
+    tally = Tally(metrics, device)
+    with viewed(model) as view, torch.no_grad():
         for batch in batches:
-            judged(view, supervised, moved(batch, device), tally, lambda: forward_in(precision, device))
-    return {name.removeprefix("x/"): value for name, value in tally.values("x").items()}
+            counting, own = (tally.empty(), batch.batch) if isinstance(batch, Ghost) else (tally, batch)
+            judged(view, supervised, moved(own, device), counting, lambda: forward_in(precision, device))
+    return {name.removeprefix("x/"): value for name, value in merged(tally, world).values("x").items()}
+
+
+@contextmanager
+def viewed(model: nn.Module) -> Iterator[nn.Module]:
+    """What is judged: a view that can't disturb the model; where that is sharded, itself, in evaluation for so long.
+
+    The hooks that bring the shards together belong to the modules themselves.
+    """
+    if not is_sharded(model):
+        yield valid(model)
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield model.eval()
+    finally:
+        for module, training in modes:
+            module.training = training
+        settle_shards(model)  # without a backward pass nothing else does
 
 
 def judged(
@@ -64,7 +90,7 @@ def judged(
     else:
         name = "valid_step" if hasattr(view, "valid_step") else "train_step"
         with casting():
-            answer = getattr(view, name)(batch)
+            answer = as_forward(view, getattr(view, name), batch)
             several = isinstance(answer, Generator)
             output = _objectives(view, answer, batch, tally) if several else as_output(answer, view, name)
         after_pred(getattr(output, "predictions", None))
@@ -84,7 +110,7 @@ def _objectives(view: nn.Module, step: Generator[Any, Any, Any], batch: Any, tal
     loss = torch.zeros(())
     while True:
         try:
-            objective = as_objective(next(step), view)
+            objective = as_objective(as_forward(view, next, step), view)
         except StopIteration as end:
             return BareLoss(loss) if end.value is None else as_output(end.value, view)
         loss = objective.loss

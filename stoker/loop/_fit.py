@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from stoker.callbacks import Context, Hooks
 from stoker.checkpoint import RandomWatch, Saver, Unsaved
 from stoker.data import Loader
-from stoker.gradients import Accumulator, Differentiator
+from stoker.distributed import Accord, Parallel, World
+from stoker.gradients import Accumulator, Differentiator, Shared
 from stoker.loop._precision import Scaler
 from stoker.loop._tally import Later, Tally
 from stoker.loop._weights import Average, Snapshot
@@ -61,6 +62,14 @@ class Fit:
     record: Record
     hooks: Hooks
     ctx: Context
+    world: World = field(default_factory=World)  # the processes that train together
+    split: World = field(default_factory=World)  # those among which a batch is split: all, unless a mesh says otherwise
+    parallel: Parallel = field(default_factory=Parallel)  # and how
+    shared: Shared | None = None  # gradients of all of them, where there are several
+    sharded: bool = False  # the model itself sees to its gradients: it is in shards, or was wrapped by the user
+    accord: Accord | None = None  # what they agree on after every batch
+    ghost: bool = False  # this process has no share of the current batch: it goes along, and counts for nothing
+    common: bool = False  # the exception that is on its way goes through every process
     average: Average | None = None
     scaler: Scaler | None = None
     accumulators: dict[str | None, Accumulator] = field(default_factory=dict)
@@ -69,7 +78,7 @@ class Fit:
     random: Mapping[str, Any] | None = None  # where the random numbers stood at the end, to go on from
     last: Snapshot | None = None  # where the model was when the best weights took its place
     applied: bool = False  # whether the current batch has changed the weights
-    refused: bool = False  # whether the current batch's loss is no number
+    refused: bool = False  # whether the current batch counts for nothing: its loss is no number
     interrupted: bool = False  # by somebody who wants it to end, and perhaps to go on later
     left: str | None = None  # why it was interrupted: a run that goes on does not stop for that
     terminated: bool = False  # by SIGTERM
@@ -109,6 +118,8 @@ class Fit:
     mark: Any = None  # the last good state: a `Mark`, until the next update begins
     marks: deque[Any] = field(default_factory=lambda: deque(maxlen=4))  # the newest ones: a verdict may come late
     saved: Any = None  # the place that was saved last
+    clocked: bool = False  # when to save is looked up on the clock
+    is_due: bool = False  # and all ranks have been asked to
     resumed: Mapping[str, Any] | None = None  # the state to go on from
     reopen: Callable[[], Run] | None = None  # takes the run up, where it was over already and nothing was written
     cut: bool = False  # it has ended in a way that a longer fit would not go through
@@ -133,6 +144,11 @@ class Fit:
     def reduce(self) -> Literal["mean", "sum"]:
         """What a window of batches makes of their gradients: what the loss itself makes of its samples."""
         return "sum" if self.supervised is not None and self.supervised.sums else "mean"
+
+    @property
+    def own_windows(self) -> bool:
+        """Whether each rank adds its micro-batches up by itself, and gradients are shared when a window closes."""
+        return self.shared is not None and self.settings.accumulate > 1 and not self.sharded
 
     @property
     def judged(self) -> nn.Module:

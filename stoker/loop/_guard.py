@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import named_parameters
+from stoker.data import Pick
 from stoker.gradients import Gradients
 from stoker.loop._fit import Fit
 from stoker.loop._precision import forward_in
@@ -71,22 +72,32 @@ def _size(tensor: Tensor) -> Tensor:
 
 def first_not_finite(fit: Fit, loss: Tensor | None, grads: Gradients) -> str:
     """Where the first number came up that is none: the batch, the weights, a module's output, the loss, a gradient."""
+    given = _first_given(fit)
+    if given is not None and not fit.sharded:  # else the other ranks can't run their forward without this one
+        return given
+    try:
+        found = _first_module(fit)
+    except Exception as error:  # the search must not hide what it searches for
+        return f"a second forward to find the module failed ({type(error).__name__}: {error})"
+    if given is not None or found is not None:
+        return given or str(found)
+    if loss is not None and not _fine(loss):
+        return "every module's output is finite, so it is the loss itself (log or division at zero, or an overflow)"
+    bad = next((name for name, tensor in grads.items() if not _fine(tensor)), "?")
+    return f"loss and outputs are finite; the gradient of {bad!r} is not (sqrt or division at zero, or an overflow)"
+
+
+def _first_given(fit: Fit) -> str | None:
+    """What was not finite before the forward began."""
+    if isinstance(fit.ctx.batch, Pick):  # gathered by a program, which has not left it here
+        fit.ctx.batch = fit.ctx.batch.batch()
     for name, tensor in _tensors(fit.ctx.batch, "the batch"):
         if not _fine(tensor):
             return f"{name} holds NaN or infinity already: look at the data"
     for name, parameter in named_parameters(fit.model).items():
         if not _fine(parameter):
             return f"the parameter {name!r} is not finite"
-    try:
-        found = _first_module(fit)
-    except Exception as error:  # the search must not hide what it searches for
-        return f"a second forward to find the module failed ({type(error).__name__}: {error})"
-    if found is not None:
-        return found
-    if loss is not None and not _fine(loss):
-        return "every module's output is finite, so it is the loss itself (log or division at zero, or an overflow)"
-    bad = next((name for name, tensor in grads.items() if not _fine(tensor)), "?")
-    return f"loss and outputs are finite; the gradient of {bad!r} is not (sqrt or division at zero, or an overflow)"
+    return None
 
 
 def _first_module(fit: Fit) -> str | None:
@@ -128,6 +139,8 @@ def _forward(fit: Fit) -> None:
 def _fine(tensor: Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]  what this rank has of it
     return bool(torch.isfinite(tensor.coalesce().values() if tensor.is_sparse else tensor).all())
 
 

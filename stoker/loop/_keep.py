@@ -43,7 +43,7 @@ def begin(fit: Fit) -> None:
 
 def _is_good(fit: Fit) -> bool:
     """Whether the mark is still a whole state: nobody has written to what it has not copied."""
-    return fit.mark is not None and fit.mark.versions == versions_of(fit)
+    return fit.world.all(fit.mark is not None and fit.mark.versions == versions_of(fit))
 
 
 def mark(fit: Fit) -> None:
@@ -60,13 +60,27 @@ def between(fit: Fit, *, epoch_ended: bool = False) -> None:
         return
     mark(fit)
     _tell(fit, saver.finished())
+    if fit.accord is not None and saver.troubled and ctx.stopping is None:
+        ctx.save("to tell of one that failed")  # which all ranks then raise together
     if ctx.stopping is not None:
         return  # saved when it has ended, or where it was cut short
     reason = ctx.saving
     if reason is None and (epoch_ended or fit.validated == ctx.update or saver.may_be_due(ctx.update)):
-        reason = saver.due(Moment(**_place(fit), epoch_ended=epoch_ended))
+        moment = Moment(**_place(fit), epoch_ended=epoch_ended)
+        reason = saver.due(moment) if fit.accord is None else _due(fit, moment)
     if reason is not None:
         _save(fit, reason)
+
+
+def _due(fit: Fit, here: Moment) -> str | None:
+    """Rank 0's word on what is due: told at once where all ranks ask; by the clock of one, a wish that all come to."""
+    assert fit.saver is not None
+    if here.epoch_ended or fit.validated == here.update or not fit.clocked:
+        return fit.world.told(fit.saver.due(here) if fit.world.is_first else None)
+    if fit.world.is_first and not fit.is_due and (reason := fit.saver.due(here)) is not None:
+        fit.is_due = True  # asked for once: it takes two batches until all know
+        fit.ctx.save(reason)
+    return None
 
 
 def cut_short(fit: Fit, *, validating: bool = False) -> None:
@@ -109,6 +123,8 @@ def rescue(fit: Fit, error: BaseException) -> None:
     saver, ctx = fit.saver, fit.ctx
     if saver is None or fit.cut or isinstance(error, CheckpointFailed | KeyboardInterrupt):
         return  # where it was cut short, what can be gone on from has been saved
+    if fit.world.size > 1 and not fit.common:
+        return  # what differs between ranks can't be asked of those that are not here
     try:
         _settle_earlier(fit)
         if not _is_good(fit):
@@ -137,7 +153,7 @@ def _save(fit: Fit, reason: str, *, ended: str | None = None, resumable: bool = 
         fit.program.settle()  # nothing is saved that a late verdict could be about
     place = Place(**_place(fit, at), reason=reason, ended=ended, resumable=resumable)
     stands = (place.epoch, place.batch, place.update, fit.stage if at is None else at.stage, ended, resumable)
-    fit.ctx.saving = None
+    fit.ctx.saving, fit.is_due = None, False
     if fit.saved == stands:
         return
     _warn_of_losses(fit)

@@ -23,31 +23,49 @@ def slots_in(modules: Sequence[nn.Module]) -> list[Slot]:
 
 
 @contextmanager
-def lent(fit: Fit, modules: Sequence[nn.Module], verdict: Verdict, stand_ins: Mapping[int, Tensor]) -> Iterator[None]:
-    """While it is open, `stand_ins` (by the ids of the real tensors) are what everybody finds."""
+def lent(
+    fit: Fit,
+    modules: Sequence[nn.Module],
+    verdict: Verdict,
+    stand_ins: Mapping[int, Tensor],
+    *,
+    update: bool = True,
+) -> Iterator[None]:
+    """While it is open, `stand_ins` (by the ids of the real tensors) are what everybody finds, the update as well."""
     with ExitStack() as stack:
-        names = {id(parameter): name for name, parameter in named_parameters(fit.model).items()}
-        written = {name: stand_ins[each] for each, name in names.items()}
+        written = {name: stand_ins[id(parameter)] for name, parameter in named_parameters(fit.model).items()}
         leaves = _put(slots_in(modules), stand_ins, stack)
         for module in modules:
             if isinstance(module, nn.RNNBase):  # keeps a list of its weights beside the table
                 weights = [leaves.get(id(each)) for each in module._flat_weights]
                 _set(stack, module, "_flat_weights", weights)
                 _set(stack, module, "_flat_weight_refs", [each if each is None else ref(each) for each in weights])
-        state = [
-            {name: {key: stand_ins.get(id(each), each) for key, each in own.items()} for name, own in rule.items()}
-            for rule in fit.optimizer.tensors()
-        ]
-        # The optimizer writes to what the graph is given; the modules read leaves of autograd that share its memory.
-        twin = fit.optimizer.twin(named_parameters(fit.model), written, state)
-        _set(stack, fit, "optimizer", twin)
         _set(stack, fit, "differentiators", {})
-        if fit.average is not None:
-            pairs = [[leaves[id(each)].detach() for each in side] for side in fit.average._pairs]
-            _set(stack, fit.average, "_pairs", tuple(pairs))
+        if update:
+            _lend_update(fit, stand_ins, written, leaves, stack)
         for name in ("poison", "good", "empty"):
             _set(stack, verdict, name, stand_ins[id(getattr(verdict, name))])
         yield
+
+
+def _lend_update(
+    fit: Fit,
+    stand_ins: Mapping[int, Tensor],
+    written: Mapping[str, Tensor],
+    leaves: Mapping[int, Tensor],
+    stack: ExitStack,
+) -> None:
+    """Of the optimizer, which writes to parameters and to its state, and of the average of the weights."""
+    state = [
+        {name: {key: stand_ins.get(id(each), each) for key, each in own.items()} for name, own in rule.items()}
+        for rule in fit.optimizer.tensors()
+    ]
+    # The optimizer writes to what the graph is given; the modules read leaves of autograd that share its memory.
+    twin = fit.optimizer.twin(named_parameters(fit.model), written, state)
+    _set(stack, fit, "optimizer", twin)
+    if fit.average is not None:
+        pairs = [[leaves[id(each)].detach() for each in side] for side in fit.average._pairs]
+        _set(stack, fit.average, "_pairs", tuple(pairs))
 
 
 def _put(slots: Sequence[Slot], stand_ins: Mapping[int, Tensor], stack: ExitStack) -> dict[int, Tensor]:

@@ -6,29 +6,63 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.data import moved
+from stoker.data import Ghost, moved
+from stoker.distributed import World
 from stoker.errors import BadData
+from stoker.loop._evaluate import viewed
+from stoker.loop._forward import as_forward
 from stoker.loop._precision import forward_in
-from stoker.step import Supervised, valid
+from stoker.step import Supervised
+
+_ALONE = World()
 
 
 def predict(
-    model: nn.Module, batches: Iterable[Any], *, supervised: Supervised, device: torch.device, precision: str = "fp32"
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    supervised: Supervised,
+    device: torch.device,
+    precision: str = "fp32",
+    world: World = _ALONE,
 ) -> Any:
-    """What the model says to every sample, joined along the first dimension; of its `predict_step` where it has one."""
-    view, found = valid(model), []
-    with torch.no_grad(), forward_in(precision, device):
+    """What the model says to every sample, joined along the first dimension; of its `predict_step` where it has one.
+
+    Of all ranks' batches, on every rank.
+    """
+    found, last = list[Any](), None
+    with viewed(model) as view, torch.no_grad(), forward_in(precision, device):
         for batch in batches:
-            batch = moved(batch, device)
+            own = moved(batch.batch if isinstance(batch, Ghost) else batch, device)
             if hasattr(view, "predict_step"):
-                answer = view.predict_step(batch)  # pyright: ignore[reportCallIssue]
+                answer = as_forward(view, view.predict_step, own)  # pyright: ignore[reportArgumentType]
             else:
-                parts = supervised.inputs(batch)
+                parts = supervised.inputs(own)
                 answer = view(*parts.args, **parts.kwargs)
-            found.append(_whole(moved(answer, torch.device("cpu"))))
+            last = _whole(moved(answer, torch.device("cpu")))
+            found.append(None if isinstance(batch, Ghost) else last)
+    if world.size > 1:
+        found = _of_all(found, last, world)
     if not found:
         raise BadData("there is nothing to predict: the data gave no batches")
     return _joined(found)
+
+
+def _of_all(found: list[Any], like: Any, world: World) -> list[Any]:
+    """The answers of every rank: batch by batch, and in each in the order of the ranks."""
+    parts = [part for row in zip(*world.gathered(found), strict=True) for part in row if part is not None]
+    return [_as(like, part) for part in parts]
+
+
+def _as(like: Any, value: Any) -> Any:
+    """What came from another rank, in the named tuples that the model gives."""
+    if isinstance(like, Mapping):
+        return {name: _as(like[name], part) for name, part in value.items()}
+    if isinstance(like, tuple) and hasattr(like, "_fields"):
+        return type(like)(*map(_as, like, value))
+    if isinstance(like, tuple | list) and any(isinstance(each, Mapping | tuple | list) for each in like):
+        return type(like)(map(_as, like, value))
+    return value
 
 
 def _whole(answer: Any) -> Any:

@@ -1,6 +1,6 @@
 """How a fit's batches go through the stations: chosen before it starts, with the reasons, and made when it does."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
 import torch
@@ -9,11 +9,12 @@ from stoker.data import Loader
 from stoker.errors import NotFinite
 from stoker.gradients import needs_backward
 from stoker.loop._fit import Fit
+from stoker.loop._half import AFTER, Half
 from stoker.loop._pins import heard
 from stoker.loop._stations import Stations
 from stoker.program import Captured, Compiled, Eager, Plan, size
 
-_BETWEEN = tuple(f"on_train_batch_after_{name}" for name in ("pred", "loss", "backward", "step"))
+_INSIDE = ("on_train_batch_after_pred", "on_train_batch_after_loss")  # hooks that come before the gradients
 _SHARE = 0.4  # of the device's free memory that data may take
 
 
@@ -28,21 +29,34 @@ def planned(fit: Fit) -> Plan:
         plan.narrow("eager", f"torch has no graphs for {kind}")
     for why in _reasons(fit):
         plan.narrow("eager", why)
+    for why in _reasons_for_the_update(fit):
+        plan.narrow("gradient" if plan.mode in ("compiled", "gradient") else "eager", why)
     return plan
 
 
-def _reasons(fit: Fit) -> Iterator[str]:
-    for milestone in _BETWEEN:
+def _listeners(fit: Fit, milestones: Sequence[str]) -> Iterator[str]:
+    for milestone in milestones:
         for callback in fit.hooks:
             if fit.hooks.listens(callback, milestone):
                 yield f"{type(callback).__name__}.{milestone} comes between forward and step"
+
+
+def _reasons_for_the_update(fit: Fit) -> Iterator[str]:
+    """Why only what comes before the update can be a program."""
+    yield from _listeners(fit, AFTER)
     if not fit.optimizer.functional:
         yield f"{fit.optimizer!r} is an optimizer of its own, which steps as it likes"
+
+
+def _reasons(fit: Fit) -> Iterator[str]:
+    yield from _listeners(fit, _INSIDE)
     if fit.scaler is not None:
         yield "precision='fp16' looks at every update to find its scale; bf16 needs none"
     if fit.settings.on_nan == "skip":
         yield "on_nan='skip' looks at every batch before it goes on"
-    if needs_backward(fit.model, fit.model.parameters()):
+    if fit.world.size > 1:
+        yield f"{fit.world.size} processes add their gradients up between backward and step"
+    elif needs_backward(fit.model, fit.model.parameters()):
         yield "the model is distributed over processes"
     if any(getattr(module, "sparse", False) is True for module in fit.model.modules()):
         yield "the gradients of an embedding are sparse, and as many as there are different rows in a batch"
@@ -60,9 +74,12 @@ def programmed(fit: Fit) -> Iterator[None]:
     stations, device = Stations(fit), torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
     if fit.step.mode == "eager":
         fit.program = Eager(stations, fit.step)
+    elif fit.step.mode == "gradient":
+        fit.program = Compiled(Half(fit), fit.step)
+    elif fit.device.type == "cuda":
+        fit.program = Captured(stations, fit.step, fit.device)
     else:
-        on_gpu = fit.device.type == "cuda"
-        fit.program = Captured(stations, fit.step, fit.device) if on_gpu else Compiled(stations, fit.step)
+        fit.program = Compiled(stations, fit.step, narrower=lambda: Half(fit))
     if fit.device.type == "cuda":
         _settle_data(fit)
     near = fit.device.type == "cpu" or fit.train is not train  # the columns are where the program runs

@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from stoker.loop._agree import agree
 from stoker.loop._fit import Fit
 from stoker.loop._signals import leave
 from stoker.loop._tally import Tally
@@ -13,21 +14,28 @@ _TOLD_EVERY = 0.25  # seconds between two reports: each waits for the device onc
 
 
 def tell(fit: Fit, tally: Tally) -> None:
-    """Progress of the phase that runs; and the limits in time, which are looked at with every batch."""
+    """Progress of the phase that runs; limits in time, and what other ranks wish, are looked at with every batch."""
     ctx, now, minutes = fit.ctx, time.monotonic(), fit.settings.minutes
     if minutes is not None and ctx.phase == "train" and now - ctx.started > 60 * minutes:
         ctx.stop(f"Stopped after {minutes:g} minutes")
     if fit.leave_at is not None and fit.saver is not None and time.time() > fit.leave_at - fit.saver.slowest:
         leave(fit, f"Stopped before the deadline, in epoch {ctx.epoch}, batch {ctx.batch_number}")
+    _report(fit, tally, now)
+    agree(fit)
+
+
+def _report(fit: Fit, tally: Tally, now: float) -> None:
+    """A few times a second, where somebody may look at it; of several ranks the first tells of its own samples."""
+    ctx = fit.ctx
     if fit.coming is not None and fit.coming[1].is_here():
         told, later = fit.coming
         fit.coming = None
         fit.record.append(replace(told, values=later.values()))
-    if now - fit.reported < _TOLD_EVERY or fit.coming is not None:
+    if now - fit.reported < _TOLD_EVERY or fit.coming is not None or not fit.world.is_first:
         return
     fit.reported = now
     _obey(fit)
-    speed = tally.samples / max(now - tally.since, 1e-9)
+    speed = tally.samples * fit.world.size / max(now - tally.since, 1e-9)
     extra: dict[str, Any] = {"phase": ctx.phase, "batches": ctx.batches, "samples_per_second": speed}
     later = tally.later(ctx.set_name)
     told = event(fit, "progress", {}, **extra)

@@ -34,3 +34,10 @@ def seeded(seed: int | None) -> Iterator[None]:
         numpy.random.seed(seed % 2**32)
         torch.manual_seed(seed)
         yield
+
+
+def seed_of_rank(seed: int | None, rank: int, update: int = 0) -> int | None:
+    """The seed of one rank's own random numbers, so that dropout is another one on each; rank 0's is the fit's."""
+    if seed is None or rank == 0:
+        return seed
+    return int(numpy.random.SeedSequence([seed % 2**64, rank, update]).generate_state(1, numpy.uint64)[0] >> 1)

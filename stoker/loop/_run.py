@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from stoker.distributed import failing
 from stoker.loop._fit import Fit
 from stoker.loop._keep import rescue
+from stoker.loop._level import level
 from stoker.loop._precision import held
 from stoker.loop._program import programmed
 from stoker.loop._random import random_state
@@ -25,8 +27,9 @@ def running(fit: Fit) -> Iterator[None]:
     started = time.monotonic()
     with interruptible(fit):
         try:
-            with held(fit.settings.precision), programmed(fit):
+            with failing(fit.world), held(fit.settings.precision), programmed(fit):
                 yield
+                level(fit)
         except BaseException as error:
             fit.ctx.stopping = fit.ctx.stopping or f"{type(error).__name__}: {error}"
             trace = "".join(traceback.format_exception(error))

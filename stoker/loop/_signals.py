@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stoker.data import Loader
+from stoker.loop._agree import depart
 from stoker.loop._fit import Fit
 
 
@@ -47,8 +48,7 @@ def _handlers(fit: Fit) -> dict[int, tuple[Any, Callable[..., None]]]:
         leave(fit, f"Interrupted in epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}")
 
     def terminate(*_: object) -> None:  # a second one changes nothing: clusters send several
-        fit.terminated = True
-        leave(fit, f"Terminated (SIGTERM) in epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}")
+        leave(fit, f"Terminated (SIGTERM) in epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}", terminated=True)
 
     def save(*_: object) -> None:
         if fit.ctx.can_save:  # else it is about to end, and has been saved
@@ -63,12 +63,18 @@ def _handlers(fit: Fit) -> dict[int, tuple[Any, Callable[..., None]]]:
     return found
 
 
-def leave(fit: Fit, reason: str) -> None:
-    """Ends the fit after this batch, to be gone on with later; a wait for workers is left at once."""
-    fit.interrupted = True
-    if fit.ctx.stopping is None:  # of several reasons the first one is kept
-        fit.left = reason
-    fit.ctx.stop(reason)
+def leave(fit: Fit, reason: str, *, terminated: bool = False) -> None:
+    """Ends the fit after this batch, to be gone on with later; a wait for workers is left at once.
+
+    Where several processes train together it is a wish: they leave together, once all of them know.
+    """
+    wishes = fit.ctx.wishes
+    if wishes is not None:
+        wishes.setdefault("leave", reason)
+        wishes["terminated"] = terminated or wishes.get("terminated", False)
+        return
+    fit.terminated = fit.terminated or terminated
+    depart(fit, reason)
     if fit.waiting:
         fit.waiting = False
         raise _Interrupted
@@ -79,7 +85,7 @@ def awaited(fit: Fit, loader: Loader, batches: Iterable[Any]) -> Iterable[Any]:
 
     Only a wait for other processes can be left in the middle: what is made in this one draws random numbers.
     """
-    can_leave = loader.workers > 0 and hasattr(loader.source, "__len__")
+    can_leave = fit.accord is None and loader.workers > 0 and hasattr(loader.source, "__len__")
     return _left_when_interrupted(fit, iter(batches)) if can_leave else batches
 
 

@@ -12,13 +12,17 @@ from stoker.errors import StateMismatch
 from stoker.gradients import Accumulator
 from stoker.loop._fit import Fit
 from stoker.loop._mark import Mark, marked
+from stoker.loop._ranks import of_all_ranks
 from stoker.loop._weights import Snapshot, places, snapshot
 from stoker.metrics import GradientNorm
 from stoker.record import Best
 
 
 def state_of(fit: Fit, mark: Mark | None = None) -> dict[str, Any]:
-    """The whole state now; or at a mark, which it must not have updated since. Tensors are references."""
+    """The whole state now; or at a mark, which it must not have updated since. Tensors are references.
+
+    Where several processes train together, all of them come here at the same time.
+    """
     here = marked(fit) if mark is None else mark
     assert fit.watch is not None
     random = random_state() if mark is None or mark.random is None else fit.watch.state_at(mark.random)
@@ -27,7 +31,7 @@ def state_of(fit: Fit, mark: Mark | None = None) -> dict[str, Any]:
     model = _with_buffers(model_state(fit.model), here.buffers)
     model["extra"] = dict(zip(model["extra"], here.extra, strict=True))
     windows = fit.accumulators if mark is None else {}  # a mark stands where a window has ended
-    return {
+    state = {
         "model": model,
         "optimizer": fit.optimizer.state_dict(),
         "average": None if fit.average is None else fit.average.state_dict(),
@@ -45,6 +49,7 @@ def state_of(fit: Fit, mark: Mark | None = None) -> dict[str, Any]:
         "loss": None if (loss := loss_of(fit)) is None else _with_buffers(model_state(loss), here.loss),
         "identity": dict(fit.identity),
     }
+    return of_all_ranks(fit, state)
 
 
 def _with_buffers(state: dict[str, Any], buffers: list[Tensor]) -> dict[str, Any]:

@@ -106,6 +106,15 @@ class Tally:
                 error.add_note(f"in the metric {metric.name!r}{self._where()}")
                 raise
 
+    def empty(self) -> "Tally":
+        """Another one of the same metrics, that has counted nothing."""
+        return Tally(self._metrics, self._device, self._where)
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """What it counts beside the losses."""
+        return self._metrics
+
     @property
     def losses(self) -> list[str]:
         """The names of the losses so far: "loss", or those of the objectives."""

@@ -7,9 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from stoker.data import Ghost
 from stoker.errors import BadData, NotFinite
+from stoker.loop._agree import agree, stop
 from stoker.loop._fit import Fit
 from stoker.loop._keep import begin, between, cut_short, end, mark
+from stoker.loop._merge import merged
 from stoker.loop._program import tell_plan
 from stoker.loop._progress import event, tell
 from stoker.loop._signals import awaited
@@ -36,6 +39,7 @@ def train(fit: Fit) -> None:
     ctx, fire = fit.ctx, fit.hooks.fire
     begin(fit)
     tell_plan(fit)
+    agree(fit, now=True)
     _stop_at_limits(fit)
     while ctx.stopping is None or fit.stage != "closed":
         if fit.stage == "closed":
@@ -53,12 +57,14 @@ def train(fit: Fit) -> None:
         _close_epoch(fit)
         fire("on_epoch_end", ctx)
         fit.stage = "closed"
+        agree(fit, now=True)
         _stop_at_limits(fit)
         between(fit, epoch_ended=True)
     end(fit)
     if fit.interrupted:
         fire("on_interrupt", ctx)
     fire("on_fit_end", ctx)
+    agree(fit, now=True)  # what the other ranks have said last
 
 
 def train_epoch(fit: Fit) -> None:
@@ -74,7 +80,7 @@ def train_epoch(fit: Fit) -> None:
         fit.applied = fit.refused = False
         fire("on_train_batch_begin", ctx)
         program.run(ctx.batch if ctx.loss_mix is None else Mixed(ctx.batch, ctx.loss_mix))
-        fit.tally.samples += samples_in(batch)
+        fit.tally.samples += 0 if fit.ghost else samples_in(batch)
         _count_update(fit)
         fire("on_train_batch_end", ctx)
         if fit.heard:
@@ -94,9 +100,9 @@ def train_epoch(fit: Fit) -> None:
     _count_update(fit)
     _check_progress(fit)
     ctx.batch = ctx.pred = ctx.output = ctx.loss = fit.coming = None  # of a batch, and that is over
-    values = fit.tally.values("train")
-    ctx.metrics |= values
-    fit.record.append(event(fit, "train", values, losses=fit.tally.losses))
+    whole = merged(fit.tally, fit.split)
+    ctx.metrics |= (values := whole.values("train"))
+    fit.record.append(event(fit, "train", values, losses=whole.losses))
     fire("on_train_end", ctx)
     fit.stage = "validate"
     mark(fit)
@@ -115,9 +121,9 @@ def _is_last(fit: Fit) -> bool:
 def _stop_at_limits(fit: Fit) -> None:
     ctx, updates = fit.ctx, fit.settings.updates
     if fit.stage == "closed" and _is_last(fit):
-        ctx.stop(f"Completed {ctx.epoch} epochs")
+        stop(fit, f"Completed {ctx.epoch} epochs")
     if updates is not None and ctx.update >= updates:
-        ctx.stop(f"Completed {ctx.update} updates")
+        stop(fit, f"Completed {ctx.update} updates")
 
 
 def _open_epoch(fit: Fit) -> None:
@@ -141,7 +147,9 @@ def _batches(fit: Fit) -> Iterator[tuple[int, Any]]:
     for number, batch in enumerate(awaited(fit, fit.train, walked(fit)), start=done + 1):
         if number == done + 1 and not _is_last(fit):
             fit.train.prepare(fit.ctx.epoch)  # the next epoch, counted from 0: its first batches are ready in time
-        yield number, batch
+        fit.ghost = isinstance(batch, Ghost)
+        yield number, batch.batch if isinstance(batch, Ghost) else batch
+    fit.ghost = False
     if number == 0 and not fit.interrupted:
         raise BadData(f"the training data gave no batch in epoch {fit.ctx.epoch}: look at what its __iter__ gives")
 
@@ -187,7 +195,8 @@ def _check_progress(fit: Fit) -> None:
 def _close_epoch(fit: Fit) -> None:
     ctx, seconds = fit.ctx, time.monotonic() - fit.began
     rate = fit.rates(ctx.update, ctx.lr_scale) if ctx.lr is None else ctx.lr  # None before the first batch of all
-    reading = Reading(rate, fit.tally.samples, seconds)
+    samples = fit.tally.samples if fit.split.size == 1 else sum(fit.split.gathered(fit.tally.samples))
+    reading = Reading(rate, samples, seconds)
     for meter in fit.meters:
         if isinstance(meter, GradientNorm):
             ctx.metrics |= meter.compute(fit.norms[meter])

@@ -21,11 +21,12 @@ _AS_IT_IS = nullcontext()
 
 def differentiate(fit: Fit, asked: Asked) -> None:
     """The gradients of a loss, and the update where the window of micro-batches ends with it."""
+    use(fit, *gradients_of(fit, asked))
+
+
+def use(fit: Fit, grads: Gradients, asked: Asked) -> None:
+    """What is done with the gradients of a batch: hooks, the window, the update."""
     ctx, scaler = fit.ctx, fit.scaler
-    backward = fit.differentiators.get(asked.part)
-    if backward is None:
-        backward = fit.differentiators[asked.part] = Differentiator(fit.model, asked.part)
-    grads = backward(asked.loss if scaler is None else scaler.scaled(asked.loss))
     # Unscaled before anybody looks at them: hooks, the check and the clipping are about the true ones.
     ctx.grads = grads if scaler is None else scaler.unscaled(grads)
     fit.hooks.fire("on_train_batch_after_backward", ctx)
@@ -37,10 +38,50 @@ def differentiate(fit: Fit, asked: Asked) -> None:
         return
     window = fit.accumulators.setdefault(asked.part, Accumulator(fit.reduce))
     # Each batch by itself: at the end of the window nobody could tell any more which one it was.
-    if accepted(fit, grads, asked, None):
-        window.add(grads, weight=1 if fit.reduce == "sum" else asked.weight)
+    joining = _for_window(fit, grads, asked)
+    if joining is not None:
+        window.add(joining, weight=1 if fit.reduce == "sum" and not fit.ghost else asked.weight)
     if not ctx.accumulating and len(window):
         _close(fit, window)
+
+
+def gradients_of(fit: Fit, asked: Asked) -> tuple[Gradients, Asked]:
+    """Those of this process; or those of all of them, and what was asked with the weight of the whole batch."""
+    loss = asked.loss if fit.scaler is None else fit.scaler.scaled(asked.loss)
+    if fit.shared is None:
+        backward = fit.differentiators.get(asked.part)
+        if backward is None:
+            backward = fit.differentiators[asked.part] = Differentiator(fit.model, asked.part)
+        return backward(loss), asked
+    # A part of a batch that counts for nothing (no token is left, say) is no reason to refuse the rest of it.
+    own = asked._replace(loss=_counted_loss(asked))
+    if fit.own_windows:
+        return fit.shared.local(loss, part=asked.part), own
+    grads = fit.shared.backward(loss, asked.weight, part=asked.part)
+    return grads, own._replace(weight=fit.shared.weight)
+
+
+def _counted_loss(asked: Asked) -> Tensor:
+    """The loss as a number to look at: zero where it counts for nothing."""
+    loss, weight = asked.loss.detach(), asked.weight
+    if isinstance(weight, Tensor):
+        return torch.where(weight.to(loss.device) > 0, loss, 0)
+    return loss if weight else torch.zeros_like(loss)
+
+
+def _for_window(fit: Fit, grads: Gradients, asked: Asked) -> Gradients | None:
+    """What of a micro-batch goes into its window; of windows that ranks have of their own, all decide alike."""
+    if not fit.own_windows:
+        return grads if accepted(fit, grads, asked, None) else None
+    fine = bool(asked.weight == 0) or is_finite(asked.loss, grads, None)
+    if fit.settings.on_nan == "skip" or fit.scaler is not None:
+        return grads if _judged(fit, fit.world.all(fine), asked.loss, grads) else None
+    if fine:
+        return grads
+    # Nobody waits here for the others: all see it when the window is closed, and refuse its update.
+    where = f"epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}"
+    fit.ctx.warn(f"the loss ({asked.loss.item():g}) or a gradient is not finite at {where}")
+    return grads.scale(float("nan"))
 
 
 def flush(fit: Fit) -> None:
@@ -52,14 +93,18 @@ def flush(fit: Fit) -> None:
 
 
 def _close(fit: Fit, window: Accumulator) -> None:
-    weight = window.held[1]
-    apply(fit, window.take(), weight=weight)
+    if fit.own_windows and fit.shared is not None:
+        grads, weight = fit.shared.closed(window)
+    else:
+        weight, grads = window.held[1], window.take()
+    apply(fit, grads, weight=weight)
 
 
 def apply(fit: Fit, grads: Gradients, asked: Asked | None = None, *, weight: float | Tensor = 1) -> None:
     """One step of the optimizer, or none where the loss or a gradient is not finite."""
     ctx, settings = fit.ctx, fit.settings
-    norm = grads.norm() if settings.clip_norm is not None or fit.norms else None
+    # Of shards a norm is one message to the other ranks, and looking at each of them would be many.
+    norm = grads.norm() if settings.clip_norm is not None or fit.norms or fit.sharded else None
     if not accepted(fit, grads, asked, norm, weight):
         if asked is not None and isinstance(asked.weight, Tensor) and not fit.refused and asked.weight == 0:
             fit.applied = True  # on a GPU nothing counts as an update: a captured step can't tell in time
@@ -108,9 +153,15 @@ def accepted(fit: Fit, grads: Gradients, asked: Asked | None, norm: Tensor | Non
     if fit.verdict is not None:
         fit.verdict.judge(looked_at(loss, grads), weight)
         return True
-    finite = is_finite(loss, grads, norm)
+    # A loss that is none has made the gradients of all ranks none, and every rank has to look at the same.
+    finite = is_finite(loss if fit.shared is None else None, grads, norm)
     if (not finite or not isinstance(weight, Tensor)) and weight == 0:
         return False  # a batch of nothing (all masked) changes nothing, whatever its loss is
+    return _judged(fit, finite, loss, grads)
+
+
+def _judged(fit: Fit, finite: bool, loss: Tensor | None, grads: Gradients) -> bool:
+    """What is done about a verdict, on every rank."""
     if fit.scaler is not None:
         fit.scaler.after(finite)
     if not finite:
@@ -122,7 +173,7 @@ def _refuse(fit: Fit, loss: Tensor | None, grads: Gradients) -> None:
     """Leaves the weights alone; stops the run unless it was told to go on, or the 16-bit scale is still being found."""
     ctx = fit.ctx
     fit.skipped += 1
-    fit.refused = loss is not None and not bool(loss.isfinite())
+    fit.refused = fit.world.any(loss is not None and not bool(loss.isfinite()))
     if fit.scaler is not None and fit.scaler.factor > 1.0 and not fit.refused:
         return
     where = f"epoch {ctx.epoch}, batch {ctx.batch_number}"
@@ -132,14 +183,26 @@ def _refuse(fit: Fit, loss: Tensor | None, grads: Gradients) -> None:
             if buffer.shape == before.shape:
                 buffer.copy_(before)  # running statistics have seen the batch already
         return
-    found = first_not_finite(fit, loss, grads)
+    what, found = _cause(fit, loss, grads)
     for buffer, before in zip(fit.model.buffers(), fit.buffers, strict=False):
         if not bool(
             buffer.isfinite().all()
         ):  # running statistics have seen the batch: as they were at the epoch's start
             buffer.copy_(before)
-    what = "a gradient" if loss is None else f"the loss ({loss.item():g}) or a gradient"
+    fit.common = True
     raise NotFinite(
         f"{what} is not finite at {where}: {found}. The update was not applied. "
         "Lower the learning rate, clip (clip_norm=1.0), or skip such batches with Learner(on_nan='skip')"
     )
+
+
+def _cause(fit: Fit, loss: Tensor | None, grads: Gradients) -> tuple[str, str]:
+    """What is not finite, and where that came up; of several ranks, the first one whose own it is."""
+    found = first_not_finite(fit, loss, grads)
+    what = "a gradient" if loss is None else f"the loss ({loss.item():g}) or a gradient"
+    if fit.world.size == 1:
+        return what, found
+    own = (loss is not None and not bool(loss.isfinite())) or (fit.own_windows and not bool(grads.all_finite()))
+    said = fit.world.gathered((own, what, found))
+    rank = next((rank for rank, (own, *_) in enumerate(said) if own), 0)
+    return f"{said[rank][1]} of rank {rank}", said[rank][2]

@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 
-from stoker.data import Loader, moved
-from stoker.loop._evaluate import judged
+from stoker.data import Ghost, Loader, moved
+from stoker.loop._agree import agree
+from stoker.loop._evaluate import judged, viewed
 from stoker.loop._fit import Fit
+from stoker.loop._level import level
+from stoker.loop._merge import merged
 from stoker.loop._precision import forward_in
 from stoker.loop._progress import event, length_of, tell
 from stoker.loop._random import put_back
 from stoker.loop._signals import awaited
 from stoker.loop._tally import Tally, samples_in
 from stoker.loop._weights import snapshot
-from stoker.step import Output, valid
+from stoker.step import Output
 
 
 def validate(fit: Fit) -> None:
@@ -24,6 +27,7 @@ def validate(fit: Fit) -> None:
     if not fit.valid or fit.interrupted:
         return
     ctx, fire = fit.ctx, fit.hooks.fire
+    level(fit)
     kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss
     with put_back(), _drawing_again(fit.valid.values()), fit.optimizer.evaluating():
         for name, loader in fit.valid.items():
@@ -31,7 +35,7 @@ def validate(fit: Fit) -> None:
             fire("on_valid_begin", ctx)
             # Always the same epoch: what a transform draws is the same in every validation.
             values = judge(fit, awaited(fit, loader, loader.at(epoch=0)), name)
-            if not fit.interrupted:  # numbers of a part of the set would be no numbers of the set
+            if not fit.interrupted:
                 ctx.metrics |= values
                 # At the place of the training: the batches of the set itself are of no interest afterwards.
                 fit.record.append(replace(event(fit, "valid", values, name=name), batch=kept[0]))
@@ -42,6 +46,7 @@ def validate(fit: Fit) -> None:
     if not fit.interrupted:
         fit.validated = ctx.update
         fire("on_validation", ctx)
+        agree(fit, now=True)
 
 
 @contextmanager
@@ -58,7 +63,7 @@ def _drawing_again(loaders: Iterable[Loader]) -> Iterator[None]:
 def judge(fit: Fit, batches: Iterable[Any], name: str) -> dict[str, float]:
     """The numbers of one validation set, with the hooks of every batch; an interrupt ends it after one."""
     ctx, fire = fit.ctx, fit.hooks.fire
-    view, tally = valid(fit.judged), Tally(fit.valid_metrics, fit.device, fit.where)
+    tally = Tally(fit.valid_metrics, fit.device, fit.where)
 
     def casting() -> Any:
         return forward_in(fit.settings.precision, fit.device)
@@ -73,17 +78,19 @@ def judge(fit: Fit, batches: Iterable[Any], name: str) -> dict[str, float]:
         fire("on_valid_batch_after_loss", ctx)
         return ctx.loss
 
-    for number, batch in enumerate(batches, start=1):
-        ctx.batch_number, ctx.batch = number, moved(batch, fit.device)
-        fire("on_valid_batch_begin", ctx)
-        with torch.no_grad():
-            judged(view, fit.supervised, ctx.batch, tally, casting, after_pred=after_pred, after_loss=after_loss)
-        fire("on_valid_batch_end", ctx)
-        tally.samples += samples_in(batch)
-        tell(fit, tally)
-        if fit.interrupted:
-            break
-    return tally.values(name)
+    with viewed(fit.judged) as view:
+        for number, batch in enumerate(batches, start=1):
+            counting, own = (tally.empty(), batch.batch) if isinstance(batch, Ghost) else (tally, batch)
+            ctx.batch_number, ctx.batch = number, moved(own, fit.device)
+            fire("on_valid_batch_begin", ctx)
+            with torch.no_grad():
+                judged(view, fit.supervised, ctx.batch, counting, casting, after_pred=after_pred, after_loss=after_loss)
+            fire("on_valid_batch_end", ctx)
+            counting.samples += samples_in(own)
+            tell(fit, tally)
+            if fit.interrupted:
+                return {}  # numbers of a part of the set would be no numbers of the set
+    return merged(tally, fit.split).values(name)
 
 
 def _keep_best(fit: Fit) -> None:

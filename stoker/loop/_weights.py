@@ -49,12 +49,13 @@ class Average:
 
     __slots__ = ("_pairs", "_source", "decay", "model")
 
-    def __init__(self, source: nn.Module, decay: float) -> None:
+    def __init__(self, source: nn.Module, decay: float, twin: nn.Module | None = None) -> None:
         if not 0 <= decay < 1:
             raise InvalidArgument(f"ema is a decay of at least 0 and below 1, 0.999 say; got {decay!r}")
         self.decay = decay
         self._source = source
-        self.model = copy.deepcopy(source).requires_grad_(False)
+        # Where a model is sharded it can't be copied any more, so the twin was made before.
+        self.model = (copy.deepcopy(source) if twin is None else twin).requires_grad_(False)
         own, theirs = list(self.model.parameters()), list(source.parameters())
         floating = [(a, b) for a, b in zip(own, theirs, strict=True) if a.is_floating_point() or a.is_complex()]
         self._pairs = [a for a, _ in floating], [b for _, b in floating]

@@ -10,11 +10,13 @@ from stoker.program._compiled import Compiled
 from stoker.program._compiling import compiling
 from stoker.program._eager import Eager
 from stoker.program._plan import Plan, size
+from stoker.program._reason import Cannot
 from stoker.program._stations import Inputs, Stations, Surroundings
 from stoker.program._tree import copied, detached
 from stoker.program._verdict import Verdict
 
 __all__ = [
+    "Cannot",
     "Captured",
     "Compiled",
     "Eager",

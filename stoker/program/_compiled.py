@@ -175,15 +175,34 @@ def _places(shape: Shape) -> int:
 
 
 class Compiled(Repeated):
-    """Calls compiled programs on the CPU, where every verdict is known at once."""
+    """Calls compiled programs, and looks at once how each run went.
 
-    __slots__ = ()
+    Where all stations can't be one program, `narrower` gives those up to the gradients, which perhaps can.
+    """
 
-    def __init__(self, stations: Stations, plan: Plan) -> None:
+    __slots__ = ("_narrower", "_untold")
+
+    def __init__(self, stations: Stations, plan: Plan, *, narrower: Callable[[], Stations] | None = None) -> None:
         super().__init__(stations, plan, Programs(plan))
+        self._narrower, self._untold = narrower, False
 
     def settle(self) -> None:
         """Nothing is under way."""
+
+    def _make(self, batch: Batch, kept: Shape, leaves: list[Tensor]) -> Made | None:
+        made = super()._make(batch, kept, leaves)
+        if made is not None and self._untold:
+            self._untold = False
+            self._stations.changed(self.plan)
+        return made
+
+    def _give_up(self, why: str) -> None:
+        if self._narrower is None:
+            super()._give_up(why)
+            return
+        self._stations, self._narrower, self._untold = self._narrower(), None, True
+        self.plan.narrow("gradient", why)  # told when it has turned out so
+        self._start_anew()
 
     def _after_launch(self) -> None:
         if self._stations.verdict.halted:

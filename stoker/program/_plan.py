@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-Mode = Literal["eager", "captured", "compiled"]
+Mode = Literal["eager", "gradient", "captured", "compiled"]
 
 _WORDS = {
     "eager": "eager, one operation after the other",
+    "gradient": "compiled up to the gradients: forward and backward are one program, and the update comes after it",
     "captured": "captured: forward, backward, update and metrics are one CUDA graph of the eager operations",
     "compiled": "compiled: forward, backward, update and metrics are one program",
 }
@@ -36,7 +37,8 @@ class Plan:
     @property
     def complaint(self) -> str:
         """What to say to somebody who asked for a wider mode."""
-        return f"the training step runs {self.mode}, not {self.wanted} as asked for: {self.why}"
+        how = "is compiled up to the gradients only" if self.mode == "gradient" else f"runs {self.mode}"
+        return f"the training step {how}, not {self.wanted} as asked for: {self.why}"
 
     def lines(self) -> list[str]:
         """A few lines for people."""

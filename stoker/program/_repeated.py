@@ -63,17 +63,21 @@ class Repeated:
         self._stations, self._maker, self.plan = stations, maker, plan
         # What is compiled rounds in its own way. So whether a batch is compiled must not depend on what this process
         # has seen before: a run that goes on comes to the same bits.
-        self._at_once = plan.mode == "compiled"
+        self._at_once = plan.mode in ("compiled", "gradient")
+        self._given_up = False
+        self._start_anew()
+        self._number = 0  # of made runs since the verdict was last cleared
+        self._recent: deque[Under] = deque(maxlen=_RECENT)
+
+    def _start_anew(self) -> None:
+        """Without any made step."""
         self._steps: dict[Hashable, Made] = {}
         self._seen: Counter[int] = Counter()  # hashes of keys
         self._rests: set[int] = set()  # hashes of keys without the batch's signature
         self._known: set[Hashable] = set()  # keys without the batch's signature, of steps that were made
         self._own: set[int] = set()  # ids of the tensors that made steps keep their values in
         self._last: Made | None = None
-        self._touched, self._given_up = True, False
-        self._pins: Any = None
-        self._number = 0  # of made runs since the verdict was last cleared
-        self._recent: deque[Under] = deque(maxlen=_RECENT)
+        self._touched, self._pins = True, None  # what the steps were made for
 
     def run(self, given: Any) -> None:
         """One batch."""

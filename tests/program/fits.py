@@ -19,7 +19,7 @@ EPOCHS, SIZE, SAMPLES = 8, 8, 52  # 7 batches an epoch, the last one short: 56 u
 class Eagerly(callbacks.Callback):
     """Listens between forward and step, and does nothing: no program is made of such a fit."""
 
-    def on_train_batch_after_step(self, ctx):
+    def on_train_batch_after_loss(self, ctx):
         """Nothing."""
 
 

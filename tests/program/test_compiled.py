@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import stoker
-from stoker import data, metrics, optim, schedule
+from stoker import callbacks, data, metrics, optim, schedule
 from stoker.program import _compiled
 from tests.program.awkward import ALGORITHMS, AWKWARD, FINE, algorithm
 from tests.program.fits import (
@@ -45,6 +45,9 @@ def test_a_traced_step_does_what_the_stations_do(name, monkeypatch):
     assert generators(whole) == generators(eager)
 
 
+AFTER_GRADIENTS = ("wrapped optimizer", "listener in between")
+
+
 @pytest.mark.parametrize("name", AWKWARD)
 def test_what_no_program_stands_for_runs_eagerly_and_says_why(name, monkeypatch):
     case = AWKWARD[name]
@@ -53,7 +56,11 @@ def test_what_no_program_stands_for_runs_eagerly_and_says_why(name, monkeypatch)
         interpreted(monkeypatch)
     fitted = run(case.feature)
     plan = fitted._fit.step
-    assert plan.mode == "eager" and case.why in plan.why
+    assert plan.mode == ("gradient" if name in AFTER_GRADIENTS else "eager") and case.why in plan.why
+    if name in AFTER_GRADIENTS:
+        assert_close(outcome(fitted), outcome(eager), **CLOSE)
+        assert said(fitted) == [plan.complaint] and "is compiled up to the gradients only" in plan.complaint
+        return
     assert_same(outcome(fitted), outcome(eager))
     assert generators(fitted) == generators(eager)
     assert said(fitted) == [f"the training step runs eager, not compiled as asked for: {plan.why}"]
@@ -69,6 +76,32 @@ def test_a_run_says_in_its_directory_why_it_was_eager(name, tmp_path):
     assert f"the training step runs eager, not compiled as asked for: {why}" in said(fitted)
 
 
+class Halved(callbacks.Callback):
+    """Takes the gradients between backward and step."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_after_backward(self, ctx):
+        ctx.grads = ctx.grads.scale(0.5)
+        self.seen.append([type(ctx.batch), getattr(ctx.pred, "shape", None), ctx.loss.item()])
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_comes_after_the_gradients_comes_after_a_program_of_them(name, monkeypatch):
+    feature, there, here = FEATURES[name], Halved(), Halved()
+    eager = run(feature, eager=True, callbacks=[there])
+    assert eager._fit.step.mode == "eager"
+    interpreted(monkeypatch)
+    whole = run(feature, callbacks=[here])
+    yields = "objectives" in name
+    assert whole._fit.step.mode == ("eager" if yields else "gradient"), whole._fit.step.why
+    assert "Halved.on_train_batch_after_backward comes between forward and step" in whole._fit.step.why
+    assert_close(outcome(whole), outcome(eager), **CLOSE)
+    for mine, theirs in zip(here.seen, there.seen, strict=True):
+        assert mine[:2] == theirs[:2] and mine[2] == pytest.approx(theirs[2], rel=1e-9, nan_ok=True)
+
+
 REFUSED = {
     "Adam foreach": "with foreach=True torch needs a number",
     "Adafactor": "the step reads a value on the host",
@@ -82,7 +115,7 @@ def test_every_algorithm_is_traced_or_refused_with_a_reason(name, monkeypatch):
     interpreted(monkeypatch)
     whole = run(algorithm(name))
     plan = whole._fit.step
-    assert plan.mode == ("eager" if name in REFUSED else "compiled"), plan.why
+    assert plan.mode == ("gradient" if name in REFUSED else "compiled"), plan.why
     assert REFUSED.get(name, "") in plan.why
     assert_close(outcome(whole), outcome(eager), **CLOSE)
 

@@ -1,0 +1,114 @@
+"""A model on many processes: the same weights on every rank, shards of them where that is asked for; and in words."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from torch import nn
+
+from stoker.callbacks import CSV, Callback, Tracker
+from stoker.data import Loader
+from stoker.distributed import Accord, Parallel, World, blocks_of, is_distributed, is_sharded, sharded
+from stoker.errors import InvalidArgument
+from stoker.gradients import Shared
+from stoker.loop import Average, Fit
+
+_OF_RANK_0 = (CSV, Tracker)  # they write what rank 0 knows
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def spread(
+    model: nn.Module, parallel: Parallel, world: World, *, ema: float | None, dry: bool = False
+) -> Average | None:
+    """Rank 0's weights on every rank, and the model in shards where it is to be; gives the average, made on the way.
+
+    A model that is distributed already is as the user made it; a `dry` one is only looked at.
+    """
+    if not (dry or is_distributed(model)):
+        world.broadcast([*model.parameters(), *model.buffers()])
+    if dry or is_sharded(model) or parallel.mode != "fsdp":
+        return None if ema is None else Average(model, ema)
+    twin = None if ema is None else copy.deepcopy(model)
+    sharded(model, parallel, world)
+    if ema is None or twin is None:
+        return None
+    sharded(twin, parallel, world)
+    return Average(model, ema, twin)
+
+
+def share(fit: Fit) -> None:
+    """What a fit needs where it does not train alone: gradients of all ranks, and their agreement."""
+    world, split = fit.world, fit.split
+    fit.sharded = is_distributed(fit.model)
+    if split.size > 1 or is_sharded(fit.model):
+        mode = _mode(fit.model)
+        fit.shared = Shared(fit.model, split, mode=mode, reduce=fit.reduce, bucket_mb=fit.parallel.bucket_mb)
+    if world.size > 1:
+        fit.accord, fit.ctx.wishes = Accord(world), {}
+        _check_same(fit)
+
+
+def _mode(model: nn.Module) -> Literal["ddp", "values", "fsdp"]:
+    """Who adds the gradients up: the model itself where somebody has wrapped it, and not where its layers are split."""
+    if is_sharded(model) or not is_distributed(model):
+        return "fsdp" if is_sharded(model) else "ddp"
+    is_split = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    return "values" if is_split else "fsdp"
+
+
+def heard_here(callbacks: Sequence[Callback], world: World) -> Sequence[Callback]:
+    """The callbacks of this rank: what writes a run's numbers somewhere is rank 0's business."""
+    return callbacks if world.is_first else [each for each in callbacks if not isinstance(each, _OF_RANK_0)]
+
+
+def _check_same(fit: Fit) -> None:
+    """Every rank has to be at the same training: else they would wait for each other for ever."""
+    own = {**fit.identity["fixed"], **fit.identity["limits"], "valid": fit.identity["free"]["valid"]}
+    for rank, theirs in enumerate(fit.world.gathered({name: str(value) for name, value in own.items()})):
+        lines = [
+            f"{name}: {theirs[name]} there, {value!s} here" for name, value in own.items() if theirs[name] != str(value)
+        ]
+        if lines:
+            raise InvalidArgument(
+                "\n  ".join([f"rank {rank} is at another training than rank {fit.world.rank}", *lines])
+                + "\nEvery process runs the same script on the same data; stoker gives each its share of it"
+            )
+
+
+def told(fit: Fit) -> list[str]:
+    """What there is to know about training with several processes."""
+    if fit.shared is None and fit.world.size == 1:
+        return []
+    return [*_ways(fit), *_doubts(fit)]
+
+
+def _ways(fit: Fit) -> Iterable[str]:
+    world, parallel, size = fit.world, fit.parallel, fit.split.size
+    one = "1 process" if world.size == 1 else f"{world.size} processes"
+    yield f"ranks      {one}, this is rank {world.rank}; each takes 1/{size} of every batch, whose size is that of all"
+    if is_sharded(fit.model) or parallel.mode == "fsdp":
+        blocks = "" if is_sharded(fit.model) else f", {len(blocks_of(fit.model, parallel.wrap))} blocks"
+        yield f"sharding   FSDP2{blocks}: each rank keeps 1/{size} of weights, gradients and optimizer state"
+    elif fit.sharded:
+        yield "gradients  the model is distributed already, and is taken as it is"
+    elif fit.settings.accumulate > 1:
+        yield "gradients  added up on each rank, and over the ranks once for each update"
+    else:
+        yield "gradients  added up over the ranks by DDP, beside the backward pass; weighed by samples, not by ranks"
+
+
+def _doubts(fit: Fit) -> Iterable[str]:
+    modules = list(fit.model.modules())
+    if any(isinstance(module, _BATCH_NORMS) for module in modules):
+        yield (
+            "batch norm each rank normalises its own share of a batch, and rank 0's running statistics are kept; "
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) normalises whole batches, on GPUs"
+        )
+    elif any(True for _ in fit.model.buffers()):
+        yield "buffers    rank 0's are given to every rank before each forward in training"
+    if any(isinstance(module, nn.modules.dropout._DropoutNd) for module in modules):
+        yield "dropout    is another one on each rank, so its numbers depend on how many there are"
+    loaders: dict[str, Loader] = {"train": fit.train, **fit.valid}
+    for name, loader in loaders.items():
+        if (note := loader.note_shared) is not None:
+            yield f"{name:<10} {note}"

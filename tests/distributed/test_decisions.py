@@ -1,0 +1,227 @@
+"""What one rank wishes, all do, after the same update; what one rank has, a NaN or an error, none of them trains on."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker import Callback, Checkpoint, InvalidArgument, NotFinite, RunExists, callbacks, optim
+from stoker.record import Run, ask
+from tests.distributed.fits import came_out, learner, network, samples
+from tests.distributed.processes import run
+from tests.distributed.test_fit import differences
+from tests.distributed.test_resume import Poison, terminate
+
+
+def fit(*hooks, data=None, batch_size=16, epochs=2, of=None, **settings):
+    given = learner(optimizer=optim.SGD()) if of is None else of
+    return given.fit(
+        samples(96) if data is None else data,
+        batch_size=batch_size,
+        epochs=epochs,
+        callbacks=hooks,
+        show=False,
+        **settings,
+    )
+
+
+def at(rank, epoch, batch, act, *, milestone="train_batch_end"):
+    """A hook of one rank only."""
+
+    def hook(ctx):
+        if stoker.world().rank == rank and (ctx.epoch, ctx.batch_number) == (epoch, batch):
+            act(ctx)
+
+    return callbacks.on(**{milestone: hook})
+
+
+def place(fitted):
+    return fitted.epochs, fitted.updates, fitted.stopped
+
+
+# --- stopping and saving
+
+
+def stops(rank, size, folder):
+    found = {}
+    stop = at(1, 1, 3, lambda ctx: ctx.stop(f"rank {stoker.world().rank} has seen enough"))
+    found["one"] = place(fit(stop))
+    two = [at(each, 1, 3, lambda ctx: ctx.stop(f"wished by rank {stoker.world().rank}")) for each in (2, 1)]
+    found["two"] = place(fit(*two))
+    begin = callbacks.on(fit_begin=lambda ctx: ctx.stop("not today") if stoker.world().rank == 2 else None)
+    found["begin"] = place(fit(begin))
+    end = callbacks.on(epoch_end=lambda ctx: ctx.stop("one is enough") if stoker.world().rank == 2 else None)
+    found["epoch"] = place(fit(end))
+    after = callbacks.on(validation=lambda ctx: ctx.stop("judged") if stoker.world().rank == 1 else None)
+    found["validation"] = place(fit(after, valid=samples(9), validate_every=4))
+    early = callbacks.EarlyStopping("valid/loss", patience=1, min_delta=10.0)
+    found["early"] = place(fit(early, valid=samples(9), epochs=9))
+    ticks = iter(range(0, 100, 3))
+    found["time"] = place(fit(callbacks.StopOnTime(seconds=5, clock=lambda: next(ticks) if rank == 1 else 0)))
+    found["updates"] = place(fit(epochs=None, updates=7))
+    found["minutes"] = place(fit(minutes=1e-9, epochs=None))[:2]
+    return found
+
+
+def test_all_stop_after_the_same_update():
+    answers = run(stops, 3, "")
+    assert answers[0] == {
+        "one": (1, 4, "rank 1 has seen enough"),
+        "two": (1, 4, "wished by rank 1"),
+        "begin": (0, 0, "not today"),
+        "epoch": (1, 6, "one is enough"),
+        "validation": (1, 4, "judged"),
+        "early": (2, 12, answers[0]["early"][2]),
+        "time": (1, 3, "The time is up (5 seconds) at epoch 1, batch 2"),
+        "updates": (2, 7, "Completed 7 updates"),
+        "minutes": (1, 2),
+    }
+    assert answers[1] == answers[2] == answers[0]
+
+
+def saves(rank, size, folder):
+    path = Path(folder)
+    every = Checkpoint(every=100, background=False, keep_last=9)
+    save = at(1, 1, 3, lambda ctx: ctx.save("rank 1 wants it"))
+    fit(save, run=path / "wish", checkpoint=every)
+    fit(at(2, 1, 2, lambda ctx: os.kill(os.getpid(), signal.SIGUSR1)), run=path / "signal", checkpoint=every)
+    fit(run=path / "clock", checkpoint=Checkpoint(every="0.00001 minutes", keep_last=99), epochs=1)
+    fit(run=path / "best", checkpoint=Checkpoint(every=4, keep_best="valid/loss", keep_last=9), valid=samples(9))
+    asking = at(0, 1, 2, lambda ctx: ask(path / "control", "stop", by="somebody"))
+    asked = fit(asking, run=path / "control", epochs=400)
+    stoker.barrier()
+    kept = {name: Run.open(path / name).record.events_of("checkpoint") for name in ("wish", "signal", "clock", "best")}
+    told = {name: [(each.update, each.extra["reason"]) for each in events] for name, events in kept.items()}
+    return told, asked.stopped.split(", in")[0], asked.updates
+
+
+def test_all_save_after_the_same_update_and_one_writes(tmp_path):
+    answers = run(saves, 3, str(tmp_path))
+    told, stopped, updates = answers[0]
+    assert told["wish"] == [(0, "the beginning"), (4, "rank 1 wants it"), (12, "the end")]
+    assert told["signal"] == [(0, "the beginning"), (3, "asked for by SIGUSR1"), (12, "the end")]
+    assert told["clock"][1] == (3, "every 1e-05 minutes")  # due after the first: asked for, told, done
+    assert [update for update, _ in told["best"]][:4] == [0, 4, 6, 8]
+    assert (stopped, updates) == ("Asked to stop by somebody", updates)
+    assert updates < 2400
+    assert answers[1:] == [answers[0]] * 2
+
+
+def leaves(rank, size, folder):
+    found = {}
+    for name, hook in {"training": terminate(2, 1, 3), "validation": terminate(1, 1, 2, valid=True)}.items():
+        with pytest.raises(SystemExit) as error:
+            fit(hook, run=f"{folder}/{name}", valid=samples(96), checkpoint=Checkpoint(background=False))
+        stoker.barrier()
+        events = Run.open(f"{folder}/{name}").record
+        found[name] = error.value.code, events.events_of("stop")[-1].text, events.events_of("end")[-1].update
+        found[name] += ([each.extra["reason"][:8] for each in events.events_of("checkpoint")],)
+    return found
+
+
+def test_a_signal_to_one_rank_ends_all_of_them_in_order(tmp_path):
+    answers = run(leaves, 3, str(tmp_path))
+    training = (143, "Terminated (SIGTERM) in epoch 1, batch 3", 4, ["the begi", "stopped:"])
+    validation = (143, "Terminated (SIGTERM) in epoch 1, batch 2", 6, ["the begi", "stopped:"])
+    assert answers == [{"training": training, "validation": validation}] * 3
+
+
+# --- numbers that are none
+
+
+def poisoned(rank, size, folder):
+    """NaN in the share of rank 1: the same update is refused everywhere, as with one process."""
+    found = {}
+    for name, settings in {"plain": {}, "window": {"accumulate": 2}, "shards": {"parallel": "fsdp"}}.items():
+        skipping = learner(on_nan="skip", optimizer=optim.SGD(), **settings)
+        fitted = fit(Poison(size - 1, 1, 3), of=skipping)
+        warnings = [event.text for event in fitted.record.events_of("warning")]
+        found[name] = came_out(fitted), warnings
+        with pytest.raises(NotFinite) as error:
+            fit(Poison(size - 1, 2, 3), of=learner(optimizer=optim.SGD(), **settings))
+        found[name] += (str(error.value),)
+    return found
+
+
+def test_a_nan_on_one_rank_is_refused_by_all():
+    alone = poisoned(0, 1, "")
+    for found in run(poisoned, 2, ""):
+        for name, (outcome, warnings, text) in found.items():
+            assert differences(outcome, alone[name][0], name) == []
+            assert warnings == alone[name][1]
+            assert text == alone[name][2].replace("gradient is not", "gradient of rank 1 is not")
+
+
+def refused(rank, size, folder):
+    texts = []
+    with pytest.raises(InvalidArgument) as error:
+        fit(data=samples(96 + rank))
+    texts.append(str(error.value))
+    if rank == 0:
+        Run.create(f"{folder}/taken").close()
+    stoker.barrier()
+    with pytest.raises(RunExists) as exists:
+        fit(run=f"{folder}/taken")
+    texts.append(str(exists.value))
+    dataset = torch.utils.data.TensorDataset(*samples(32))
+    with pytest.raises(InvalidArgument, match="give its dataset"):
+        fit(data=torch.utils.data.DataLoader(dataset, batch_size=8), batch_size=None)
+    return texts
+
+
+def test_what_can_t_be_is_refused_on_every_rank(tmp_path):
+    (first, taken), (second, also) = run(refused, 2, str(tmp_path))
+    assert first.startswith("rank 1 is at another training than rank 0\n  samples: 97 there, 96 here")
+    assert second.startswith("rank 0 is at another training than rank 1\n  samples: 96 there, 97 here")
+    assert taken == also
+    assert "already holds a run" in taken
+
+
+# --- what is said
+
+
+class Grumble(Callback):
+    def on_train_batch_end(self, ctx):
+        if stoker.world().rank == 1 and ctx.batch_number == 1 and ctx.epoch == 1:
+            ctx.warn("this node is hot")
+
+    def on_fit_end(self, ctx):
+        ctx.warn("said by all")
+
+
+def says(rank, size, folder):
+    numbers = callbacks.CSV(f"{folder}/{rank}.csv")
+    fitted = fit(Grumble(), numbers, run=f"{folder}/run", checkpoint=False)
+    stoker.barrier()
+    log = Path(folder, "run", "log.txt").read_text()
+    warnings = [event.text for event in Run.open(f"{folder}/run").record.events_of("warning")]
+    dropping = learner(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.1)).double(), parallel="ddp")
+    lines = [dropping.explain(samples(20), epochs=1, batch_size=8)]
+    lines.append(learner(parallel="fsdp").explain(samples(20), epochs=1))
+    lines.append(learner(accumulate=2, compile=True).explain(samples(20), epochs=1))
+    return warnings, log.count("rank 1: this node is hot"), fitted.record.path is None, lines
+
+
+def test_rank_0_writes_and_says_who_warned(tmp_path):
+    answers = run(says, 2, str(tmp_path))
+    for rank, (warnings, logged, in_memory, lines) in enumerate(answers):
+        assert warnings == ["rank 1: this node is hot", "said by all"]
+        assert (logged, in_memory) == (1, rank > 0)
+        whole, sharded, compiled = lines
+        assert f"ranks      2 processes, this is rank {rank}; each takes 1/2 of every batch" in whole
+        assert "gradients  added up over the ranks by DDP" in whole
+        assert "batch norm each rank normalises its own share" in whole
+        assert "dropout    is another one on each rank" in whole
+        assert "sharding   FSDP2, 3 blocks: each rank keeps 1/2" in sharded
+        assert "gradients  added up on each rank, and over the ranks once for each update" in compiled
+        assert "2 processes add their gradients up between backward and step" in compiled
+    assert (tmp_path / "0.csv").exists() and not (tmp_path / "1.csv").exists()
+
+
+def test_one_process_has_none_of_it():
+    text = learner(network()).explain(samples(20), epochs=1)
+    assert "ranks" not in text and "sharding" not in text

@@ -1,0 +1,153 @@
+"""The same script on several processes comes to what one process comes to: losses, metrics, predictions, weights."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import stoker
+from stoker import callbacks, data
+from tests.distributed.fits import CASES, _fit, came_out, learner, network, results, samples
+from tests.distributed.processes import run
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return results(0, 1, "auto", CASES)
+
+
+@pytest.mark.parametrize("mode", ["auto", "fsdp"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_fit_comes_to_the_same_on_any_number_of_processes(alone, mode, size):
+    for found in run(results, size, mode, list(CASES)):
+        for name, expected in alone.items():
+            assert differences(found[name], expected, name) == []
+
+
+def differences(found, expected, where):
+    """Where two values are not the same, up to how 64 bits round."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        return [each for key in expected for each in differences(found[key], expected[key], f"{where}: {key}")]
+    if isinstance(expected, torch.Tensor):
+        return differences(found.tolist(), expected.tolist(), where)
+    if isinstance(expected, list | tuple):
+        assert len(found) == len(expected), where
+        return [each for pair in zip(found, expected, strict=True) for each in differences(*pair, where)]
+    if isinstance(expected, float):
+        same = math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-12) or (found != found and expected != expected)
+        return [] if same else [f"{where}: {found}, expected {expected}"]
+    return [] if found == expected else [f"{where}: {found!r}, expected {expected!r}"]
+
+
+class Answer(NamedTuple):
+    scores: torch.Tensor
+    names: list[str]
+
+
+class Asked(nn.Module):
+    """Answers in a structure of its own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(6, 4).double()
+
+    def forward(self, x):
+        return self.body(x)
+
+    def predict_step(self, batch):
+        scores = self(batch[0])
+        return {"answer": Answer(scores, [f"class {each}" for each in scores.argmax(1).tolist()])}
+
+
+def corners(rank, size, folder):
+    """Everything around a fit, in one launch."""
+    found = {}
+    torch.manual_seed(rank)  # as users' processes do, who say nothing about seeds
+    drawn = _fit(stoker.Learner(nn.Linear(6, 4).double(), loss=F.cross_entropy), samples(33), epochs=1)
+    found["without a seed"] = came_out(drawn)
+    masks = []
+    noise = callbacks.on(train_batch_end=lambda ctx: masks.append(torch.rand(3).tolist()))
+    of, before = learner(), torch.get_rng_state()
+    _fit(of, samples(32), epochs=1, callbacks=[noise])
+    assert torch.equal(torch.get_rng_state(), before)
+    found["noise"] = masks
+    more = _fit(learner(), samples(37), epochs=1).continue_(epochs=1, show=False)
+    found["continued"] = came_out(more)
+    asked = _fit(learner(Asked()), samples(5), epochs=1)
+    answer = asked.predict(samples(5), batch_size=3)["answer"]
+    assert type(answer) is Answer
+    found["answer"] = answer.scores, answer.names
+    found["curve"] = stoker.lr_find(learner(), samples(64), steps=20).suggestion
+    found["report"] = str(more.report(f"{folder}/{size}/report.html", samples(5)))
+    stream = data.Loader(Stream(), batch_size=8)
+    found["stream"] = came_out(_fit(learner(), stream, batch_size=None))
+    workers = data.Loader(samples(50), batch_size=8, shuffle=3, transform=doubled, workers=1)
+    found["workers"] = came_out(_fit(learner(), workers, batch_size=None))
+    return found
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(zip(*samples(27), strict=True))
+
+
+def doubled(x, y):
+    return 2 * x + 0.01 * torch.randn(x.shape, dtype=x.dtype), y
+
+
+def test_everything_around_a_fit_is_the_same_on_two_processes(tmp_path):
+    for size in (1, 2):
+        (tmp_path / str(size)).mkdir()
+    alone = corners(0, 1, str(tmp_path))
+    first, second = run(corners, 2, str(tmp_path))
+    for found in (first, second):
+        for name in ("continued", "answer", "stream", "workers"):
+            assert differences(found[name], alone[name], name) == []
+    assert differences(second["without a seed"], first["without a seed"], "drawn") == []
+    assert first["noise"] == alone["noise"]  # rank 0 draws as one process does
+    assert not any(mask in first["noise"] for mask in second["noise"])
+    assert first["curve"] == second["curve"]
+    assert first["report"] == second["report"]
+    assert (tmp_path / "2" / "report.html").exists()
+
+
+def wrapped(rank, size, kind):
+    """A model that the user has distributed already is trained as it is."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, parallel = network(), "auto"
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif kind == "fsdp":
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=init_device_mesh("cpu", (size,)))
+        fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    elif kind == "replicas of shards":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+        parallel = stoker.Parallel(mode="fsdp", mesh=mesh)
+    elif kind.startswith("tensor"):
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        parallel = stoker.Parallel(mode="fsdp" if kind.endswith("shards") else "auto", mesh=mesh)
+    fitted = _fit(learner(model, parallel=parallel, clip_norm=0.1), samples(43), valid=samples(11))
+    outcome = came_out(fitted)
+    outcome["weights"] = {name.removeprefix("module."): value for name, value in outcome["weights"].items()}
+    return outcome
+
+
+KINDS = [("ddp", 2), ("fsdp", 2), ("replicas of shards", 4), ("tensor", 4), ("tensor, shards", 4)]
+
+
+@pytest.mark.parametrize(("kind", "size"), KINDS)
+def test_a_model_that_is_distributed_already_is_taken_as_it_is(kind, size):
+    expected = wrapped(0, 1, "alone")
+    for found in run(wrapped, size, kind):
+        assert differences(found, expected, kind) == []

@@ -1,0 +1,54 @@
+"""A run on two hosts: it spans both, ends on both when the cable is pulled, and goes on when that is back."""
+
+import pytest
+
+from stoker.record import Run
+from tests.distributed.hosts import ADDRESSES, two_hosts, why_no_hosts
+from tests.distributed.processes import run
+from tests.distributed.test_torchrun import awaited, digests, whole
+from torture._digest import checkpoints_of
+from torture._launch import Launch, met
+
+WHY_NOT = why_no_hosts()
+LOST = "PeerFailed: the connection to the other ranks was lost"
+
+
+def on_both(hosts, script, folder, name):
+    """A start of the script with one rank on each host; they meet on the first."""
+    started = []
+    for place, (host, card, address) in enumerate(zip(hosts.names, hosts.cards, ADDRESSES, strict=True)):
+        meeting = met(f"{ADDRESSES[0]}:29400", name, nodes="2", limits=f"is_host={int(place == 0)}")
+        command = [f"--local-addr={address}", *meeting, "-m", "tests.distributed.scripts", script, str(folder)]
+        environment = {"GLOO_SOCKET_IFNAME": card, "TP_SOCKET_IFNAME": card}
+        prints = folder / f"{name}-{place}.txt"
+        started.append(Launch(*command, prints=prints, environment=environment, host=host))
+    return started
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_a_run_on_two_hosts_survives_the_loss_of_the_network(tmp_path):
+    first, second = run(whole, 2, str(tmp_path / "local"))
+    undisturbed = f"digest {first} {second}"
+    with two_hosts() as hosts:
+        started = on_both(hosts, "slow", tmp_path, "cut")
+        again = []
+        try:
+            awaited((tmp_path / "inside").exists, started)
+            hosts.pull()
+            codes = [each.wait() for each in started]
+            printed = [each.printed() for each in started]
+            assert codes == [1, 1], printed
+            assert all(LOST in each for each in printed), printed
+            assert [digests(each) for each in started] == [[], []]
+            left = checkpoints_of(tmp_path / "run").newest().saved
+            assert left.ended is None and left.epoch in (1, 2)
+            hosts.plug_in()
+            (tmp_path / "fast").touch()
+            again = on_both(hosts, "slow", tmp_path, "again")
+            assert [each.wait() for each in again] == [0, 0], [each.printed() for each in again]
+        finally:
+            for each in [*started, *again]:
+                each.end()
+    assert sorted(line for each in again for line in digests(each)) == [undisturbed]
+    resumes = Run.open(tmp_path / "run").record.events_of("resume")
+    assert [event.update for event in resumes] == [left.update]

@@ -1,0 +1,202 @@
+"""A run of several processes goes on: to the same bits on as many of them, to the same numbers on any other count."""
+
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+
+import stoker
+from stoker import Callback, Checkpoint, NotFinite, callbacks, data, metrics, schedule
+from tests.distributed.fits import came_out, learner, samples
+from tests.distributed.processes import run
+from tests.distributed.test_fit import differences
+from tests.loop.fits import Net
+from tests.loop.fits import learner as noisy_learner
+
+EVERY = Checkpoint(every=4, keep_last=2, background=False)
+
+
+def terminate(rank, epoch, batch, *, valid=False):
+    """One rank gets SIGTERM after a batch, and none of the others does."""
+
+    def send(ctx):
+        if stoker.world().rank == rank and (ctx.epoch, ctx.batch_number) == (epoch, batch):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return callbacks.on(valid_batch_end=send) if valid else callbacks.on(train_batch_end=send)
+
+
+def ended(fit, **settings):
+    """The code that a fit ends the process with."""
+    with pytest.raises(SystemExit) as error:
+        fit(**settings)
+    return error.value.code
+
+
+# --- other numbers of processes
+
+
+def steady(run, mode, **settings):
+    """Without dropout and in 64 bits, in windows of three batches: what comes out depends on no world."""
+    of = learner(
+        accumulate=3,
+        lr=schedule.cosine(1e-2, steps=12),
+        metrics=[metrics.Accuracy(), metrics.AUROC(name="area")],
+        ema=0.9,
+        parallel=mode,
+    )
+    durable = {} if run is None else {"run": run, "checkpoint": EVERY, "resume": True}
+    return of.fit(samples(117), epochs=3, batch_size=16, valid=samples(11), show=False, **durable, **settings)
+
+
+def left(rank, size, folder):
+    """A run in each mode that was left inside an epoch and inside a window."""
+    for mode in ("auto", "fsdp"):
+        stop = terminate(size - 1, 2, 4)
+        assert ended(steady, run=f"{folder}/{mode}-{size}", mode=mode, callbacks=[stop]) == 143
+
+
+def gone_on(rank, size, folder):
+    """Every run that is there, gone on with in both modes."""
+    found = {}
+    for name in sorted(os.listdir(folder)):
+        for mode in ("auto", "fsdp"):
+            place = f"{folder}/../{size}/{mode}/{name}"
+            if rank == 0:
+                shutil.copytree(f"{folder}/{name}", place)
+            stoker.barrier()
+            fitted = steady(place, mode)
+            texts = [event.text for event in fitted.record.events_of("warning")]
+            found[f"{name} on {size} with {mode}"] = came_out(fitted), texts
+    return found
+
+
+def test_a_run_goes_on_with_another_number_of_processes_and_in_another_mode(tmp_path):
+    whole = came_out(steady(None, "auto"))
+    (tmp_path / "left").mkdir()
+    for size in (1, 2, 3):
+        run(left, size, str(tmp_path / "left"))
+    for size in (1, 2, 3):
+        first, *others = run(gone_on, size, str(tmp_path / "left"))
+        assert len(first) == 12
+        for name, (found, texts) in first.items():
+            assert differences(found, whole, name) == []
+            before = int(name.split("-")[1][0])
+            count = "none" if before == 1 else str(before)
+            now = "none" if size == 1 else str(size)
+            said = f"processes: {count} before, {now} now; the run goes on with that"
+            assert (said in texts) == (before != size), texts
+        for other in others:
+            assert all(differences(other[name][0], first[name][0], name) == [] for name in first)
+
+
+# --- as many processes: to the same bits
+
+
+def noisy(run=None, *, accumulate=1, mode="auto", **settings):
+    """With dropout, batch norm and random augmentation: every random number counts."""
+    of = noisy_learner(Net, lr=schedule.cosine(1e-2, steps=40), accumulate=accumulate, parallel=mode, ema=0.9)
+    durable = {} if run is None else {"run": run, "checkpoint": EVERY, "resume": True}
+    wish = {"epochs": 3, "batch_size": 16, "valid": single(41), "show": False, **durable, **settings}
+    shaken = data.Loader(single(100), batch_size=wish.pop("batch_size"), shuffle=7, transform=shake)
+    return of.fit(shaken, **wish)
+
+
+def single(count):
+    x, y = samples(count)
+    return x.float(), y
+
+
+def shake(x, y):
+    return x + 0.1 * torch.randn(x.shape), y
+
+
+class Poison(Callback):
+    """One rank's part of a batch becomes NaN."""
+
+    transient = True
+
+    def __init__(self, rank, epoch, batch):
+        self.place = rank, epoch, batch
+
+    def on_train_batch_begin(self, ctx):
+        if (stoker.world().rank, ctx.epoch, ctx.batch_number) == self.place:
+            ctx.batch = ctx.batch[0] * torch.nan, ctx.batch[1]
+
+
+class Copied(Callback):
+    """Rank 0 copies the run as it lies on the disk: what a kill of all processes at that moment would leave."""
+
+    transient = True
+
+    def __init__(self, run, to, epoch, batch):
+        self.run, self.to, self.place = run, to, (epoch, batch)
+
+    def on_train_batch_end(self, ctx):
+        if stoker.world().rank == 0 and (ctx.epoch, ctx.batch_number) == self.place:
+            shutil.copytree(self.run, self.to)
+
+
+def bits(rank, size, folder):
+    """Stopped in every way that leaves it the time, and gone on with: what came out, and what it would have been."""
+    ways = {
+        "inside an epoch": (terminate(1, 2, 3), {}),
+        "at its end": (terminate(1, 1, 7), {}),
+        "inside a window": (terminate(0, 2, 4), {"accumulate": 3}),
+        "in a validation": (terminate(1, 2, 1, valid=True), {}),
+        "in one between updates": (terminate(0, 2, 2, valid=True), {"validate_every": 3}),
+        "in shards": (terminate(1, 2, 3), {"mode": "fsdp", "accumulate": 2}),
+    }
+    found = {}
+    for name, (stop, settings) in ways.items():
+        place = f"{folder}/{name}"
+        assert ended(noisy, run=place, callbacks=[stop], **settings) == 143
+        found[name] = came_out(noisy(place, **settings)), came_out(noisy(**settings))
+    whole = found["inside an epoch"][1]
+    with pytest.raises(NotFinite, match="of rank 1 is not finite at epoch 2, batch 3: the batch"):
+        noisy(f"{folder}/poisoned", callbacks=[Poison(1, 2, 3)])
+    stoker.barrier()  # rank 0's last words are written
+    saved = stoker.record.Run.open(f"{folder}/poisoned").record.events_of("checkpoint")[-1]
+    assert (saved.extra["reason"], saved.epoch, saved.batch) == ("exception: NotFinite", 2, 2)
+    stoker.barrier()
+    found["after an exception of all"] = came_out(noisy(f"{folder}/poisoned")), whole
+    noisy(f"{folder}/lived", callbacks=[Copied(f"{folder}/lived", f"{folder}/died", 2, 4)])
+    found["after a kill of all"] = came_out(noisy(f"{folder}/died")), whole
+    return found
+
+
+def test_on_as_many_processes_it_goes_on_to_the_same_bits(tmp_path):
+    answers = run(bits, 2, str(tmp_path))
+    for found in answers:
+        for name, (again, whole) in found.items():
+            assert exactly(again) == exactly(whole), name
+            assert exactly(again) == exactly(answers[0][name][0]), name
+
+
+def exactly(outcome):
+    return {**outcome, "weights": {name: value.tolist() for name, value in outcome["weights"].items()}}
+
+
+def one_fails(rank, size, folder):
+    def fail(ctx):
+        if rank == 1 and (ctx.epoch, ctx.batch_number) == (2, 3):
+            raise ValueError("the disk of this node is gone")
+
+    noisy(f"{folder}/run", callbacks=[callbacks.on(train_batch_end=fail)])
+
+
+def after_it(rank, size, folder):
+    warnings = [event.text for event in stoker.record.Run.open(f"{folder}/run").record.events_of("error")]
+    return came_out(noisy(f"{folder}/run")), came_out(noisy()), warnings
+
+
+def test_an_exception_on_one_rank_ends_all_and_the_run_goes_on(tmp_path):
+    with pytest.raises(AssertionError) as error:
+        run(one_fails, 2, str(tmp_path))
+    said = "rank 1 has failed: ValueError: the disk of this node is gone; its traceback is in its own output"
+    assert f"PeerFailed: {said}" in str(error.value)
+    for again, whole, errors in run(after_it, 2, str(tmp_path)):
+        assert exactly(again) == exactly(whole)
+        assert errors == [f"PeerFailed: {said}"]

@@ -1,0 +1,159 @@
+"""Real torchrun: ranks and agents that die, come back or fail, and what is left of the run then."""
+
+import json
+import signal
+import socket
+import time
+from collections import Counter
+
+import pytest
+
+from stoker.record import Run
+from tests.distributed import scripts
+from tests.distributed.processes import run
+from torture._digest import checkpoints_of
+from torture._launch import Launch, alone, met
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Starts torchrun; whatever is left of it in the end is killed."""
+    started = []
+
+    def start(name, arguments, **environment):
+        script = ["-m", "tests.distributed.scripts", name, str(tmp_path)]
+        prints = tmp_path / f"printed-{len(started)}.txt"
+        started.append(Launch(*arguments, *script, prints=prints, environment=environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def awaited(condition, launches):
+    """Waits for something to happen; none of the launches may end before it."""
+    while not condition():
+        assert not any(each.is_over() for each in launches), "\n".join(each.printed() for each in launches)
+        time.sleep(0.02)
+
+
+def digests(launched):
+    return [line for line in launched.printed().splitlines() if line.startswith("digest")]
+
+
+def whole(rank, size, folder):
+    return scripts.digest(scripts.durable(folder), scripts.Path(folder, "run"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What comes out of two ranks that nobody disturbs."""
+    first, second = run(whole, 2, str(tmp_path_factory.mktemp("whole")))
+    assert first == second
+    return f"digest {first} {second}"
+
+
+# --- restarts
+
+
+def test_a_rank_that_is_killed_comes_back_and_the_run_ends_in_the_same_bits(launch, tmp_path, undisturbed):
+    started = launch("dies_once", alone(2, restarts=3))
+    assert started.wait() == 0, started.printed()
+    assert (tmp_path / "died").exists()
+    assert digests(started) == [undisturbed]
+    resumes = Run.open(tmp_path / "run").record.events_of("resume")
+    assert [(event.epoch, event.batch) for event in resumes] == [(2, 4)]  # of a checkpoint every third update
+    assert "PeerFailed: the connection to the other ranks was lost" in started.printed()
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def seen(folder):
+    """(generation, size, epoch, batch, samples) of every batch that some rank has trained on."""
+    return [json.loads(line) for file in folder.glob("seen-*") for line in file.read_text().splitlines()]
+
+
+def test_a_node_is_lost_and_another_one_joins_and_every_sample_is_seen_once(launch, tmp_path):
+    place = f"127.0.0.1:{free_port()}"
+
+    def node(is_host):
+        more = f"is_host={is_host},keep_alive_max_attempt=3"
+        agent = met(place, "nodes", nodes="1:2", restarts=3, limits=more)
+        # torch 2.13 tells the address of its shared store in the first round only: who comes later waits in vain.
+        return launch("counts", ["--local-addr=127.0.0.1", *agent], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+
+    def sizes():
+        return {size for _, size, *_ in seen(tmp_path)}
+
+    stays, goes = node(1), node(0)
+    awaited(lambda: any(size == 2 and epoch == 2 for _, size, epoch, *_ in seen(tmp_path)), [stays, goes])
+    goes.end()
+    alone_since = {each[0] for each in seen(tmp_path)}
+    awaited(lambda: any(size == 1 and each not in alone_since for each, size, *_ in seen(tmp_path)), [stays])
+    comes = node(0)
+    assert (stays.wait(), comes.wait()) == (0, 0), stays.printed() + comes.printed()
+    assert sizes() == {1, 2}
+    assert_each_once(seen(tmp_path))
+    lives = dict(sorted((generation, size) for generation, size, *_ in seen(tmp_path)))
+    assert list(lives.values())[-3:] == [2, 1, 2]
+
+
+def assert_each_once(batches):
+    """Of a batch that was trained again after a restart, the last time counts."""
+    last = {}
+    for generation, _, epoch, batch, _ in batches:
+        last[epoch, batch] = max(generation, last.get((epoch, batch), 0))
+    counts = {}
+    for generation, _, epoch, batch, ids in batches:
+        if last[epoch, batch] == generation:
+            counts.setdefault(epoch, Counter()).update(ids)
+    assert counts == {epoch: Counter(range(scripts.SAMPLES)) for epoch in range(1, 7)}
+
+
+# --- ends
+
+
+def test_an_exception_on_one_rank_ends_all_with_its_traceback_first(launch, tmp_path):
+    started = launch("fails", alone(2))
+    assert started.wait() == 1
+    printed = started.printed()
+    said = "rank 1 has failed: ValueError: the disk of this node is gone; its traceback is in its own output"
+    its, others = printed.index("[rank1]: ValueError: the disk of this node"), printed.index(f"PeerFailed: {said}")
+    assert printed.index("Traceback") < its < printed.index("[rank0]: Traceback") < others
+    assert [event.text for event in Run.open(tmp_path / "run").record.events_of("error")] == [f"PeerFailed: {said}"]
+
+
+def test_what_one_rank_decides_ends_all_of_them_in_the_same_way(launch, tmp_path):
+    started = launch("decides", alone(2))
+    assert started.wait() == 1
+    printed = started.printed()
+    for rank in (0, 1):
+        assert f"rank {rank}: 4 rank 1 has seen enough / 2 Early stopping at epoch 2 of 9: valid/loss" in printed
+        assert f"[rank{rank}]: stoker.errors.NotFinite: the loss (nan) or a gradient of rank 1 is not finite" in printed
+    assert "PeerFailed" not in printed
+    errors = Run.open(tmp_path / "run").record.events_of("error")
+    assert [event.text[:9] for event in errors] == ["NotFinite"]
+
+
+# --- the agent
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["asked to end", "killed"])
+def test_without_the_agent_the_ranks_leave_in_order_and_go_on_later(launch, tmp_path, undisturbed, number):
+    started = launch("slow", alone(2))
+    awaited((tmp_path / "inside").exists, [started])
+    started.send(number)
+    assert started.wait() == (1 if number == signal.SIGTERM else -number)
+    assert digests(started) == []
+    (left,) = checkpoints_of(tmp_path / "run").saved()[-1:]
+    assert left.ended is None and left.reason.startswith("stopped: ")
+    assert (left.epoch, Run.open(tmp_path / "run").record.events_of("end")[-1].update) == (2, left.update)
+    (tmp_path / "fast").touch()
+    again = launch("slow", alone(2))
+    assert again.wait() == 0, again.printed()
+    assert digests(again) == [undisturbed]

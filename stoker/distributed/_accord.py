@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stoker.distributed._world import World
+from stoker.distributed._world import World, kept
 from stoker.errors import InvalidArgument
 
 Wishes = Mapping[str, Any]
@@ -71,7 +71,7 @@ class Accord:
         if self._world.size == 1:
             return _heard([mine])
         earlier = self._answer()
-        flag = torch.tensor([bool(mine)], dtype=torch.int32)
+        flag = kept(torch.tensor([bool(mine)], dtype=torch.int32))
         work = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._world.control, async_op=True)
         self._sent.append((work, flag, mine))
         return earlier

@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from stoker.distributed._meeting import meeting_place
 from stoker.distributed._world import World
-from stoker.errors import InvalidArgument
+from stoker.errors import InvalidArgument, PeerFailed
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others in a collective
+_LAUNCHER = timedelta(seconds=30)
 
 
 @dataclass(slots=True)
@@ -23,7 +25,6 @@ class _Membership:
     world: World | None = None
     group: Any = None  # torch's default group at that time: a user may make another one later
     made_here: bool = False  # the default group is ours, not the user's
-    times: int = 0  # that a default group was made here
     broken: bool = False  # some rank has failed: don't wait for anybody at the end
 
 
@@ -104,17 +105,28 @@ def _meet(kind: str, here: World, timeout: timedelta) -> None:
     if here.size == 1:
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     else:
-        shared, _, _ = next(rendezvous("env://", timeout=timeout))
-        # Who joins again, after leaving or in a process that torchrun has restarted, must not find the addresses of
-        # the first time: torchrun's store outlives its workers.
-        place = f"stoker/{_number('TORCHELASTIC_RESTART_COUNT', 0)}/{_membership.times}"
+        shared = _store(timeout)
+        # torchrun's store outlives its workers: who joins again must not find the addresses of the first time.
+        place = meeting_place(shared, here.rank, here.size, timeout)
         store = dist.PrefixStore(place, shared)  # pyright: ignore[reportPrivateImportUsage]
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timeout, store=store, rank=here.rank, world_size=here.size)
     _membership.group, _membership.made_here = dist.group.WORLD, True
-    _membership.times += 1
     atexit.unregister(left)
     atexit.register(left)
+
+
+def _store(timeout: timedelta) -> Any:
+    """Where ranks meet. torchrun's own is there before they are, so it is not waited for as long as for a rank."""
+    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=min(timeout, _LAUNCHER) if of_torchrun else timeout))
+    except dist.DistError as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        who = "torchrun, which has started this process, is" if of_torchrun else "rank 0 is"
+        raise PeerFailed(f"{who} not to be reached at {where}: it has ended, or its network is gone") from error
+    store.set_timeout(timeout)
+    return store
 
 
 def _number(name: str, otherwise: int) -> int:

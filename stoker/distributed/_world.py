@@ -1,8 +1,9 @@
 """The processes that train together, as a value: collectives that are identities where there is only one."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,12 @@ from torch import Tensor
 
 from stoker.distributed._wire import packed, unpacked
 from stoker.errors import InvalidArgument
+
+T = TypeVar("T")
+
+# The tensors of the last messages. A thread of gloo's lets go of a message a moment after it has arrived; were it the
+# last to hold a tensor, it would need Python for that, which may be at its end by then, and the process would abort.
+_latest: deque[Any] = deque(maxlen=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ class World:
         results: list[Tensor] = [torch.empty(0)] * len(tensors)
         sent = []
         for places in _buckets([(each.device, each.dtype) for each in tensors], tensors, bucket_mb):
-            flat = torch.cat([tensors[place].detach().reshape(-1) for place in places])
+            flat = kept(torch.cat([tensors[place].detach().reshape(-1) for place in places]))
             sent.append((places, flat, dist.all_reduce(flat, group=self._group(flat), async_op=True)))
         for places, flat, work in sent:
             work.wait()
@@ -64,7 +71,7 @@ class World:
             return
         with torch.no_grad():
             for places in _buckets([each.device for each in tensors], tensors, 25):
-                flat = torch.cat([_bytes(tensors[place]) for place in places])
+                flat = kept(torch.cat([_bytes(tensors[place]) for place in places]))
                 dist.broadcast(flat, group=self._group(flat), group_src=0)
                 if self.is_first:
                     continue
@@ -94,9 +101,9 @@ class World:
         if self.size == 1:
             return value
         data = packed(value) if self.is_first else b""
-        length = torch.tensor([len(data)])
+        length = kept(torch.tensor([len(data)]))
         dist.broadcast(length, group=self._texts(), group_src=0)
-        content = torch.frombuffer(bytearray(data.ljust(int(length), b"\0")), dtype=torch.uint8)
+        content = kept(torch.frombuffer(bytearray(data.ljust(int(length), b"\0")), dtype=torch.uint8))
         dist.broadcast(content, group=self._texts(), group_src=0)
         return unpacked(content.numpy().tobytes())
 
@@ -108,7 +115,7 @@ class World:
         """Whether it is so on any rank."""
         if self.size == 1:
             return bool(flag)
-        found = torch.tensor([int(flag)])
+        found = kept(torch.tensor([int(flag)]))
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._texts())
         return bool(found)
 
@@ -118,7 +125,7 @@ class World:
 
     def _rows(self, row: Tensor) -> list[Tensor]:
         """Every rank's tensor of the same shape."""
-        rows = [torch.empty_like(row) for _ in range(self.size)]
+        rows, row = kept([torch.empty_like(row) for _ in range(self.size)]), kept(row)
         dist.all_gather(rows, row, group=self._texts())
         return rows
 
@@ -132,6 +139,12 @@ class World:
                 "world, or do it in or after a fit"
             )
         return self.control
+
+
+def kept(tensors: T) -> T:
+    """The tensors of a message, which are not let go of before some later ones."""
+    _latest.append(tensors)
+    return tensors
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -82,6 +82,7 @@ class Fit:
     interrupted: bool = False  # by somebody who wants it to end, and perhaps to go on later
     left: str | None = None  # why it was interrupted: a run that goes on does not stop for that
     terminated: bool = False  # by SIGTERM
+    parent: int | None = None  # torchrun's process: when it is gone, nobody looks after this one
     waiting: bool = False  # for a batch that other processes make: an interrupt need not wait for it
     norms: dict[GradientNorm, State] = field(default_factory=dict)  # of the epoch's gradients, where somebody asks
     buffers: Sequence[Tensor] = ()  # as they were before the batch, where it may be skipped
@@ -93,6 +94,7 @@ class Fit:
     steady: bool = False  # the learning rates are plain numbers: they change only by a callback's wish
     picks: bool = False  # rows are gathered by the program itself
     verdict: Verdict | None = None  # the device's own, while nothing may be read
+    suspect: tuple[str, str, str] | None = None  # what was not finite in a window, at which batch, and why
     searching: bool = False  # a batch is run again to find what was not finite in it: nothing is applied
     rates_held: Any = None  # the learning rates as tensors, meanwhile
     tell_facts: Callable[[Mapping[str, Any]], None] | None = None  # where facts have changed since the run began

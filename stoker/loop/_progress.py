@@ -1,5 +1,6 @@
 """Telling how far a phase is, a few times a second: often enough to look at, too seldom to cost anything."""
 
+import os
 import time
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,10 @@ def tell(fit: Fit, tally: Tally) -> None:
         ctx.stop(f"Stopped after {minutes:g} minutes")
     if fit.leave_at is not None and fit.saver is not None and time.time() > fit.leave_at - fit.saver.slowest:
         leave(fit, f"Stopped before the deadline, in epoch {ctx.epoch}, batch {ctx.batch_number}")
+    if fit.parent is not None and os.getppid() != fit.parent:
+        fit.parent = None  # said once
+        where = f"in epoch {ctx.epoch}, batch {ctx.batch_number}"
+        leave(fit, f"torchrun is gone, which had started this process, {where}", terminated=True)
     _report(fit, tally, now)
     agree(fit)
 

@@ -1,5 +1,6 @@
 """A fit from its start to its end: signals, exceptions, and the best weights however it ends."""
 
+import os
 import time
 import traceback
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ def running(fit: Fit) -> Iterator[None]:
     A context, and not a function that calls the loop: a traceback of the user's is a frame shorter.
     """
     started = time.monotonic()
+    fit.parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
     with interruptible(fit):
         try:
             with failing(fit.world), held(fit.settings.precision), programmed(fit):

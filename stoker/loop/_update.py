@@ -79,8 +79,7 @@ def _for_window(fit: Fit, grads: Gradients, asked: Asked) -> Gradients | None:
     if fine:
         return grads
     # Nobody waits here for the others: all see it when the window is closed, and refuse its update.
-    where = f"epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}"
-    fit.ctx.warn(f"the loss ({asked.loss.item():g}) or a gradient is not finite at {where}")
+    fit.suspect = fit.suspect or _suspect(fit, asked.loss, grads)
     return grads.scale(float("nan"))
 
 
@@ -176,14 +175,14 @@ def _refuse(fit: Fit, loss: Tensor | None, grads: Gradients) -> None:
     fit.refused = fit.world.any(loss is not None and not bool(loss.isfinite()))
     if fit.scaler is not None and fit.scaler.factor > 1.0 and not fit.refused:
         return
-    where = f"epoch {ctx.epoch}, batch {ctx.batch_number}"
     if fit.settings.on_nan == "skip":
+        where = f"epoch {ctx.epoch}, batch {ctx.batch_number}"
         ctx.warn(f"the update at {where} was skipped: the loss or a gradient is not finite ({fit.skipped} so far)")
         for buffer, before in zip(fit.model.buffers(), fit.buffers, strict=False):
             if buffer.shape == before.shape:
                 buffer.copy_(before)  # running statistics have seen the batch already
         return
-    what, found = _cause(fit, loss, grads)
+    what, where, found = _cause(fit, loss, grads)
     for buffer, before in zip(fit.model.buffers(), fit.buffers, strict=False):
         if not bool(
             buffer.isfinite().all()
@@ -196,13 +195,18 @@ def _refuse(fit: Fit, loss: Tensor | None, grads: Gradients) -> None:
     )
 
 
-def _cause(fit: Fit, loss: Tensor | None, grads: Gradients) -> tuple[str, str]:
-    """What is not finite, and where that came up; of several ranks, the first one whose own it is."""
-    found = first_not_finite(fit, loss, grads)
-    what = "a gradient" if loss is None else f"the loss ({loss.item():g}) or a gradient"
+def _cause(fit: Fit, loss: Tensor | None, grads: Gradients) -> tuple[str, ...]:
+    """What is not finite, at which batch, and where that came up; of several ranks, the first one whose own it is."""
+    here = fit.suspect or _suspect(fit, loss, grads)
     if fit.world.size == 1:
-        return what, found
-    own = (loss is not None and not bool(loss.isfinite())) or (fit.own_windows and not bool(grads.all_finite()))
-    said = fit.world.gathered((own, what, found))
-    rank = next((rank for rank, (own, *_) in enumerate(said) if own), 0)
-    return f"{said[rank][1]} of rank {rank}", said[rank][2]
+        return here
+    own = fit.suspect is not None or (loss is not None and not bool(loss.isfinite()))
+    said = fit.world.gathered((own, here))
+    rank = next((rank for rank, (own, _) in enumerate(said) if own), 0)
+    what, where, found = said[rank][1]
+    return f"{what} of rank {rank}", where, found
+
+
+def _suspect(fit: Fit, loss: Tensor | None, grads: Gradients) -> tuple[str, str, str]:
+    what = "a gradient" if loss is None else f"the loss ({loss.item():g}) or a gradient"
+    return what, f"epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}", first_not_finite(fit, loss, grads)

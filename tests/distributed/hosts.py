@@ -35,7 +35,7 @@ def two_hosts():
             _ip("netns", "add", name)
             _ip("-n", name, "link", "set", "lo", "up")
         first, second = hosts.cards
-        _ip("-n", hosts.names[0], "link", "add", first, "type", "veth", "peer", second, "netns", hosts.names[1])
+        _ip("-n", hosts.names[0], *_cable(first, second, hosts.names[1]))
         for name, card, address in zip(hosts.names, hosts.cards, ADDRESSES, strict=True):
             _ip("-n", name, "address", "add", f"{address}/24", "dev", card)
             _ip("-n", name, "link", "set", card, "up")
@@ -52,12 +52,15 @@ def why_no_hosts():
     name = f"st{os.getpid()}x"
     try:
         _ip("netns", "add", name)
-        _ip("-n", name, "link", "add", "a", "type", "veth", "peer", "b")
     except AssertionError as error:
         return f"network namespaces are not permitted here: {error}"
     finally:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True)
     return None
+
+
+def _cable(first, second, other):
+    return ["link", "add", "name", first, "type", "veth", "peer", "name", second, "netns", other]
 
 
 def _ip(*arguments):

@@ -1,11 +1,14 @@
 """A run on two hosts: it spans both, ends on both when the cable is pulled, and goes on when that is back."""
 
+import time
+
 import pytest
 
 from stoker.record import Run
 from tests.distributed.hosts import ADDRESSES, two_hosts, why_no_hosts
 from tests.distributed.processes import run
 from tests.distributed.test_torchrun import awaited, digests, whole
+from torture._children import LONGEST
 from torture._digest import checkpoints_of
 from torture._launch import Launch, met
 
@@ -25,6 +28,15 @@ def on_both(hosts, script, folder, name):
     return started
 
 
+def ended(launch):
+    """What is printed once the ranks have ended. torchrun's own agent waits longer for a store on the other host."""
+    until = time.monotonic() + LONGEST
+    while launch.everybody():
+        assert time.monotonic() < until, f"a rank has not ended for {LONGEST} seconds:\n{launch.printed()}"
+        time.sleep(0.1)
+    return launch.printed()
+
+
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 def test_a_run_on_two_hosts_survives_the_loss_of_the_network(tmp_path):
     first, second = run(whole, 2, str(tmp_path / "local"))
@@ -35,13 +47,13 @@ def test_a_run_on_two_hosts_survives_the_loss_of_the_network(tmp_path):
         try:
             awaited((tmp_path / "inside").exists, started)
             hosts.pull()
-            codes = [each.wait() for each in started]
-            printed = [each.printed() for each in started]
-            assert codes == [1, 1], printed
+            printed = [ended(each) for each in started]
             assert all(LOST in each for each in printed), printed
+            assert started[0].wait() == 1
             assert [digests(each) for each in started] == [[], []]
             left = checkpoints_of(tmp_path / "run").newest().saved
             assert left.ended is None and left.epoch in (1, 2)
+            started[1].end()
             hosts.plug_in()
             (tmp_path / "fast").touch()
             again = on_both(hosts, "slow", tmp_path, "again")

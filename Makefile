@@ -26,6 +26,7 @@ test: $(READY)  ## all tests
 
 torture: $(READY)  ## kills hundreds of trainings, each of which has to end in the same bits
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture --ranks 2 --kills 60 --seconds 600
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ A name is loaded when it is first asked for, so that what only reads runs (`stok
 torch.
 """
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import (
@@ -186,9 +187,19 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistak
         if name not in __all__:
             raise AttributeError(f"module 'stoker' has no attribute {name!r}")
         home = next((home for home, names in _HOMES.items() if name in names), None)
-        module = __import__(f"stoker.{home or name}", fromlist=[name])
+        module = _loaded(f"stoker.{home or name}", name)
         globals()[name] = found = getattr(module, name) if home else module
         return found
+
+    def _loaded(module: str, name: str) -> Any:
+        """A room and those before it. Python's search for garbage among all that torch has made would double the time."""
+        searching = gc.isenabled()
+        gc.disable()
+        try:
+            return __import__(module, fromlist=[name])
+        finally:
+            if searching:
+                gc.enable()
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

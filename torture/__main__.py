@@ -24,7 +24,10 @@ def main(given: Sequence[str] | None = None) -> int:
     home = Path(tempfile.mkdtemp(prefix="torture-"))
     warm_up(home)
     starter: Starter = Single if asked.ranks == 1 else partial(Ranked, ranks=asked.ranks)
-    kinds = list(_programs.KINDS if asked.ranks == 1 else _ranked.KINDS)
+    known = list(_programs.KINDS if asked.ranks == 1 else _ranked.KINDS)
+    kinds = [kind for kind in known if asked.kind in (None, kind)]
+    if not kinds:
+        raise SystemExit(f"--kind {asked.kind}: there are {', '.join(known)}")
     peaceful: dict[str, Whole] = {}
     stories: list[Story] = []
     while (left := asked.kills - sum(story.kills for story in stories)) > 0 and not any(
@@ -55,6 +58,7 @@ def _asked(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=300, help="how many, in all (300)")
     parser.add_argument("--seconds", type=float, default=300, help="no run is begun after so many (300)")
     parser.add_argument("--ranks", type=int, default=1, help="processes of a training; more than one under torchrun")
+    parser.add_argument("--kind", help="of training; without one each in turn")
     parser.add_argument("--seed", type=int, help="of the moments; without one they are new each time")
     return parser.parse_args(given)
 

@@ -2,8 +2,9 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from threading import Thread
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -11,6 +12,8 @@ from stoker.distributed._join import broken
 from stoker.distributed._world import World
 from stoker.errors import PeerFailed
 
+T = TypeVar("T")
+_PATIENCE = 5.0  # seconds that an answer of the store is waited for, when something has failed
 # How gloo's plain RuntimeErrors can be told from others; NCCL's and the store's have classes.
 _LOST = ("gloo/transport", "Application timeout", "Connection closed by peer", "Connection reset by peer", "Timed out")
 
@@ -34,10 +37,24 @@ def failing(world: World) -> Iterator[None]:
     except BaseException as error:
         broken()
         if _is_lost(error):
-            raise PeerFailed(_said(store, world) or _unknown(error)) from error
-        with contextlib.suppress(dist.DistError, RuntimeError):  # the store may be gone, and this is about `error`
-            store.set(_key(world.rank), f"{type(error).__name__}: {error}")
+            raise PeerFailed(_soon(lambda: _said(store, world)) or _unknown(error)) from error
+        text = f"{type(error).__name__}: {error}"
+        _soon(lambda: store.set(_key(world.rank), text))
         raise
+
+
+def _soon(ask: Callable[[], T]) -> T | None:
+    """The answer of the store; None where it is gone, or is on a host whose network is: that would be waited for."""
+    answers: list[T] = []
+
+    def wait() -> None:
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            answers.append(ask())
+
+    thread = Thread(target=wait, name="stoker-store", daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    return answers[0] if answers else None
 
 
 def _key(rank: int) -> str:
@@ -52,11 +69,10 @@ def _is_lost(error: BaseException) -> bool:
 
 def _said(store: Any, world: World) -> str | None:
     """What the first rank that failed has told, where one has."""
-    with contextlib.suppress(dist.DistError, RuntimeError):  # the store may have gone with its rank
-        for rank in range(world.size):
-            if rank != world.rank and store.check([_key(rank)]):
-                said = store.get(_key(rank)).decode()
-                return f"rank {rank} has failed: {said}; its traceback is in its own output"
+    for rank in range(world.size):
+        if rank != world.rank and store.check([_key(rank)]):
+            said = store.get(_key(rank)).decode()
+            return f"rank {rank} has failed: {said}; its traceback is in its own output"
     return None
 
 

@@ -20,7 +20,6 @@ from stoker.learner._start import go_on, on_device
 from stoker.loop import Fit, evaluate, predict
 from stoker.metrics import Metric
 from stoker.record import Best, History, Record
-from stoker.report import Judged, Kind, fitted_html, plot, report_html, write_report
 from stoker.step import Supervised
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from stoker.learner._learner import Learner
+    from stoker.report import Judged, Kind
 
 
 class Fitted:
@@ -159,7 +159,7 @@ class Fitted:
     def plot(
         self,
         *names: str,
-        kind: Kind = "curves",
+        kind: "Kind" = "curves",
         data: Any = None,
         labels: Sequence[str] | None = None,
         ax: "Axes | None" = None,
@@ -169,6 +169,8 @@ class Fitted:
         The last two are of the model's answers to `data`, whose classes have these `labels`; without data, a confusion
         matrix is the one that the run recorded.
         """
+        from stoker.report import plot  # what draws is loaded when something is to be drawn
+
         found = None if data is None else self._judged(data, labels)
         return plot(self.record, *names, kind=kind, judgement=found, ax=ax)
 
@@ -176,11 +178,14 @@ class Fitted:
         self, path: str | os.PathLike[str] = "report.html", data: Any = None, *, labels: Sequence[str] | None = None
     ) -> Path:
         """Writes the fit as one HTML file; with `data`, also what the model gets wrong there, and its worst samples."""
+
+        from stoker.report import report_html, write_report
+
         found = None if data is None else self._judged(data, labels)
         page = report_html(self._outcome.run or self.record, found)
         return by_first(joined(self._outcome.device), lambda: write_report(path, page)) or Path(path)
 
-    def _judged(self, data: Any, labels: Sequence[str] | None) -> Judged:
+    def _judged(self, data: Any, labels: Sequence[str] | None) -> "Judged":
         supervised = self._outcome.supervised or Supervised(self.model, None)
         batches = in_order(data, batch_size=None)
         return judge(self.predict(batches), lambda: batches.at(epoch=0), supervised=supervised, labels=labels)
@@ -203,5 +208,7 @@ class Fitted:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
+        from stoker.report import fitted_html
+
         name = "" if self._outcome.model is None else type(self._outcome.model).__name__
         return fitted_html(self.record, title=name, stopped=self.stopped)

@@ -1,20 +1,24 @@
 """A fitted model judged on a data set, for pictures and reports: its answers, the targets, and the worst samples."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from stoker.errors import BadData
-from stoker.report import Judged, judged
 from stoker.step import Parts, Supervised
+
+if TYPE_CHECKING:
+    from stoker.report import Judged
 
 
 def judge(
     answers: Any, walk: Callable[[], Iterable[Any]], *, supervised: Supervised, labels: Sequence[str] | None = None
-) -> Judged:
+) -> "Judged":
     """What a data set says of a model; `walk` gives its batches, twice, and of the samples only the worst are kept."""
+    from stoker.report import judged  # loaded when somebody asks for it
+
     targets = [supervised.parts(batch).targets for batch in walk()]
     if not isinstance(answers, Tensor) or not all(isinstance(each, Tensor) for each in targets):
         raise BadData(

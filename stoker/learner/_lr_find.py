@@ -17,7 +17,6 @@ from stoker.learner._start import started
 from stoker.learner._wish import Wish
 from stoker.loop import put_back
 from stoker.loop import train as loop
-from stoker.report import lr_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +33,8 @@ class LrCurve:
 
     def plot(self, ax: "Axes | None" = None) -> "Figure":
         """Draws the curve with the suggestion marked; needs matplotlib (`stoker[plot]`)."""
+        from stoker.report import lr_curve
+
         return lr_curve(self.rates, self.losses, self.suggestion, ax=ax)
 
 

@@ -13,12 +13,27 @@ from torture._programs import EVERY, counter_of, train
 
 
 def test_killed_runs_end_in_the_same_bits(capfd):
-    code = main(["--kills", "36", "--seconds", "60", "--seed", "0"])
+    assert_survived(["--kills", "36", "--seconds", "60", "--seed", "0"], capfd)
+
+
+@pytest.mark.parametrize("kind", ["windows", "shards"])
+def test_killed_ranks_end_in_the_same_bits(capfd, kind):
+    """A rank, all of them or their torchrun."""
+    assert_survived(["--ranks", "2", "--kind", kind, "--kills", "2", "--seconds", "0", "--seed", "2"], capfd)
+
+
+def assert_survived(asked, capfd):
+    code = main(asked)
     printed = capfd.readouterr().out
     assert code == 0, printed
     table = {line[:20].strip(): line[20:] for line in printed.splitlines()}
     assert table["mismatches"] == "0"
     assert int(table["kills"]) > 0 and int(table["resumes"]) > 0
+
+
+def test_a_kind_that_there_is_none_of_is_told():
+    with pytest.raises(SystemExit, match="--kind sharded: there are whole, windows, shards"):
+        main(["--ranks", "2", "--kind", "sharded"])
 
 
 @pytest.fixture(scope="module")

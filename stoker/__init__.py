@@ -192,7 +192,7 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistak
         return found
 
     def _loaded(module: str, name: str) -> Any:
-        """A room and those before it. Python's search for garbage among all that torch has made would double the time."""
+        """A room and those before it; to search for garbage among all that torch has made would take as long again."""
         searching = gc.isenabled()
         gc.disable()
         try:

@@ -19,15 +19,12 @@ from torture._story import Starter, Story, Whole, killed, whole
 def main(given: Sequence[str] | None = None) -> int:
     """Until there were enough kills: each kind of training in turn, from its start to its end."""
     asked = _asked(given)
+    kinds = _kinds(asked)
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(10**6)
     chance, began = random.Random(seed), time.monotonic()
     home = Path(tempfile.mkdtemp(prefix="torture-"))
     warm_up(home)
     starter: Starter = Single if asked.ranks == 1 else partial(Ranked, ranks=asked.ranks)
-    known = list(_programs.KINDS if asked.ranks == 1 else _ranked.KINDS)
-    kinds = [kind for kind in known if asked.kind in (None, kind)]
-    if not kinds:
-        raise SystemExit(f"--kind {asked.kind}: there are {', '.join(known)}")
     peaceful: dict[str, Whole] = {}
     stories: list[Story] = []
     while (left := asked.kills - sum(story.kills for story in stories)) > 0 and not any(
@@ -45,10 +42,19 @@ def main(given: Sequence[str] | None = None) -> int:
     faults = [fault for story in stories for fault in story.faults]
     if faults:
         print(*faults, sep="\n")
-        print(f"repeat it with: python -m torture --ranks {asked.ranks} --seed {seed}; the runs are in {home}")
+        again = f"--ranks {asked.ranks} --seed {seed}" + (f" --kind {asked.kind}" if asked.kind else "")
+        print(f"repeat it with: python -m torture {again}; the runs are in {home}")
         return 1
     shutil.rmtree(home)
     return 0
+
+
+def _kinds(asked: argparse.Namespace) -> list[str]:
+    known = list(_programs.KINDS if asked.ranks == 1 else _ranked.KINDS)
+    kinds = [kind for kind in known if asked.kind in (None, kind)]
+    if not kinds:
+        raise SystemExit(f"--kind {asked.kind}: there are {', '.join(known)}")
+    return kinds
 
 
 def _asked(given: Sequence[str] | None) -> argparse.Namespace:

@@ -30,7 +30,7 @@ def _fit(folder: Path, mode: Literal["ddp", "fsdp"], width: int, *, accumulate: 
         lambda: _blocks(width),
         loss=nn.CrossEntropyLoss(),
         optimizer=optim.AdamW(),
-        lr=schedule.cosine(1e-2, steps=24),
+        lr=schedule.cosine(1e-2, steps=36),
         metrics=[metrics.Accuracy()],
         accumulate=accumulate,
         ema=0.9,
@@ -40,7 +40,7 @@ def _fit(folder: Path, mode: Literal["ddp", "fsdp"], width: int, *, accumulate: 
     return learner.fit(
         data.Loader((x[:190], y[:190]), batch_size=16 // accumulate, shuffle=7, transform=noisy, workers=1),
         valid=data.Loader((x[:65], y[:65]), batch_size=32, transform=noisy),
-        epochs=2,
+        epochs=3,
         run=folder,
         resume=True,
         checkpoint=stoker.Checkpoint(every=EVERY, keep_last=2, background=background),

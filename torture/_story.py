@@ -14,7 +14,7 @@ from torture._starts import End, Start
 Starter = Callable[[str, Path], Start]  # of a kind of training, in a folder
 
 _AT_START = 0.2  # of the kills: at any moment from the start on, before there is a training
-_SHARE = 0.4  # of the time that a training takes in peace, at most, until the next kill
+_SHARE = 0.4  # of a training's updates, at most, until the next kill
 
 
 class Whole(NamedTuple):
@@ -23,7 +23,8 @@ class Whole(NamedTuple):
     kind: str
     end: str  # the digest that it prints
     start: float  # seconds until its fit begins
-    seconds: float  # that the fit takes then
+    seconds: float  # from then until its last update
+    updates: int
 
 
 @dataclass
@@ -46,13 +47,13 @@ class Story:
 
 def whole(starter: Starter, kind: str, folder: Path) -> Whole:
     """Trains in peace."""
-    began = time.monotonic()
+    began = time.time()
     start = starter(kind, folder)
     _await_fit(start, folder)
-    ready = time.monotonic()
+    ready = time.time()
     if start.wait() != "over":
         raise SystemExit(f"{kind} fails without a kill:\n{start.printed()}")
-    return Whole(kind, _end_of(start), ready - began, time.monotonic() - ready)
+    return Whole(kind, _end_of(start), ready - began, counter_of(folder).stat().st_mtime - ready, counted(folder) or 1)
 
 
 def killed(starter: Starter, peaceful: Whole, folder: Path, chance: random.Random, *, most: int) -> Story:
@@ -106,12 +107,15 @@ def _note_kill(story: Story, folder: Path, end: End) -> None:
 
 
 def _sleep_until(chance: random.Random, peaceful: Whole, start: Start, folder: Path) -> None:
-    """Until a moment for a kill; measured by what it took in peace, so that a slow machine is no other torture."""
+    """Until a moment for a kill; measured by what is done in peace, so that a slow machine is no other torture."""
     if chance.random() < _AT_START:
         time.sleep(chance.uniform(0, peaceful.start))
         return
     _await_fit(start, folder)
-    time.sleep(chance.uniform(0, _SHARE * peaceful.seconds))
+    goal = (counted(folder) or 0) + chance.randint(0, int(_SHARE * peaceful.updates))
+    while (counted(folder) or 0) < goal and not start.is_over():
+        time.sleep(0.001)
+    time.sleep(chance.uniform(0, peaceful.seconds / peaceful.updates))
 
 
 def _await_fit(start: Start, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from stoker.distributed import World
+from stoker.distributed import Group, World
 from stoker.errors import PeerFailed
 
 T = TypeVar("T")
@@ -67,4 +67,4 @@ def said(error: Exception) -> str:
 @lru_cache(maxsize=1)  # a group is threads and connections, and one thread at a time writes
 def apart(world: World) -> World:
     """The same ranks with a group of their own, for a thread: the training's messages don't mix with its."""
-    return replace(world, control=dist.new_group(backend="gloo")) if world.size > 1 else world
+    return replace(world, control=Group(dist.new_group(backend="gloo"))) if world.size > 1 else world

@@ -11,10 +11,11 @@ from stoker.distributed._mesh import data_world
 from stoker.distributed._parallel import Parallel, as_parallel
 from stoker.distributed._shard import blocks_of, is_distributed, is_sharded, sharded
 from stoker.distributed._together import barrier, rank_zero
-from stoker.distributed._world import World
+from stoker.distributed._world import Group, World
 
 __all__ = [
     "Accord",
+    "Group",
     "Parallel",
     "World",
     "as_parallel",

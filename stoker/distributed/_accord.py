@@ -72,7 +72,7 @@ class Accord:
             return _heard([mine])
         earlier = self._answer()
         flag = kept(torch.tensor([bool(mine)], dtype=torch.int32))
-        work = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._world.control, async_op=True)
+        work = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._world.texts(), async_op=True)
         self._sent.append((work, flag, mine))
         return earlier
 

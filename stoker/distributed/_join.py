@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from stoker.distributed._meeting import meeting_place
-from stoker.distributed._world import World
+from stoker.distributed._world import Group, World, let_go
 from stoker.errors import InvalidArgument, PeerFailed
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others in a collective
@@ -62,7 +62,7 @@ def joined(device: torch.device | str | None = None, *, timeout: float | None = 
     waits = timedelta(seconds=timeout or TIMEOUT)
     if not dist.is_initialized():
         _meet((device_of(here) if device is None else torch.device(device)).type, here, waits)
-    control = dist.new_group(backend="gloo", timeout=waits)
+    control = Group(dist.new_group(backend="gloo", timeout=waits))
     _membership.group = dist.group.WORLD
     _membership.world = World(here.rank, here.size, here.local_rank, here.local_size, None, control)
     return _membership.world
@@ -83,7 +83,8 @@ def left() -> None:
         if _membership.made_here:
             dist.destroy_process_group()
         elif _membership.world:
-            dist.destroy_process_group(_membership.world.control)
+            dist.destroy_process_group(_membership.world.texts())
+        let_go()
     _membership.world, _membership.group, _membership.made_here, _membership.broken = None, None, False, False
 
 

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 
 from stoker.distributed._parallel import Parallel
-from stoker.distributed._world import World
+from stoker.distributed._world import Group, World
 from stoker.errors import InvalidArgument
 
 
@@ -29,4 +29,4 @@ def data_world(world: World, parallel: Parallel) -> World:
     mine = next(row for row in rows if world.rank in row)
     group, _ = dist.new_subgroups_by_enumeration(rows)
     control, _ = dist.new_subgroups_by_enumeration(rows, backend="gloo")
-    return World(mine.index(world.rank), size, world.local_rank, world.local_size, group, control)
+    return World(mine.index(world.rank), size, world.local_rank, world.local_size, group, Group(control))

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,28 @@ T = TypeVar("T")
 # The tensors of the last messages. A thread of gloo's lets go of a message a moment after it has arrived; were it the
 # last to hold a tensor, it would need Python for that, which may be at its end by then, and the process would abort.
 _latest: deque[Any] = deque(maxlen=8)
+
+
+class Group:
+    """A process group of torch's, held in one place for all who use it.
+
+    Its threads end when the last reference is gone. Were that after Python's own end, they could abort the process.
+    """
+
+    __slots__ = ("__weakref__", "torch")
+
+    def __init__(self, group: Any) -> None:
+        self.torch: Any = group  # None when this process has left it
+        _groups.add(self)
+
+
+_groups: WeakSet[Group] = WeakSet()
+
+
+def let_go() -> None:
+    """Ends all groups that were made here, whoever still holds a world."""
+    for group in list(_groups):
+        group.torch = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +58,7 @@ class World:
     local_rank: int = 0
     local_size: int = 1
     group: Any = None  # torch's process group for tensors on a device; None: its default one
-    control: Any = None  # gloo's, for what is on the CPU: counts, texts, agreements
+    control: Group | None = None  # gloo's, for what is on the CPU: counts, texts, agreements
 
     @property
     def is_first(self) -> bool:
@@ -102,9 +125,9 @@ class World:
             return value
         data = packed(value) if self.is_first else b""
         length = kept(torch.tensor([len(data)]))
-        dist.broadcast(length, group=self._texts(), group_src=0)
+        dist.broadcast(length, group=self.texts(), group_src=0)
         content = kept(torch.frombuffer(bytearray(data.ljust(int(length), b"\0")), dtype=torch.uint8))
-        dist.broadcast(content, group=self._texts(), group_src=0)
+        dist.broadcast(content, group=self.texts(), group_src=0)
         return unpacked(content.numpy().tobytes())
 
     def all(self, flag: bool) -> bool:
@@ -116,7 +139,7 @@ class World:
         if self.size == 1:
             return bool(flag)
         found = kept(torch.tensor([int(flag)]))
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._texts())
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.texts())
         return bool(found)
 
     def barrier(self) -> None:
@@ -126,19 +149,20 @@ class World:
     def _rows(self, row: Tensor) -> list[Tensor]:
         """Every rank's tensor of the same shape."""
         rows, row = kept([torch.empty_like(row) for _ in range(self.size)]), kept(row)
-        dist.all_gather(rows, row, group=self._texts())
+        dist.all_gather(rows, row, group=self.texts())
         return rows
 
     def _group(self, tensor: Tensor) -> Any:
-        return self._texts() if tensor.device.type == "cpu" else self.group
+        return self.texts() if tensor.device.type == "cpu" else self.group
 
-    def _texts(self) -> Any:
-        if self.control is None:
+    def texts(self) -> Any:
+        """Torch's group for what is on the CPU."""
+        if self.control is None or self.control.torch is None:
             raise InvalidArgument(
                 f"rank {self.rank} of {self.size} has not met the others yet: ask stoker.distributed.joined() for the "
                 "world, or do it in or after a fit"
             )
-        return self.control
+        return self.control.torch
 
 
 def kept(tensors: T) -> T:

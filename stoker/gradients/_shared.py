@@ -93,6 +93,10 @@ class Shared:
             return self._replicated(loss, share)
         return self._added(self.local(loss, part=part), share)
 
+    def rest(self) -> None:
+        """Lets go of what DDP holds, the process group among it, until the next batch."""
+        self._replicated = None
+
     def local(self, loss: Tensor, *, part: str | None = None) -> Gradients:
         """The gradients of this process's part alone, as they are."""
         differentiate = self._differentiators.get(part)

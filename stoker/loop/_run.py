@@ -42,6 +42,8 @@ def running(fit: Fit) -> Iterator[None]:
         finally:
             if fit.saver is not None:
                 fit.saver.close()
+            if fit.shared is not None:
+                fit.shared.rest()
             fit.mark, fit.ctx.batch, fit.searching = None, None, False  # what is over holds no data
             fit.marks.clear()
             fit.random, fit.trained = random_state(), time.monotonic() - fit.ctx.started

@@ -71,7 +71,7 @@ def join_and_leave(rank, size):
         here = joined("cpu", timeout=60)
         assert here is joined() is world()
         assert (here.rank, here.size, here.local_rank, here.local_size) == (rank, size, rank, size)
-        assert here.control is not None and dist.get_backend(here.control) == "gloo"
+        assert here.control is not None and dist.get_backend(here.texts()) == "gloo"
         sums.append(float(here.sum(torch.tensor(1.0))))
         left()
         assert not dist.is_initialized()

@@ -36,6 +36,7 @@ class Context:
         "device",
         "epoch",
         "epochs",
+        "ghost",
         "grads",
         "loss",
         "loss_mix",
@@ -75,6 +76,7 @@ class Context:
     batch_number: int  # from 1 in its phase
     update: int  # updates that were applied so far
     accumulating: bool  # this batch does not end an update
+    ghost: bool  # of several processes this one has no sample of the batch: it goes along with one that doesn't count
     started: float  # seconds of `time.monotonic`
     # the numbers
     metrics: dict[str, float]  # the latest finished value of each name
@@ -114,7 +116,7 @@ class Context:
         self.epochs, self.updates_planned, self.batches = epochs, updates_planned, batches
         self.phase, self.set_name = "train", "valid"
         self.epoch = self.batch_number = self.update = 0
-        self.accumulating = False
+        self.accumulating = self.ghost = False
         self.started = time.monotonic()
         self.metrics = {}
         self.best = self.stopping = self.saving = None

@@ -2,13 +2,10 @@
 
 import errno
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
-from stoker.distributed import Group, World
+from stoker.distributed import World
 from stoker.errors import PeerFailed
 
 T = TypeVar("T")
@@ -66,5 +63,5 @@ def said(error: Exception) -> str:
 
 @lru_cache(maxsize=1)  # a group is threads and connections, and one thread at a time writes
 def apart(world: World) -> World:
-    """The same ranks with a group of their own, for a thread: the training's messages don't mix with its."""
-    return replace(world, control=Group(dist.new_group(backend="gloo"))) if world.size > 1 else world
+    """The same ranks for a thread that writes: the training's messages don't mix with its."""
+    return world.apart()

@@ -2,7 +2,7 @@
 
 import atexit
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +11,9 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from stoker.distributed._meeting import meeting_place
-from stoker.distributed._world import Group, World, let_go
+from stoker.distributed._world import TIMEOUT, World, let_go, wait_for
 from stoker.errors import InvalidArgument, PeerFailed
 
-TIMEOUT = 600.0  # seconds that a rank waits for the others in a collective
 _LAUNCHER = timedelta(seconds=30)
 
 
@@ -26,9 +25,11 @@ class _Membership:
     group: Any = None  # torch's default group at that time: a user may make another one later
     made_here: bool = False  # the default group is ours, not the user's
     broken: bool = False  # some rank has failed: don't wait for anybody at the end
+    failures: int = 0  # how often this rank has failed since it joined
+    over: str | None = None  # why ranks can't go on together, where they can't
 
 
-_membership = _Membership()
+membership = _Membership()
 
 
 def world() -> World:
@@ -40,8 +41,8 @@ def world() -> World:
     It starts nothing. Alone, it is a world of one.
     """
     there = dist.is_available() and dist.is_initialized()
-    if there and _membership.world and dist.group.WORLD is _membership.group:
-        return _membership.world
+    if there and membership.world and dist.group.WORLD is membership.group:
+        return membership.world
     if there:
         rank, size = dist.get_rank(), dist.get_world_size()
     else:
@@ -54,18 +55,26 @@ def world() -> World:
 def joined(device: torch.device | str | None = None, *, timeout: float | None = None) -> World:
     """The world with its process groups: the user's own where there is one, else made from torchrun's environment.
 
-    They live until the process ends or `left()` is called. Where there is one process, nothing is started.
+    They live until the process ends or `left()` is called. Where there is one process, nothing is started. `timeout`
+    is in seconds, 600 at first; one that is given later holds from then on, for all groups but the user's own.
     """
     here = world()
-    if here.size == 1 or here is _membership.world:
+    if here.size == 1:
         return here
-    waits = timedelta(seconds=timeout or TIMEOUT)
+    if here is membership.world:
+        if timeout is not None and timeout != here.timeout:
+            membership.world = here = replace(here, timeout=timeout)
+            wait_for(timeout)
+            if membership.made_here:
+                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout), membership.group)
+        return here
+    here = replace(here, timeout=timeout or TIMEOUT)
     if not dist.is_initialized():
-        _meet((device_of(here) if device is None else torch.device(device)).type, here, waits)
-    control = Group(dist.new_group(backend="gloo", timeout=waits))
-    _membership.group = dist.group.WORLD
-    _membership.world = World(here.rank, here.size, here.local_rank, here.local_size, None, control)
-    return _membership.world
+        kind = (device_of(here) if device is None else torch.device(device)).type
+        _meet(kind, here, timedelta(seconds=here.timeout))
+    membership.group = dist.group.WORLD
+    membership.world = here.apart()
+    return membership.world
 
 
 def grouped(device: torch.device) -> None:
@@ -77,20 +86,16 @@ def grouped(device: torch.device) -> None:
 
 def left() -> None:
     """Leaves the processes that `joined` met; at the end of a process it happens by itself."""
-    if dist.is_initialized() and dist.group.WORLD is _membership.group is not None:
-        if _membership.broken and _membership.made_here:
-            _membership.group.abort()  # destroying waits for what is under way on a GPU, which may never end
-        if _membership.made_here:
+    if dist.is_initialized() and dist.group.WORLD is membership.group is not None:
+        if membership.broken and membership.made_here:
+            membership.group.abort()  # destroying waits for what is under way on a GPU, which may never end
+        if membership.made_here:
             dist.destroy_process_group()
-        elif _membership.world:
-            dist.destroy_process_group(_membership.world.texts())
+        elif membership.world:
+            dist.destroy_process_group(membership.world.texts())
         let_go()
-    _membership.world, _membership.group, _membership.made_here, _membership.broken = None, None, False, False
-
-
-def broken() -> None:
-    """Notes that some rank has failed, so that leaving waits for nobody."""
-    _membership.broken = True
+    for field in fields(_Membership):
+        setattr(membership, field.name, field.default)
 
 
 def device_of(world: World) -> torch.device:
@@ -112,7 +117,7 @@ def _meet(kind: str, here: World, timeout: timedelta) -> None:
         store = dist.PrefixStore(place, shared)  # pyright: ignore[reportPrivateImportUsage]
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timeout, store=store, rank=here.rank, world_size=here.size)
-    _membership.group, _membership.made_here = dist.group.WORLD, True
+    membership.group, membership.made_here = dist.group.WORLD, True
     atexit.unregister(left)
     atexit.register(left)
 

@@ -1,5 +1,8 @@
 """The ranks among which a batch is split, where a device mesh splits more than batches."""
 
+from dataclasses import replace
+from datetime import timedelta
+
 import torch.distributed as dist
 
 from stoker.distributed._parallel import Parallel
@@ -27,6 +30,7 @@ def data_world(world: World, parallel: Parallel) -> World:
         return world
     rows = ranks.permute(*across, *along).reshape(-1, size).tolist()
     mine = next(row for row in rows if world.rank in row)
-    group, _ = dist.new_subgroups_by_enumeration(rows)
-    control, _ = dist.new_subgroups_by_enumeration(rows, backend="gloo")
-    return World(mine.index(world.rank), size, world.local_rank, world.local_size, group, Group(control))
+    waits = timedelta(seconds=world.timeout)
+    group, _ = dist.new_subgroups_by_enumeration(rows, timeout=waits)
+    control, _ = dist.new_subgroups_by_enumeration(rows, timeout=waits, backend="gloo")
+    return replace(world, rank=mine.index(world.rank), size=size, group=group, control=Group(control))

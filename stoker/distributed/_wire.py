@@ -19,9 +19,16 @@ def packed(value: Any) -> bytes:
 
     Values are None, bool, int, float, str, bytes and tensors, in lists, tuples, and mappings by str, int or None.
     """
-    import msgpack
-
-    return msgpack.Packer(default=_foreign, strict_types=True, unicode_errors="surrogatepass").pack(value)
+    try:
+        return _bytes(value)
+    except _Unknown as unknown:
+        (stranger,) = unknown.args
+        where = "/".join(_path(value, stranger)) or "what is sent"
+        raise WrongType(
+            f"{where} is a {type(stranger).__module__}.{type(stranger).__qualname__}, which can't be sent to the other "
+            "ranks: numbers, texts, bytes and tensors can, and lists, tuples and mappings of them. "
+            "A metric's state has to be made of these where there are several ranks; torch.as_tensor takes an array"
+        ) from None
 
 
 def unpacked(data: bytes) -> Any:
@@ -31,14 +38,36 @@ def unpacked(data: bytes) -> Any:
     return msgpack.unpackb(data, ext_hook=_native, strict_map_key=False, unicode_errors="surrogatepass")
 
 
+def _bytes(value: Any) -> bytes:
+    import msgpack
+
+    return msgpack.Packer(default=_foreign, strict_types=True, unicode_errors="surrogatepass").pack(value)
+
+
+class _Unknown(Exception):
+    """Has met something that there are no bytes for."""
+
+
+def _path(value: Any, sought: Any) -> list[str]:
+    """The keys that lead to it; none where it is the value itself."""
+    if not isinstance(value, Mapping | list | tuple):
+        return []
+    for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+        if each is sought:
+            return [str(key)]
+        if below := _path(each, sought):
+            return [str(key), *below]
+    return []
+
+
 def _foreign(value: Any) -> Any:
     """What stands for a value that MessagePack doesn't know."""
     from msgpack import ExtType
 
     if isinstance(value, Tensor):
-        return ExtType(_TENSOR, packed(_flat(value)))
+        return ExtType(_TENSOR, _bytes(_flat(value)))
     if isinstance(value, tuple):
-        return ExtType(_TUPLE, packed(list(value)))
+        return ExtType(_TUPLE, _bytes(list(value)))
     if type(value) is int:  # more than 64 bits
         return ExtType(_BIG_INT, str(value).encode())
     if isinstance(value, Mapping):
@@ -49,10 +78,7 @@ def _foreign(value: Any) -> Any:
     for kind in (int, float, str, list):  # such as NumPy's float64, which is a float
         if isinstance(value, kind):
             return kind(value)
-    raise WrongType(
-        f"a value of type {type(value).__module__}.{type(value).__qualname__} can't be sent to the other ranks: "
-        "numbers, texts, bytes and tensors can, and lists, tuples and mappings of them"
-    )
+    raise _Unknown(value)
 
 
 def _native(code: int, data: bytes) -> Any:

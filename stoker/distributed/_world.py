@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -14,6 +15,8 @@ from stoker.distributed._wire import packed, unpacked
 from stoker.errors import InvalidArgument
 
 T = TypeVar("T")
+
+TIMEOUT = 600.0  # seconds that a rank waits for the others in a collective
 
 # The tensors of the last messages. A thread of gloo's lets go of a message a moment after it has arrived; were it the
 # last to hold a tensor, it would need Python for that, which may be at its end by then, and the process would abort.
@@ -34,6 +37,13 @@ class Group:
 
 
 _groups: WeakSet[Group] = WeakSet()
+
+
+def wait_for(seconds: float) -> None:
+    """How long a rank waits for the others in all groups that were made here."""
+    for group in list(_groups):
+        if group.torch is not None:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group.torch)
 
 
 def let_go() -> None:
@@ -59,6 +69,7 @@ class World:
     local_size: int = 1
     group: Any = None  # torch's process group for tensors on a device; None: its default one
     control: Group | None = None  # gloo's, for what is on the CPU: counts, texts, agreements
+    timeout: float = field(default=TIMEOUT, compare=False)  # seconds that a rank waits for the others
 
     @property
     def is_first(self) -> bool:
@@ -93,14 +104,15 @@ class World:
         if self.size == 1:
             return
         with torch.no_grad():
-            for places in _buckets([each.device for each in tensors], tensors, 25):
-                flat = kept(torch.cat([_bytes(tensors[place]) for place in places]))
+            written = [_once(each) for each in tensors]
+            for places in _buckets([each.device for each in written], written, 25):
+                flat = kept(torch.cat([_bytes(written[place]) for place in places]))
                 dist.broadcast(flat, group=self._group(flat), group_src=0)
                 if self.is_first:
                     continue
                 offset = 0  # bytes
                 for place in places:
-                    target = tensors[place]
+                    target = written[place]
                     part = flat[offset : offset + target.nbytes].clone()  # a view of another dtype must be aligned
                     target.copy_(part.view(target.dtype).view(target.shape))
                     offset += target.nbytes
@@ -146,6 +158,13 @@ class World:
         """Waits until every rank is here."""
         self.any(False)
 
+    def apart(self) -> "World":
+        """The same ranks with a group of their own, for a thread whose messages don't mix with others."""
+        if self.size == 1:
+            return self
+        made = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
+        return replace(self, control=Group(made))
+
     def _rows(self, row: Tensor) -> list[Tensor]:
         """Every rank's tensor of the same shape."""
         rows, row = kept([torch.empty_like(row) for _ in range(self.size)]), kept(row)
@@ -172,7 +191,15 @@ def kept(tensors: T) -> T:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    whole = tensor.detach().contiguous()
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)  # of one element, the stride may be anything
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """A view with each place in memory once: what was expanded can't be written as it is."""
+    if 0 not in tensor.stride():
+        return tensor
+    return tensor[tuple(slice(None) if stride else slice(1) for stride in tensor.stride())]
 
 
 def _buckets(kinds: Sequence[Any], tensors: Sequence[Tensor], megabytes: float) -> Iterator[list[int]]:

@@ -13,10 +13,11 @@ from stoker.gradients._accumulate import Accumulator
 from stoker.gradients._backward import harvested
 from stoker.gradients._differentiator import Differentiator
 from stoker.gradients._gradients import Gradients
+from stoker.gradients._parts import Parts
 from stoker.gradients._replicated import Replicated
 from stoker.gradients._shards import local_of
 from stoker.gradients._summed import own_values, summed
-from stoker.gradients._weigh import Share, readable, share_of, weight_on
+from stoker.gradients._weigh import readable, share_of, weight_on
 
 T = TypeVar("T")
 Mode = Literal["ddp", "values", "fsdp"]
@@ -49,6 +50,7 @@ class Shared:
         "_mode",
         "_model",
         "_parameters",
+        "_parts",
         "_reduce",
         "_replicated",
         "_world",
@@ -65,11 +67,14 @@ class Shared:
         self._mode: Mode = "values" if mode == "ddp" and (world.size == 1 or _has_sparse(model)) else mode
         self._parameters = named_parameters(model)
         self._differentiators: dict[str | None, Differentiator] = {}
+        self._parts: Parts | None = None  # from the first loss for a part on
         self._replicated: Replicated | None = None
         self.weight: float | Tensor = 0.0  # of the last batch or window that was reduced, over all processes
 
     def through(self, call: Callable[[], T]) -> T:
         """A forward in training: every process starts from the first one's buffers (running statistics)."""
+        if self._parts is not None:
+            self._parts.at(None)
         buffers = [local_of(buffer) for buffer in self._model.buffers()]
         if buffers:
             self._world.broadcast(buffers)
@@ -81,7 +86,10 @@ class Shared:
         `weight` of this object is afterwards that of all processes together. Whether to go on with an update is seen
         by the gradients and that weight, which are the same everywhere; the loss is this process's own.
         """
-        share = share_of(weight, self._world, self._reduce, loss.device, loss)
+        if part is not None:
+            self._parts = self._parts or Parts(self._world)
+            self._parts.at(part)
+        share = share_of(weight, self._world, self._reduce, loss)
         self.weight = share.whole
         if self._mode == "fsdp":
             # FSDP gives the mean over processes.
@@ -91,7 +99,9 @@ class Shared:
             if self._replicated is None or not self._replicated.fits():
                 self._replicated = Replicated(self._model, self._world, self._bucket_mb)
             return self._replicated(loss, share)
-        return self._added(self.local(loss, part=part), share)
+        own = {name: share.within(own_values(tensor)) for name, tensor in self.local(loss, part=part).items()}
+        tensors = summed(own, self._parameters, self._world, bucket_mb=self._bucket_mb, part=part)
+        return Gradients._of(tensors, self._parameters, self._model)
 
     def rest(self) -> None:
         """Lets go of what DDP holds, the process group among it, until the next batch."""
@@ -103,12 +113,6 @@ class Shared:
         if differentiate is None:
             differentiate = self._differentiators[part] = Differentiator(self._model, part)
         return differentiate(loss)
-
-    def reduced(self, grads: Gradients, weight: float | Tensor) -> tuple[Gradients, float | Tensor]:
-        """The mean (or sum) of every process's own gradients, and the weight of all. Uses these up."""
-        share = share_of(weight, self._world, self._reduce, self._device())
-        self.weight = share.whole
-        return self._added(grads, share), share.whole
 
     def closed(self, window: Accumulator) -> tuple[Gradients, float | Tensor]:
         """The mean (or sum) of what all processes' windows hold, and its weight; the window is empty afterwards.
@@ -129,14 +133,6 @@ class Shared:
         }
         self.weight = readable(whole)
         return Gradients._of(tensors, self._parameters, self._model), self.weight
-
-    def _added(self, grads: Gradients, share: Share) -> Gradients:
-        """The shares of all processes' gradients, added up."""
-        own = {name: share.within(own_values(tensor)) for name, tensor in grads.items()}
-        if own:  # a loss that reaches nothing here still takes part
-            grads.use("the reduction over processes; what it returned is what to use now")
-        tensors = summed(own, self._parameters, self._world, bucket_mb=self._bucket_mb)
-        return Gradients._of(tensors, self._parameters, self._model)
 
     def _device(self) -> torch.device:
         return next(iter(self._parameters.values())).device

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from stoker.distributed import World
 from stoker.gradients._accumulate import widened
 from stoker.gradients._backward import owned
+from stoker.gradients._parts import are_same, check_same, marks_of
 from stoker.gradients._shards import from_local, is_dtensor, local_of
 
 
@@ -18,13 +19,19 @@ def summed(
     *,
     bucket_mb: float = 25,
     wide: bool = False,
+    part: str | None = None,
 ) -> dict[str, Tensor]:
     """Every process's tensors, added up; what only some of them have counts as zero in the others.
 
-    `wide` says that they are sums, which are kept in 32 bits where the parameter has 16.
+    `wide` says that they are sums, which are kept in 32 bits where the parameter has 16. `part` is what they are the
+    gradients of, where that is a part of the model; all processes have to be at the same.
     """
-    flags = torch.tensor([name in tensors for name in parameters], dtype=torch.int32)
-    held = [name for name, count in zip(parameters, world.sum(flags).tolist(), strict=True) if count]
+    flags = torch.tensor([*marks_of(part), *(name in tensors for name in parameters)])
+    added = world.sum(flags).tolist()
+    marks, counts = added[:2], added[2:]
+    if not are_same(marks, world):
+        check_same(part, world)
+    held = [name for name, count in zip(parameters, counts, strict=True) if count]
     own = [local_of(tensors[name] if name in tensors else _zeros(parameters[name], wide)) for name in held]
     totals = world.summed(own, bucket_mb=bucket_mb)
     return {name: _laid(total, parameters[name]) for name, total in zip(held, totals, strict=True)}

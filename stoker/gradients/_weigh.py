@@ -32,15 +32,13 @@ def share_of(
     weight: float | Tensor,
     world: World,
     reduce: Literal["mean", "sum"],
-    device: torch.device,
-    loss: Tensor | None = None,
+    loss: Tensor,
 ) -> Share:
     """This process's share by weight; NaN where its loss counts and is not finite, so that all refuse the update."""
-    own = weight_on(weight, device)
+    own = weight_on(weight, loss.device)
     whole = world.sum(own)
     factor = own / whole if reduce == "mean" else torch.ones_like(own)
-    if loss is not None:
-        factor = torch.where(loss.detach().reshape(()).isfinite(), factor, torch.nan)
+    factor = torch.where(loss.detach().reshape(()).isfinite(), factor, torch.nan)
     is_none = own == 0 if isinstance(weight, Tensor) else weight == 0
     return Share(factor, is_none, readable(whole))
 

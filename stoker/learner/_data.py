@@ -70,6 +70,12 @@ def loader(source: Any, *, batch_size: int | None, shuffle: int | None = None) -
 
 def in_order(source: Any, *, batch_size: int | None) -> Loader:
     """A loader for predictions: every sample, in the order of the data, also where the given one shuffles."""
+    given = source.source if isinstance(source, Loader) else source
+    if isinstance(given, DataLoader) and _is_split(given):
+        raise InvalidArgument(
+            "this DataLoader has a DistributedSampler, so its predictions would be in another order than its data, and "
+            "some of them twice: give its dataset, which is shared among the processes here"
+        )
     if isinstance(source, DataLoader) and isinstance(source.sampler, RandomSampler):
         raise InvalidArgument(
             "this DataLoader shuffles, so predictions could not be told apart: give its dataset, or one that does not"
@@ -79,6 +85,12 @@ def in_order(source: Any, *, batch_size: int | None) -> Loader:
         return found
     kept = {name: getattr(found, name) for name in ("batch_size", "workers", "batcher", "transform", "device")}
     return Loader(found.source, **kept)
+
+
+def _is_split(given: DataLoader[Any]) -> bool:
+    """Whether a sampler that knows of ranks says which samples there are, and when."""
+    samplers = [given.sampler, given.batch_sampler, getattr(given.batch_sampler, "sampler", None)]
+    return any(hasattr(each, "num_replicas") and hasattr(each, "rank") for each in samplers)
 
 
 def _is_several(valid: Any, train: Any) -> bool:

@@ -1,12 +1,15 @@
 """What a fit would do, and why, in words: the plan, the data's way, the parameters, the loop with what hangs on it."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
+
+import torch
 
 from stoker._select import assign, describe, named_parameters
 from stoker.callbacks import MILESTONES
 from stoker.data import Loader
-from stoker.distributed import joined
+from stoker.distributed import device_of, world
 from stoker.learner._outlook import outlook
 from stoker.learner._prepare import fastest, prepare
 from stoker.learner._resume import earlier, seed_of
@@ -42,10 +45,11 @@ _LOOP = [
 
 
 def explain(spec: Spec, wish: Wish) -> str:
-    """The explanation of a fit that is made ready and not run."""
-    world = joined(spec.device, timeout=spec.parallel.timeout)
-    with put_back():
-        fit = prepare(spec, wish, seed=seed_of(earlier(wish, world)), world=world, dry=True)
+    """The explanation of a fit that is made ready and not run; of several processes each may ask by itself."""
+    here = world()
+    own = device_of(here)
+    with put_back(), torch.cuda.device(own) if here.size > 1 and own.type == "cuda" else nullcontext():
+        fit = prepare(spec, wish, seed=seed_of(earlier(wish)), world=here, dry=True)
         fit.model.to(fit.home)
     parts = [["Plan", *(f"  {line}" for line in fit.plan_lines)], _data(fit), _groups(fit, spec), _loop(fit)]
     parts += [["Run", *(f"  {line}" for line in outlook(fit, wish))]] if wish.run is not None else []

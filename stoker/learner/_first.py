@@ -11,10 +11,10 @@ from stoker.errors import StokerError
 T = TypeVar("T")
 
 
-def by_first(world: World, work: Callable[[], T]) -> T | None:
+def only_by_first(world: World, work: Callable[[], T]) -> T | None:
     """What the work gives, on rank 0; the others wait for it and have None.
 
-    >>> by_first(World(), lambda: 3)
+    >>> only_by_first(World(), lambda: 3)
     3
 
     Nothing is begun before every rank is here, so none of them still reads what the work writes.

@@ -1,23 +1,24 @@
 """What came out of a fit: the model with its best weights, how it went, and what it says to other data."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 
-from stoker.distributed import failing, joined
+from stoker.data import Loader
+from stoker.distributed import World, failing, joined
 from stoker.errors import InvalidArgument, WrongType
 from stoker.learner._data import in_order, loader
-from stoker.learner._first import by_first
+from stoker.learner._first import only_by_first
 from stoker.learner._judge import judge
 from stoker.learner._load import outcome_in
 from stoker.learner._outcome import Outcome, outcome_of
 from stoker.learner._prepare import metrics_of
 from stoker.learner._spec import Spec
 from stoker.learner._start import go_on, on_device
-from stoker.loop import Fit, evaluate, predict
+from stoker.loop import Fit, evaluate, in_step, predict
 from stoker.metrics import Metric
 from stoker.record import Best, History, Record
 from stoker.step import Supervised
@@ -111,16 +112,16 @@ class Fitted:
         """
         model, outcome = self.model, self._outcome
         asked = outcome.metrics if metrics is None else [m for m in metrics_of(metrics) if isinstance(m, Metric)]
-        world = joined(outcome.device)
+        world, split = self._worlds()
         with failing(world), on_device(model, outcome.device, outcome.home):
             return evaluate(
                 model,
-                loader(data, batch_size=batch_size).shared(world.rank, world.size).at(epoch=0),
+                _shares(loader(data, batch_size=batch_size), world, split),
                 supervised=outcome.supervised,
                 metrics=asked,
                 device=outcome.device,
                 precision=outcome.precision,
-                world=world,
+                world=split,
             )
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
@@ -129,15 +130,15 @@ class Fitted:
         Where several processes trained together, all of them ask, and each has the whole answer.
         """
         model, outcome = self.model, self._outcome
-        world = joined(outcome.device)
+        world, split = self._worlds()
         with failing(world), on_device(model, outcome.device, outcome.home):
             return predict(
                 model,
-                in_order(data, batch_size=batch_size).shared(world.rank, world.size).at(epoch=0),
+                _shares(in_order(data, batch_size=batch_size), world, split),
                 supervised=outcome.supervised or Supervised(model, None),
                 device=outcome.device,
                 precision=outcome.precision,
-                world=world,
+                world=split,
             )
 
     def continue_(
@@ -182,8 +183,16 @@ class Fitted:
         from stoker.report import report_html, write_report
 
         found = None if data is None else self._judged(data, labels)
-        page = report_html(self._outcome.run or self.record, found)
-        return by_first(joined(self._outcome.device), lambda: write_report(path, page)) or Path(path)
+
+        def write() -> Path:
+            return write_report(path, report_html(self._outcome.run or self.record, found))
+
+        return only_by_first(joined(self._outcome.device), write) or Path(path)
+
+    def _worlds(self) -> tuple[World, World]:
+        """All processes, and those among which a batch is split."""
+        world = joined(self._outcome.device)
+        return world, world if self._outcome.split is None else self._outcome.split
 
     def _judged(self, data: Any, labels: Sequence[str] | None) -> "Judged":
         supervised = self._outcome.supervised or Supervised(self.model, None)
@@ -212,3 +221,8 @@ class Fitted:
 
         name = "" if self._outcome.model is None else type(self._outcome.model).__name__
         return fitted_html(self.record, title=name, stopped=self.stopped)
+
+
+def _shares(batches: Loader, world: World, split: World) -> Iterable[Any]:
+    """This process's share of every batch, in step with all others."""
+    return in_step(batches, batches.shared(split.rank, split.size).at(epoch=0), world)

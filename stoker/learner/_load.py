@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from stoker.checkpoint import Found, load_model_state, model_state
+from stoker.distributed import data_world, joined
 from stoker.errors import MissingFile, StateMismatch, WrongType
 from stoker.learner._outcome import Outcome
 from stoker.learner._prepare import device_for, device_of, loss_on, metrics_of
@@ -68,6 +69,7 @@ def outcome_in(run: str | os.PathLike[str], spec: Spec | nn.Module | None) -> Ou
         device=device,
         home=home,
         run=opened.path,
+        split=data_world(joined(device), spec.parallel) if own and spec.parallel.mesh is not None else None,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from stoker.distributed import World
 from stoker.loop import Fit
 from stoker.metrics import Metric
 from stoker.record import Best, Record
@@ -29,6 +30,7 @@ class Outcome:
     device: torch.device
     home: torch.device
     run: Path | None = None  # its directory, where it has one
+    split: World | None = None  # among whom a device mesh splits batches; None: all processes that there are
 
 
 def outcome_of(fit: Fit) -> Outcome:
@@ -47,4 +49,5 @@ def outcome_of(fit: Fit) -> Outcome:
         device=fit.device,
         home=fit.home,
         run=events.parent if events is not None else None,
+        split=None if fit.parallel.mesh is None else fit.split,
     )

@@ -8,9 +8,9 @@ from torch import nn
 
 from stoker.callbacks import CSV, Callback, Tracker
 from stoker.data import Loader
-from stoker.distributed import Accord, Parallel, World, blocks_of, is_distributed, is_sharded, sharded
-from stoker.errors import InvalidArgument
+from stoker.distributed import Accord, Parallel, World, blocks_of, data_world, is_distributed, is_sharded, sharded
 from stoker.gradients import Shared
+from stoker.learner._same import check_same, trained
 from stoker.loop import Average, Fit
 
 _OF_RANK_0 = (CSV, Tracker)  # they write what rank 0 knows
@@ -36,16 +36,30 @@ def spread(
     return Average(model, ema, twin)
 
 
-def share(fit: Fit) -> None:
-    """What a fit needs where it does not train alone: gradients of all ranks, and their agreement."""
+def split_of(world: World, parallel: Parallel, *, dry: bool = False) -> World:
+    """The ranks among which a batch is split; for a `dry` fit without the groups, which all ranks make together."""
+    if not dry or parallel.mesh is None or world.size == 1:
+        return data_world(world, parallel)
+    mesh, rank, size = parallel.mesh, 0, 1
+    for name in parallel.data_names:
+        count = mesh.size(mesh.mesh_dim_names.index(name))
+        rank, size = rank * count + mesh.get_local_rank(name), size * count
+    return World(rank, size, world.local_rank, world.local_size)
+
+
+def share(fit: Fit, *, dry: bool = False) -> None:
+    """What a fit needs where it does not train alone: gradients of all ranks, and their agreement.
+
+    For a `dry` one nobody is asked: it may be looked at on one rank alone.
+    """
     world, split = fit.world, fit.split
     fit.sharded = is_distributed(fit.model)
     if split.size > 1 or is_sharded(fit.model):
         mode = _mode(fit.model)
         fit.shared = Shared(fit.model, split, mode=mode, reduce=fit.reduce, bucket_mb=fit.parallel.bucket_mb)
-    if world.size > 1:
+    if world.size > 1 and not dry:
         fit.accord, fit.ctx.wishes = Accord(world), {}
-        _check_same(fit)
+        check_same(world, lambda: trained(fit))
 
 
 def _mode(model: nn.Module) -> Literal["ddp", "values", "fsdp"]:
@@ -59,20 +73,6 @@ def _mode(model: nn.Module) -> Literal["ddp", "values", "fsdp"]:
 def heard_here(callbacks: Sequence[Callback], world: World) -> Sequence[Callback]:
     """The callbacks of this rank: what writes a run's numbers somewhere is rank 0's business."""
     return callbacks if world.is_first else [each for each in callbacks if not isinstance(each, _OF_RANK_0)]
-
-
-def _check_same(fit: Fit) -> None:
-    """Every rank has to be at the same training: else they would wait for each other for ever."""
-    own = {**fit.identity["fixed"], **fit.identity["limits"], "valid": fit.identity["free"]["valid"]}
-    for rank, theirs in enumerate(fit.world.gathered({name: str(value) for name, value in own.items()})):
-        lines = [
-            f"{name}: {theirs[name]} there, {value!s} here" for name, value in own.items() if theirs[name] != str(value)
-        ]
-        if lines:
-            raise InvalidArgument(
-                "\n  ".join([f"rank {rank} is at another training than rank {fit.world.rank}", *lines])
-                + "\nEvery process runs the same script on the same data; stoker gives each its share of it"
-            )
 
 
 def told(fit: Fit) -> list[str]:

@@ -10,11 +10,11 @@ from torch import nn
 
 from stoker._select import assign, named_parameters
 from stoker.callbacks import Context, Hooks
-from stoker.distributed import World, data_world, is_sharded
+from stoker.distributed import World, is_sharded
 from stoker.errors import InvalidArgument
 from stoker.learner._data import Data, loaders
 from stoker.learner._identity import identity_of
-from stoker.learner._parallel import heard_here, share, spread, told
+from stoker.learner._parallel import heard_here, share, split_of, spread, told
 from stoker.learner._plan import plan_of
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish
@@ -31,14 +31,14 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _
     """A fit that is ready to run: model on its device, loaders, optimizer, schedules, metrics, hooks.
 
     `seed` is what an earlier part of the run drew; the spec's own goes before. A `dry` one is only looked at: its model
-    is not sharded.
+    is not sharded, and no other rank is asked for anything.
     """
-    seed = _seed(spec, seed, world)
+    seed = _seed(spec, seed, _ALONE if dry else world)
     model = spec.make_model()
     has_step = _has_step(model, spec)
     numbers, hooks = metrics_of(spec.metrics), Hooks(heard_here(wish.callbacks, world))
     held_out = 0 if spec.seed is None else spec.seed  # the same samples in every fit, seeded or not
-    split, rates = data_world(world, spec.parallel), rates_of(spec.lr, model)
+    split, rates = split_of(world, spec.parallel, dry=dry), rates_of(spec.lr, model)
     sources = loaders(wish.train, wish.valid, batch_size=wish.batch_size, seed=seed, held_out=held_out)
     data = sources.shared(split)
     home, device = device_of(model), device_for(spec.device, model)
@@ -77,7 +77,7 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _
         steady=not spec.compile and is_steady(spec.lr) and not hooks.wanted("on_train_batch_begin"),
     )
     fit.identity = identity_of(fit, spec)
-    share(fit)
+    share(fit, dry=dry)
     fit.step = planned(fit)
     fit.plan = [*plan_of(fit, spec), *data.notes, *told(fit)]
     return fit

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from stoker.checkpoint import Found, Saved, Saver, Store, deadline, model_state
 from stoker.distributed import World, is_sharded
 from stoker.errors import BadFile, NoSuchMetric, StateMismatch, did_you_mean
-from stoker.learner._first import by_first
+from stoker.learner._first import only_by_first
 from stoker.learner._identity import changes, doubts, other_data, other_metrics, other_shapes
 from stoker.learner._plan import facts_of
 from stoker.learner._wish import Wish
@@ -59,7 +59,7 @@ def finished(fit: Fit, run: Run, wish: Wish) -> list[str] | None:
         return None
     notes = accept(fit, found.state, force=wish.resumes == "force")
     fit.ctx.stopping, fit.trained = found.saved.ended, found.state["loop"]["seconds"]
-    by_first(fit.world, lambda: _finish(fit, run, store_of(run)))
+    only_by_first(fit.world, lambda: _finish(fit, run, store_of(run)))
     fit.record = fit.ctx.record = Record.open(run.path)
     settle(fit)
     # For `continue_`; the rest of the state, which may be large, is let go.
@@ -129,7 +129,7 @@ def open_run(fit: Fit, wish: Wish, *, again: bool) -> Opened:
 
 def _taken(fit: Fit, wish: Wish, take: Callable[..., Run]) -> Run:
     """The run, written by rank 0 from now on; the others have what it says so far, and write nothing."""
-    run = by_first(fit.world, lambda: take(wish.folder, config=wish.config, facts=facts_of(fit)))
+    run = only_by_first(fit.world, lambda: take(wish.folder, config=wish.config, facts=facts_of(fit)))
     run = Run.open(wish.folder) if run is None else run
     fit.world.barrier()  # rank 0 says nothing more until all have read that
     return run

@@ -14,6 +14,7 @@ from stoker.distributed import failing, is_sharded, joined
 from stoker.learner._plan import beginning
 from stoker.learner._prepare import prepare
 from stoker.learner._resume import earlier, finished, open_run, seed_of, tell_resume
+from stoker.learner._same import check_same, wished
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish, check_limits
 from stoker.loop import Fit, put_back, restore, running, seed_of_rank, seeded, train
@@ -31,6 +32,7 @@ def started(spec: Spec, wish: Wish, *, show: bool) -> Iterator[tuple[Fit, bool]]
     """
     world = joined(spec.device, timeout=spec.parallel.timeout)
     with failing(world), seeded(spec.seed):
+        check_same(world, lambda: wished(spec, wish))
         before = earlier(wish, world)
         fit = prepare(spec, wish, seed=seed_of(before), world=world)
         with drawing_apart(fit), on_device(fit.model, fit.device, fit.home):
@@ -55,6 +57,7 @@ def started(spec: Spec, wish: Wish, *, show: bool) -> Iterator[tuple[Fit, bool]]
 def go_on(fit: Fit, *, epochs: int | None, updates: int | None, minutes: float | None, show: bool) -> None:
     """Trains on from the last weights, for so much more, as if the fit had not ended."""
     check_limits(epochs=epochs, updates=updates, minutes=minutes)
+    check_same(fit.world, lambda: {"epochs": epochs, "updates": updates, "minutes": minutes})
     ctx = fit.ctx
     if fit.reopen is not None:
         run = fit.reopen()
@@ -128,8 +131,11 @@ def watched(record: Record, show: bool) -> Iterator[None]:
 
 
 def drawing_apart(fit: Fit) -> AbstractContextManager[None]:
-    """Random numbers of its own for every rank after the first: what they drop out is not the same."""
-    return nullcontext() if fit.world.is_first else seeded(seed_of_rank(fit.ctx.seed, fit.world.rank))
+    """Random numbers of its own for every share of a batch after the first: what they drop out is not the same.
+
+    Ranks that have the same rows, and each a part of the layers, drop out the same.
+    """
+    return nullcontext() if fit.split.is_first else seeded(seed_of_rank(fit.ctx.seed, fit.split.rank))
 
 
 @contextmanager

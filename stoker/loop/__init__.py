@@ -7,6 +7,7 @@ to know is `Fit`, all that one fit works with.
 
 from stoker.loop._evaluate import evaluate
 from stoker.loop._fit import Fit, Settings
+from stoker.loop._in_step import in_step
 from stoker.loop._precision import PRECISIONS, Scaler, check_precision
 from stoker.loop._predict import predict
 from stoker.loop._program import planned
@@ -27,6 +28,7 @@ __all__ = [
     "Settings",
     "check_precision",
     "evaluate",
+    "in_step",
     "length_of",
     "of_this_rank",
     "planned",

@@ -11,6 +11,7 @@ from stoker.callbacks import mixed_loss
 from stoker.errors import WrongType
 from stoker.loop._fit import Fit
 from stoker.loop._forward import as_forward
+from stoker.loop._level import level_loss
 from stoker.loop._precision import forward_in
 from stoker.loop._tally import samples_in, weight_in
 from stoker.step import Objective, Output, SupervisedOutput
@@ -38,7 +39,7 @@ def asked(fit: Fit) -> Iterator[Asked]:
     if fit.settings.on_nan == "skip":
         fit.buffers = [buffer.detach().clone() for buffer in fit.model.buffers()]
     answers = _ask_default(fit) if fit.supervised is not None else _ask_model(fit)
-    return _unnoticed(fit, answers) if fit.ghost else answers
+    return _unnoticed(fit, answers) if fit.ctx.ghost else answers
 
 
 def _unnoticed(fit: Fit, answers: Iterator[Asked]) -> Iterator[Asked]:
@@ -76,6 +77,7 @@ def _ask_default(fit: Fit) -> Iterator[Asked]:
         if fit.shared is None:
             ctx.pred = fit.model(*parts.args, **parts.kwargs)
         else:
+            level_loss(fit)
             ctx.pred = _through(fit, lambda: fit.model(*parts.args, **parts.kwargs))
     fit.hooks.fire("on_train_batch_after_pred", ctx)
     with forward_in(fit.settings.precision, fit.device):
@@ -132,8 +134,8 @@ def _told(fit: Fit, part: str | None, weight: float | Tensor) -> Iterator[Asked]
             f"a callback set ctx.loss to {type(loss).__name__} in on_train_batch_after_loss; it has to stay a tensor"
         )
     fit.refused = False
-    yield Asked(part, loss, 0 if fit.ghost else weight)
-    fit.refused = fit.refused or fit.ghost
+    yield Asked(part, loss, 0 if fit.ctx.ghost else weight)
+    fit.refused = fit.refused or fit.ctx.ghost
     if not fit.refused:
         is_sum, read = part is None and fit.reduce == "sum", fit.verdict is None
         fit.tally.add_loss(part or "loss", loss, weight, is_sum=is_sum, read=read)

@@ -68,7 +68,6 @@ class Fit:
     shared: Shared | None = None  # gradients of all of them, where there are several
     sharded: bool = False  # the model itself sees to its gradients: it is in shards, or was wrapped by the user
     accord: Accord | None = None  # what they agree on after every batch
-    ghost: bool = False  # this process has no share of the current batch: it goes along, and counts for nothing
     common: bool = False  # the exception that is on its way goes through every process
     average: Average | None = None
     scaler: Scaler | None = None

@@ -6,8 +6,9 @@ from typing import Any
 from stoker.checkpoint import Moment, Place, RandomWatch, Saved, Unsaved, has_extra, set_random_state
 from stoker.errors import CheckpointFailed
 from stoker.loop._fit import Fit
-from stoker.loop._mark import Mark, marked, versions_of
-from stoker.loop._state import is_storable, loss_of, settle_again, state_of
+from stoker.loop._level import loss_of
+from stoker.loop._mark import Mark, is_storable, marked, versions_of
+from stoker.loop._state import settle_again, state_of
 from stoker.record import Event
 
 _NOT_SAVED = "the weights had changed since the last batch was done: that state was not saved"

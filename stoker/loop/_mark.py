@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker.loop._fit import Fit
 from stoker.loop._walk import place_in
@@ -110,3 +110,14 @@ def held(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(held(each) for each in value)
     return copy.copy(value) if isinstance(value, set | deque) else value
+
+
+def is_storable(value: Any) -> bool:
+    """Whether something of the user's is tensors and plain values only."""
+    if type(value) in (list, tuple):  # a named tuple would come back as another thing
+        return all(is_storable(each) for each in value)
+    if isinstance(value, dict):
+        return all(is_storable(each) for pair in value.items() for each in pair)
+    if isinstance(value, Tensor):
+        return type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided
+    return value is None or isinstance(value, bool | int | float | str | bytes)

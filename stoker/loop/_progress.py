@@ -40,7 +40,7 @@ def _report(fit: Fit, tally: Tally, now: float) -> None:
         return
     fit.reported = now
     _obey(fit)
-    speed = tally.samples * fit.world.size / max(now - tally.since, 1e-9)
+    speed = tally.samples * fit.split.size / max(now - tally.since, 1e-9)
     extra: dict[str, Any] = {"phase": ctx.phase, "batches": ctx.batches, "samples_per_second": speed}
     later = tally.later(ctx.set_name)
     told = event(fit, "progress", {}, **extra)

@@ -4,14 +4,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stoker.checkpoint import load_model_state, model_state, random_state
 from stoker.errors import StateMismatch
 from stoker.gradients import Accumulator
 from stoker.loop._fit import Fit
-from stoker.loop._mark import Mark, marked
+from stoker.loop._level import loss_of
+from stoker.loop._mark import Mark, is_storable, marked
 from stoker.loop._ranks import of_all_ranks
 from stoker.loop._weights import Snapshot, places, snapshot
 from stoker.metrics import GradientNorm
@@ -56,12 +56,6 @@ def _with_buffers(state: dict[str, Any], buffers: list[Tensor]) -> dict[str, Any
     return {**state, "buffers": dict(zip(state["buffers"], buffers, strict=True))}
 
 
-def loss_of(fit: Fit) -> nn.Module | None:
-    """The loss, where it is a module and so may have a state of its own."""
-    loss = None if fit.supervised is None else fit.supervised.loss
-    return loss if isinstance(loss, nn.Module) else None
-
-
 def _judged(fit: Fit) -> Snapshot | None:
     """The weights that the optimizer wants judged, where it trains others (schedule-free)."""
     with fit.optimizer.evaluating() as differ:
@@ -92,17 +86,6 @@ def _counters(fit: Fit, mark: Mark) -> dict[str, Any]:
         "seconds": mark.time - ctx.started,
         "epoch_seconds": mark.time - fit.began,
     }
-
-
-def is_storable(value: Any) -> bool:
-    """Whether something of the user's is tensors and plain values only."""
-    if type(value) in (list, tuple):  # a named tuple would come back as another thing
-        return all(is_storable(each) for each in value)
-    if isinstance(value, dict):
-        return all(is_storable(each) for pair in value.items() for each in pair)
-    if isinstance(value, Tensor):
-        return type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided
-    return value is None or isinstance(value, bool | int | float | str | bytes)
 
 
 def settle_again(fit: Fit, state: Mapping[str, Any]) -> None:

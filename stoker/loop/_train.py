@@ -11,10 +11,12 @@ from stoker.data import Ghost
 from stoker.errors import BadData, NotFinite
 from stoker.loop._agree import agree, stop
 from stoker.loop._fit import Fit
+from stoker.loop._in_step import in_step
 from stoker.loop._keep import begin, between, cut_short, end, mark
 from stoker.loop._merge import merged
 from stoker.loop._program import tell_plan
 from stoker.loop._progress import event, tell
+from stoker.loop._replicas import check_replicas
 from stoker.loop._signals import awaited
 from stoker.loop._stations import Mixed
 from stoker.loop._tally import samples_in
@@ -58,6 +60,7 @@ def train(fit: Fit) -> None:
         fire("on_epoch_end", ctx)
         fit.stage = "closed"
         agree(fit, now=True)
+        check_replicas(fit)
         _stop_at_limits(fit)
         between(fit, epoch_ended=True)
     end(fit)
@@ -80,7 +83,7 @@ def train_epoch(fit: Fit) -> None:
         fit.applied = fit.refused = False
         fire("on_train_batch_begin", ctx)
         program.run(ctx.batch if ctx.loss_mix is None else Mixed(ctx.batch, ctx.loss_mix))
-        fit.tally.samples += 0 if fit.ghost else samples_in(batch)
+        fit.tally.samples += 0 if ctx.ghost else samples_in(batch)
         _count_update(fit)
         fire("on_train_batch_end", ctx)
         if fit.heard:
@@ -144,12 +147,13 @@ def _batches(fit: Fit) -> Iterator[tuple[int, Any]]:
     if fit.ctx.stopping is not None:  # the fit goes on where it had reached its limit
         return
     done = number = fit.ctx.batch_number  # 0, unless the fit goes on inside an epoch
-    for number, batch in enumerate(awaited(fit, fit.train, walked(fit)), start=done + 1):
+    batches = in_step(fit.train, awaited(fit, fit.train, walked(fit)), fit.world)
+    for number, batch in enumerate(batches, start=done + 1):
         if number == done + 1 and not _is_last(fit):
             fit.train.prepare(fit.ctx.epoch)  # the next epoch, counted from 0: its first batches are ready in time
-        fit.ghost = isinstance(batch, Ghost)
+        fit.ctx.ghost = isinstance(batch, Ghost)
         yield number, batch.batch if isinstance(batch, Ghost) else batch
-    fit.ghost = False
+    fit.ctx.ghost = False
     if number == 0 and not fit.interrupted:
         raise BadData(f"the training data gave no batch in epoch {fit.ctx.epoch}: look at what its __iter__ gives")
 
@@ -186,6 +190,7 @@ def _check_progress(fit: Fit) -> None:
     updates, skipped = fit.before
     settled = fit.scaler is None or fit.scaler.factor == 1.0
     if fit.ctx.update == updates and fit.skipped > skipped and settled and fit.ctx.stopping is None:
+        fit.common = True
         raise NotFinite(
             f"every update of epoch {fit.ctx.epoch} was skipped ({fit.skipped - skipped} of them): no loss or gradient "
             "is finite any more. Run it with on_nan='stop' to see where that begins"

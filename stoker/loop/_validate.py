@@ -11,6 +11,7 @@ from stoker.data import Ghost, Loader, moved
 from stoker.loop._agree import agree
 from stoker.loop._evaluate import judged, viewed
 from stoker.loop._fit import Fit
+from stoker.loop._in_step import in_step
 from stoker.loop._level import level
 from stoker.loop._merge import merged
 from stoker.loop._precision import forward_in
@@ -28,13 +29,14 @@ def validate(fit: Fit) -> None:
         return
     ctx, fire = fit.ctx, fit.hooks.fire
     level(fit)
-    kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss
+    kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.ghost
     with put_back(), _drawing_again(fit.valid.values()), fit.optimizer.evaluating():
         for name, loader in fit.valid.items():
             ctx.phase, ctx.set_name, ctx.batches = "valid", name, length_of(loader)
             fire("on_valid_begin", ctx)
             # Always the same epoch: what a transform draws is the same in every validation.
-            values = judge(fit, awaited(fit, loader, loader.at(epoch=0)), name)
+            batches = in_step(loader, awaited(fit, loader, loader.at(epoch=0)), fit.world)
+            values = judge(fit, batches, name)
             if not fit.interrupted:
                 ctx.metrics |= values
                 # At the place of the training: the batches of the set itself are of no interest afterwards.
@@ -42,7 +44,7 @@ def validate(fit: Fit) -> None:
             fire("on_valid_end", ctx)
         _keep_best(fit)
     ctx.phase, ctx.set_name = "train", "train"
-    ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss = kept
+    ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.ghost = kept
     if not fit.interrupted:
         fit.validated = ctx.update
         fire("on_validation", ctx)
@@ -80,6 +82,7 @@ def judge(fit: Fit, batches: Iterable[Any], name: str) -> dict[str, float]:
 
     with viewed(fit.judged) as view:
         for number, batch in enumerate(batches, start=1):
+            ctx.ghost = isinstance(batch, Ghost)
             counting, own = (tally.empty(), batch.batch) if isinstance(batch, Ghost) else (tally, batch)
             ctx.batch_number, ctx.batch = number, moved(own, fit.device)
             fire("on_valid_batch_begin", ctx)

@@ -9,7 +9,17 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import Callback, Checkpoint, InvalidArgument, NotFinite, RunExists, callbacks, optim
+from stoker import (
+    BadData,
+    Callback,
+    Checkpoint,
+    InvalidArgument,
+    NotFinite,
+    RunExists,
+    StateMismatch,
+    callbacks,
+    optim,
+)
 from stoker.record import Run, ask
 from tests.distributed.fits import came_out, learner, network, samples
 from tests.distributed.processes import run
@@ -170,11 +180,105 @@ def refused(rank, size, folder):
     dataset = torch.utils.data.TensorDataset(*samples(32))
     with pytest.raises(InvalidArgument, match="give its dataset"):
         fit(data=torch.utils.data.DataLoader(dataset, batch_size=8), batch_size=None)
+    if rank == 0:  # asks nobody
+        learner().explain(samples(96), epochs=2, run=f"{folder}/taken")
+    said = {
+        "run": {"run": None if rank else f"{folder}/new"},
+        "resume": {"run": f"{folder}/new", "resume": bool(rank)},
+        "checkpoint": {"run": f"{folder}/new", "checkpoint": Checkpoint(keep_last=rank + 1, deadline=2e9 + rank)},
+        "validate_every": {"valid": samples(9), "validate_every": rank + 3},
+        "epochs": {"epochs": rank + 1},
+        "lr": {"of": learner(lr=0.1 * (rank + 1))},
+        "clip_norm": {"of": learner(clip_norm=1.0 + rank)},
+        "parallel.mode": {"of": learner(parallel=("ddp", "fsdp")[rank])},
+        "the samples of train": {"data": samples(96, seed=rank)},
+        "the samples of valid": {"valid": samples(9, seed=rank)},
+    }
+    for name, settings in said.items():
+        with pytest.raises(InvalidArgument, match=rf"rank {1 - rank} is at another training(.|\n)*\n  {name}: "):
+            fit(**settings)
+    assert not Path(folder, "new").exists()
+    fitted = fit(epochs=1)
+    with pytest.raises(InvalidArgument, match=r"\n  epochs: "):
+        fitted.continue_(epochs=rank + 1, show=False)
+    texts.append(fit(run=f"{folder}/new", checkpoint=Checkpoint(deadline=2e12 + rank)).stopped)
     return texts
 
 
+class Uneven(torch.utils.data.IterableDataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return iter(zip(*samples(self.count), strict=True))
+
+
+class Alone(Callback):
+    """What one rank alone knows decides about its weights."""
+
+    def on_train_batch_after_backward(self, ctx):
+        if stoker.world().rank == 1 and (ctx.epoch, ctx.batch_number) == (2, 2):
+            ctx.lr = 2 * ctx.lr
+
+
+def parted(rank, size, folder):
+    """Ranks that come apart in the middle: told on all of them, and no one waits."""
+    stream, texts = Uneven(40 + 16 * rank), []
+    fitted = fit(epochs=1)
+    for use in (
+        lambda: fit(data=stream, batch_size=8),
+        lambda: fit(valid=stream),
+        lambda: fitted.evaluate(stream, batch_size=8),
+        lambda: fitted.predict(stream, batch_size=8),
+    ):
+        with pytest.raises(BadData) as error:
+            use()
+        texts.append(str(error.value))
+    with pytest.raises(StateMismatch) as other:
+        fit(Alone(), run=f"{folder}/alone", epochs=4)
+    texts.append(str(other.value))
+    x, y = samples(96)
+    with pytest.raises(NotFinite, match="every update of epoch 1 was skipped"):
+        fit(data=(x * float("nan"), y), of=learner(on_nan="skip"), run=f"{folder}/skipped")
+    stoker.barrier()
+    saved = Run.open(f"{folder}/skipped").record.events_of("checkpoint")
+    texts.append([each.extra["reason"] for each in saved])
+    return texts
+
+
+def test_ranks_that_come_apart_are_told_so(tmp_path):
+    (*streams, weights, saved), second = run(parted, 2, str(tmp_path))
+    assert [*streams, weights, saved] == second
+    assert streams[0] == (
+        "rank 0's stream ended after 5 batches, and rank 1's goes on: every rank reads the same stream, and stoker "
+        "gives each its share of it"
+    )
+    assert [text.startswith("rank 0's stream ended after ") for text in streams] == [True] * 4
+    assert weights.startswith("rank 1 has other weights than rank 0 at the end of epoch 2: 0.weight and 5 more. Every ")
+    assert saved == ["the beginning", "exception: NotFinite"]
+
+
+def ghosts(rank, size, folder):
+    seen = {"train": [], "valid": []}
+    watch = callbacks.on(
+        train_batch_end=lambda ctx: seen["train"].append(ctx.ghost),
+        valid_batch_end=lambda ctx: seen["valid"].append(ctx.ghost),
+        epoch_end=lambda ctx: seen.update(after=ctx.ghost),
+    )
+    fit(watch, data=samples(3), batch_size=2, valid=samples(1), epochs=1)
+    return seen
+
+
+def test_a_hook_can_tell_a_ghost():
+    assert run(ghosts, 2, "") == [
+        {"train": [False, True], "valid": [True], "after": False},
+        {"train": [False, False], "valid": [False], "after": False},
+    ]
+
+
 def test_what_can_t_be_is_refused_on_every_rank(tmp_path):
-    (first, taken), (second, also) = run(refused, 2, str(tmp_path))
+    (first, taken, stopped), (second, also, _) = run(refused, 2, str(tmp_path))
+    assert stopped == "Completed 2 epochs"
     assert first.startswith("rank 1 is at another training than rank 0\n  samples: 97 there, 96 here")
     assert second.startswith("rank 0 is at another training than rank 1\n  samples: 96 there, 97 here")
     assert taken == also

@@ -1,6 +1,7 @@
 """One rank's failure is that of all: the others name it, quickly, and say what it said."""
 
 import os
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -61,9 +62,9 @@ def fail_alike_and_go_on(rank, size):
 def test_a_failure_that_was_caught_is_over():
     told, nothing = launched(fail_alike_and_go_on, 2)
     assert nothing is None
-    assert (
-        told.startswith("the connection to the other ranks was lost (Connection closed by peer") and "GLHF" not in told
-    )
+    # The system's word for it depends on what was still on its way.
+    lost = r"the connection to the other ranks was lost \((Read error \[\S+: )?Connection (closed|reset) by peer"
+    assert re.match(lost, told) and "GLHF" not in told
     assert told.endswith("is stuck, or its network is gone; the output of the rank that ended first says more")
 
 
@@ -88,11 +89,70 @@ def test_a_rank_that_does_not_come():
     assert "timeout" in told or "Timed out" in told, told
 
 
+def catch_and_go_on(rank, size):
+    """Rank 1 fails alone and catches it: what all of them do next would meet what the others still wait in."""
+    here = joined("cpu", timeout=2)
+    told = []
+    for fails in (True, False, False):
+        try:
+            with failing(here), failing(here):  # as a fit does
+                here.barrier()
+                if fails and rank == 1:
+                    raise ValueError("sample 7 is bad")
+                here.sum(torch.ones(3))
+        except (PeerFailed, ValueError) as error:
+            told.append(f"{type(error).__name__}: {error}")
+    left()
+    with failing(joined("cpu")):  # anew
+        return told, float(joined("cpu").sum(torch.ones(())))
+
+
+def test_after_a_failure_of_one_rank_that_was_caught_nothing_goes_on():
+    (first, one), (second, two), (third, _) = launched(catch_and_go_on, 3)
+    assert one == two == 3
+    known = "rank 1 has failed: ValueError: sample 7 is bad; its traceback is in its own output"
+    end = "That error was caught, but ranks are no longer at the same place. End all of them and start anew"
+    assert first[0] == third[0] == f"PeerFailed: {known}" and second[0] == "ValueError: sample 7 is bad"
+    for after in (*first[1:], *third[1:]):
+        assert after.startswith(f"PeerFailed: ranks can't go on together: {known}. {end}")
+    for after in second[1:]:
+        assert after.startswith(
+            f"PeerFailed: ranks can't go on together: this rank has failed, and others have not. {end}"
+        )
+    assert [len(each) for each in (first, second, third)] == [3, 3, 3]
+
+
+def lose_and_agree(rank, size):
+    """What others have made of a lost connection is one; what all have agreed on is a failure of all."""
+    here = joined("cpu", timeout=0.5)
+    with pytest.raises(PeerFailed, match="^agreed$"), failing(here):
+        raise PeerFailed("agreed")
+    with failing(here):
+        here.barrier()
+    with pytest.raises(PeerFailed) as told, failing(here):
+        try:
+            raise RuntimeError("[/x/gloo/transport/tcp/pair.cc:5] Connection closed by peer")
+        except RuntimeError as error:
+            raise PeerFailed("lost while they saved") from error
+    with pytest.raises(PeerFailed, match="can't go on together: lost while they saved. That"), failing(here):
+        pass
+    return str(told.value)
+
+
+def test_a_failure_of_another_rank_that_all_have_agreed_on_is_one_of_all():
+    assert launched(lose_and_agree, 2) == ["lost while they saved"] * 2
+
+
 def test_which_errors_are_lost_connections():
     network = torch.distributed.DistNetworkError("gone")
     assert _is_lost(network) and _is_lost(torch.distributed.DistBackendError("NCCL error"))
     assert _is_lost(RuntimeError("[/x/gloo/transport/tcp/pair.cc:537] Read error [::1]:9: Connection reset by peer"))
     assert not _is_lost(RuntimeError("CUDA out of memory")) and not _is_lost(ValueError("Timed out"))
+    closed = "Application timeout caused pair closure"
+    inside = RuntimeError(f"Got the following error when running the callback: RuntimeError: {closed}\n\nAt: ...")
+    assert _is_lost(RuntimeError(closed)) and _is_lost(inside) and f"was lost ({closed})" in _unknown(inside)
+    for own in ("Timed out while reading my database", "Connection reset by peer", "Application timeout: [x.cc:5]"):
+        assert not _is_lost(RuntimeError(own))
     assert "was lost (Read error [::1]:9)" in _unknown(
         RuntimeError("[/x.cc:5] Read error [::1]:9. This is typically so")
     )

@@ -139,8 +139,33 @@ def wrapped(rank, size, kind):
         parallel = stoker.Parallel(mode="fsdp" if kind.endswith("shards") else "auto", mesh=mesh)
     fitted = _fit(learner(model, parallel=parallel, clip_norm=0.1), samples(43), valid=samples(11))
     outcome = came_out(fitted)
+    outcome["scores"] = fitted.evaluate(samples(7), batch_size=3)
+    outcome["predictions"] = fitted.predict(samples(7)[0], batch_size=3)
     outcome["weights"] = {name.removeprefix("module."): value for name, value in outcome["weights"].items()}
     return outcome
+
+
+def mesh_of(rank, size):
+    """One batch, whose rows all ranks have, and each half of the layers: with dropout, as one process draws it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(0)
+    model, parallel = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4), nn.Dropout(0.5), nn.Linear(4, 4)).double(), "auto"
+    if size > 1:
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        parallel = stoker.Parallel(mesh=mesh)
+    of = learner(model, parallel=parallel, optimizer=stoker.optim.SGD(foreach=False), lr=0.1)
+    if rank == 0 and size > 1:  # asked by one alone
+        assert "2 processes, this is rank 0; each takes 1/1 of every batch" in of.explain(samples(32), epochs=2)
+    return came_out(_fit(of, samples(32)))
+
+
+def test_ranks_with_the_same_rows_drop_out_the_same():
+    expected = mesh_of(0, 1)
+    for found in run(mesh_of, 2):
+        assert differences(found, expected, "mesh") == []
 
 
 KINDS = [("ddp", 2), ("fsdp", 2), ("replicas of shards", 4), ("tensor", 4), ("tensor, shards", 4)]

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stoker.distributed import World, device_of, joined, left, world
-from stoker.errors import InvalidArgument
+from stoker.checkpoint._agree import agreed, apart
+from stoker.distributed import Parallel, World, data_world, device_of, joined, left, world
+from stoker.errors import InvalidArgument, PeerFailed
 
 from .processes import launched, run
 
@@ -82,6 +83,38 @@ def join_and_leave(rank, size):
 
 def test_joining_by_the_environment():
     assert launched(join_and_leave, 2) == [[2.0, 2.0]] * 2
+
+
+def wait_for_another(rank, size):
+    """A thread's group and a mesh's wait as long as the world says, also where a later fit says another time."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    here = joined("cpu", timeout=90)
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "dp"))
+    split = data_world(here, Parallel(mesh=mesh))
+    groups = [dist.group.WORLD, here.texts(), apart(here).texts(), split.group, split.texts()]
+    first = [waits_of(group) for group in groups]
+    assert joined("cpu").timeout == joined("cpu", timeout=90).timeout == split.timeout == 90
+    later = joined("cpu", timeout=0.5)
+    assert later is joined() is world() and later.timeout == 0.5 and apart(later) is apart(here)
+    second = [waits_of(group) for group in groups]
+    if rank == 0:  # and it is meant
+        with pytest.raises(PeerFailed, match="connection to the other ranks was lost"):
+            agreed(apart(later), lambda: None)
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"over/{rank}", "yes")
+    store.wait(["over/0"])
+    return first, second
+
+
+def waits_of(group):
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+def test_every_group_waits_as_long_as_was_said():
+    for first, second in launched(wait_for_another, 2):
+        assert first == [90.0] * 5
+        assert second[:3] == [0.5] * 3
 
 
 def join_the_users_group(rank, size):

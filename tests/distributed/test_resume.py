@@ -200,3 +200,75 @@ def test_an_exception_on_one_rank_ends_all_and_the_run_goes_on(tmp_path):
     for again, whole, errors in run(after_it, 2, str(tmp_path)):
         assert exactly(again) == exactly(whole)
         assert errors == [f"PeerFailed: {said}"]
+
+
+# --- what each rank has of its own
+
+
+class Smooth(Callback):
+    """A mean of this rank's losses, that its loss is scaled by."""
+
+    def __init__(self):
+        self.mean = 0.0
+
+    def on_train_batch_after_loss(self, ctx):
+        self.mean = 0.9 * self.mean + 0.1 * float(ctx.loss)
+        ctx.state["mean"] = 0.5 * ctx.state.get("mean", 0.0) + 0.5 * float(ctx.loss)
+        with torch.enable_grad():
+            ctx.loss = ctx.loss * (1 + self.mean + ctx.state["mean"])
+
+    def state_dict(self):
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state):
+        self.mean = state["mean"]
+
+
+class Centered(torch.nn.Module):
+    """A loss with a running mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
+
+    def forward(self, scores, target):
+        if torch.is_grad_enabled():
+            self.mean.lerp_(scores.detach().mean(0), 0.1)
+        return torch.nn.functional.cross_entropy(scores - self.mean, target)
+
+
+def counts(rank, size, folder):
+    """Callbacks and a loss that count by themselves: 4 epochs at once, and 2 and 2."""
+    found = []
+    for name, epochs in (("whole", [4]), ("parts", [2, 4])):
+        for count in epochs:
+            loss = Centered()
+            fitted = learner(loss=loss).fit(
+                samples(97),
+                epochs=count,
+                batch_size=16,
+                callbacks=[Smooth()],
+                run=f"{folder}/{name}",
+                resume=True,
+                keep="last",
+                show=False,
+            )
+        found.append((came_out(fitted)["weights"], loss.mean))
+    return found
+
+
+def other_metrics(rank, size, folder):
+    of = learner(metrics=[metrics.Accuracy()], loss=Centered())
+    wish = {"epochs": 5, "batch_size": 16, "run": f"{folder}/parts", "callbacks": [Smooth()], "show": False}
+    with pytest.raises(stoker.StateMismatch, match="metrics: none before, accuracy now"):
+        of.fit(samples(97), resume=True, **wish)
+    return of.fit(samples(97), resume="force", **wish).epochs
+
+
+def test_what_each_rank_counts_goes_on_as_its_own(tmp_path):
+    answers = run(counts, 2, str(tmp_path))
+    for whole, parts in answers:
+        assert all(torch.equal(whole[0][name], value) for name, value in parts[0].items())
+        assert torch.equal(whole[1], parts[1])
+    assert torch.equal(answers[0][0][1], answers[1][0][1])  # rank 0's, also at the end
+    assert other_metrics(0, 1, str(tmp_path)) == 5

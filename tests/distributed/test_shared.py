@@ -1,5 +1,6 @@
 """The gradients of a whole batch out of every process's part of it: those of one process, whatever the split."""
 
+import contextlib
 import functools
 import math
 import re
@@ -11,9 +12,10 @@ from torch import nn
 
 import stoker
 from stoker import Accumulator, backward
-from stoker.distributed import World, joined
+from stoker.distributed import Accord, World, joined
 from stoker.errors import InvalidArgument
 from stoker.gradients import Gradients, Shared
+from stoker.gradients._parts import _NEW
 
 from .processes import run
 
@@ -265,17 +267,47 @@ def an_empty_window(world, mode):
     return compared(grads, backward(F.cross_entropy(reference(x), y), reference))
 
 
-def own_reduction(world, mode):
-    """Gradients that were changed on the way (by a hook) are reduced as they are; they are used up."""
+def other_parts(world, mode):
+    """Ranks that are not at the same objective say so, all of them; also where one has gone on to the next batch."""
     x, y = samples()
     model, shared = made(world, mode)
-    own, targets = part_of(world, x, y)
-    mine = shared.local(F.cross_entropy(model(own), targets)).scale(2)
-    grads, weight = shared.reduced(mine, torch.tensor(len(own)))
-    assert weight == ROWS
-    assert not len(mine)
-    reference = Net()
-    return compared(grads, backward(F.cross_entropy(reference(x), y), reference).scale(2))
+    accord = Accord(world)
+
+    def at(part):
+        shared.backward(F.cross_entropy(model(x), y), ROWS, part=part)
+
+    def say(first, second):
+        text = f"rank 0 has {first} where rank 1 has {second}: every rank has to yield the same objectives"
+        return pytest.raises(InvalidArgument, match=text) if world.size > 1 else contextlib.nullcontext()
+
+    with say("an objective for 'first'", "an objective for 'last'"):
+        at("last" if world.rank == 1 else "first")
+    for part in ("first", "last"):
+        at(part)
+    with say("no more of them", "an objective for 'last'"):
+        if world.rank == 1:
+            at("last")
+        else:
+            accord.hand_in({})  # as a fit does between two batches
+            shared.through(lambda: None)
+    if world.rank == 1:
+        accord.hand_in({})
+    accord.settle({})
+    return 0.0
+
+
+def believed_parts(world, mode):
+    """Later it is seen without a message of its own."""
+    x, y = samples()
+    model, shared = made(world, mode)
+    for _ in range(_NEW // 2):
+        shared.backward(F.cross_entropy(model(x[:1]), y[:1]), 1, part="last")
+        shared.through(lambda: None)
+    other = "first" if world.rank == 1 else "last"
+    text = "rank 0 has an objective for 'last' where rank 1 has an objective for 'first'"
+    with pytest.raises(InvalidArgument, match=text) if world.size > 1 else contextlib.nullcontext():
+        shared.backward(F.cross_entropy(model(x), y), ROWS, part=other)
+    return 0.0
 
 
 def sparse(world, mode):
@@ -331,7 +363,9 @@ def tensor_parallel(world, mode):
     given = {name: distribute_tensor(torch.zeros(each.shape), mesh, [Replicate()]) for name, each in value.items()}
     for name, each in given.items():
         each.to_local().copy_(value[name])
-    grads, _ = Shared(model, world, mode=mode, reduce="mean").reduced(Gradients(given, model), 1)
+    window = Accumulator()
+    window.add(Gradients(given, model), weight=1)
+    grads, _ = Shared(model, world, mode=mode, reduce="mean").closed(window)
     mean = sum(range(1, world.size + 1)) / world.size
     return compared(grads, {name: torch.full(each.shape, mean) for name, each in value.items()})
 
@@ -350,7 +384,8 @@ CASES = [
     (windows, "values"),
     (fsdp_windows, "fsdp"),
     (an_empty_window, "values"),
-    (own_reduction, "values"),
+    (other_parts, "values"),
+    (believed_parts, "values"),
     *((sparse, mode) for mode in ("ddp", "values")),
     *((buffers, mode) for mode in ("ddp", "values", "fsdp")),
     *((layout, mode) for mode in ("ddp", "values")),

@@ -85,8 +85,17 @@ def test_a_subclass_comes_back_as_what_it_is(value, plain):
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, lambda: None], ids=["object", "set", "function"])
 def test_what_can_not_be_sent(value):
-    with pytest.raises(WrongType, match=r"a value of type builtins\.\w+ can't be sent to the other ranks: numbers, te"):
-        packed({"deep": [value]})
+    with pytest.raises(
+        WrongType, match=r"^deep/0/1 is a builtins\.\w+, which can't be sent to the other ranks: numbers"
+    ):
+        packed({"first": (1, [2]), "deep": [(3, value)]})
+    with pytest.raises(WrongType, match=r"^what is sent is a builtins\.\w+, which can't be sent"):
+        packed(value)
+
+
+def test_an_array_can_not_be_sent_and_the_text_says_what_can():
+    with pytest.raises(WrongType, match=r"^metrics/odd/all is a numpy\.ndarray, .* torch\.as_tensor takes an array$"):
+        packed({"metrics": {"odd": {"all": np.zeros(4)}}})
 
 
 def test_a_sparse_tensor_can_not_be_sent():

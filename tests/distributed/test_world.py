@@ -48,6 +48,8 @@ def take_part(rank, size):
 
     flags = [torch.full((3,), rank == 0), torch.full((2, 2), 5 - rank), torch.tensor(rank + 0.5, requires_grad=True)]
     flags += [torch.full((4, 4), rank, dtype=torch.bfloat16).t()[::2], torch.empty(0), torch.full((), rank + 0j)]
+    # Expanded, as a mask may be: many places of one memory.
+    flags += [torch.full((2, 1), rank + 1).expand(3, 2, 4), torch.tensor(rank + 3.0).expand(5), torch.ones(1).expand(0)]
     versions = [tensor._version for tensor in flags]
     world.broadcast(flags)
     assert rank or [tensor._version for tensor in flags] == versions  # the first one's are only read
@@ -75,6 +77,7 @@ def test_collectives(size):
         assert found["one"] == sum(range(size)) and not found["one"].requires_grad
         right = [torch.full((3,), True), torch.full((2, 2), 5), torch.tensor(0.5)]
         right += [torch.zeros(2, 4, dtype=torch.bfloat16), torch.empty(0), torch.zeros((), dtype=torch.complex64)]
+        right += [torch.ones(3, 2, 4, dtype=torch.int64), torch.full((5,), 3.0), torch.empty(0)]
         torch.testing.assert_close(found["broadcast"], right, rtol=0, atol=0)
         assert [each["epoch"] for each in found["gathered"]] == list(range(size))
         for rank, each in enumerate(found["gathered"]):

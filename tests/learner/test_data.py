@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import stoker
 from stoker import BadData, InvalidArgument, WrongType, data, metrics
@@ -226,3 +226,12 @@ def test_a_loader_can_t_be_split_and_has_its_own_batch_size():
     with pytest.raises(InvalidArgument, match="batch_size=16 has no use"):
         learner().fit(loader, batch_size=16, epochs=1, show=False)
     assert learner().fit(loader, valid=line(), batch_size=16, epochs=1, show=False).updates == 8
+
+
+def test_predictions_by_the_order_of_a_distributed_sampler_are_refused():
+    fitted, dataset = learner().fit(line(), epochs=1, show=False), TensorDataset(*line())
+    sampler = DistributedSampler(dataset, num_replicas=1, rank=0)
+    plain = DataLoader(dataset, batch_size=8, sampler=sampler)
+    for given in (plain, data.Loader(plain), DataLoader(dataset, batch_sampler=BatchSampler(sampler, 8, False))):
+        with pytest.raises(InvalidArgument, match="has a DistributedSampler.*: give its dataset"):
+            fitted.predict(given)

@@ -2,14 +2,14 @@ import pytest
 
 from stoker.distributed import World
 from stoker.errors import RunExists, StokerError
-from stoker.learner._first import by_first
+from stoker.learner._first import only_by_first
 from tests.distributed.processes import run
 
 
 def test_alone_the_work_is_just_done():
-    assert by_first(World(), lambda: 3) == 3
+    assert only_by_first(World(), lambda: 3) == 3
     with pytest.raises(KeyError):
-        by_first(World(), lambda: {}["x"])
+        only_by_first(World(), lambda: {}["x"])
 
 
 def outcomes(rank, size):
@@ -30,12 +30,12 @@ def outcomes(rank, size):
 
         return work
 
-    found = [by_first(world, work), done]
+    found = [only_by_first(world, work), done]
     for error, kind in ((RunExists("taken"), RunExists), (PermissionError("no"), PermissionError)):
         with pytest.raises(kind, match=str(error)):
-            by_first(world, fail(error))
+            only_by_first(world, fail(error))
     with pytest.raises(Odd if rank == 0 else StokerError) as odd:
-        by_first(world, fail(Odd("strange")))
+        only_by_first(world, fail(Odd("strange")))
     return [*found, str(odd.value)]
 
 

@@ -29,5 +29,5 @@ def test_it_changes_when_a_fit_goes_on_and_not_by_itself():
 def test_it_has_no_place_for_the_data():
     assert {field.name for field in dataclasses.fields(Outcome)} == {
         *("model", "record", "best", "epochs", "updates", "stopped"),
-        *("supervised", "metrics", "precision", "device", "home", "run"),
+        *("supervised", "metrics", "precision", "device", "home", "run", "split"),
     }

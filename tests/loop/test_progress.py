@@ -1,10 +1,14 @@
 """What is told while a phase runs."""
 
+from types import SimpleNamespace
+
 import torch
 
 from stoker import callbacks
 from stoker.data import Loader
+from stoker.distributed import World
 from stoker.loop import length_of
+from stoker.loop._progress import _report
 from tests.loop.fits import line, linear
 
 
@@ -26,6 +30,18 @@ def test_validation_tells_as_well(monkeypatch):
     valid = [event for event in told if event.kind == "progress" and event.extra["phase"] == "valid"]
     assert [event.batch for event in valid] == [1, 2]
     assert valid[0].extra["batches"] == 2 and list(valid[0].values) == ["other/loss"]
+
+
+def test_the_speed_is_that_of_all_who_share_a_batch():
+    """And not of ranks that have the same rows, as in a mesh that splits the layers."""
+    ctx = SimpleNamespace(phase="train", set_name="train", batches=4, epoch=1, batch_number=1, update=1)
+    told = []
+    fit = SimpleNamespace(
+        ctx=ctx, coming=None, reported=0.0, world=World(0, 4), split=World(0, 2), control=None, record=told
+    )
+    here = SimpleNamespace(is_here=lambda: True, values=dict)
+    _report(fit, SimpleNamespace(samples=10, since=100.0, later=lambda name: here), 105.0)
+    assert [event.extra["samples_per_second"] for event in told] == [4.0]
 
 
 def test_lengths_that_are_known_and_one_that_is_not():

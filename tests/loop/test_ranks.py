@@ -1,3 +1,4 @@
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +10,20 @@ from stoker.distributed import World
 from stoker.gradients import Accumulator, Gradients
 from stoker.loop._ranks import of_all_ranks, of_this_rank
 from stoker.loop._tally import Tally
+from stoker.metrics import Accuracy
 
 
-def rank(number, size, *, sharded=False):
-    tally = Tally([], torch.device("cpu"))
-    ctx = SimpleNamespace(seed=3)
-    return SimpleNamespace(world=World(number, size), sharded=sharded, ctx=ctx, tally=tally, train_metrics=[])
+def rank(number, size, *, sharded=False, split=None, metrics=()):
+    tally = Tally(metrics, torch.device("cpu"))
+    world = World(number, size)
+    return SimpleNamespace(
+        world=world,
+        split=world if split is None else World(*split),
+        sharded=sharded,
+        ctx=SimpleNamespace(seed=3),
+        tally=tally,
+        train_metrics=metrics,
+    )
 
 
 def window(value, weight, model):
@@ -28,12 +37,20 @@ def part(number, model):
     tally.add_loss("loss", torch.tensor(float(number)), number + 1)
     tally.samples = number + 1
     windows = {None: window(float(number), number + 1, model)}
-    return {"random": f"of rank {number}", "loader": {}, "tally": tally.state_dict(), "window": windows}
+    return {
+        "random": f"of rank {number}",
+        "loader": {},
+        "tally": tally.state_dict(),
+        "window": windows,
+        "callbacks": {"Own": {"mean": number}},
+        "state": {"seen": number},
+    }
 
 
 def state(count, model):
     first, *others = [part(number, model) for number in range(count)]
-    return {"loop": {"update": 5}, "model": "common", **first, **({"ranks": others} if others else {})}
+    loop = {"update": 5, "state": first.pop("state")}
+    return {"loop": loop, "model": "common", **first, **({"ranks": others} if others else {})}
 
 
 @pytest.fixture
@@ -54,6 +71,8 @@ def test_as_many_ranks_go_on_with_their_own(model):
         assert found["tally"]["samples"] == number + 1
         assert found["window"][None]["weight"] == number + 1
         assert (found["model"], "ranks" in found) == ("common", False)
+        assert found["callbacks"] == {"Own": {"mean": number}}
+        assert found["loop"] == {"update": 5, "state": {"seen": number}}
 
 
 def test_other_numbers_of_ranks_have_the_same_sums_together(model):
@@ -67,6 +86,39 @@ def test_other_numbers_of_ranks_have_the_same_sums_together(model):
     assert len(first) == len(second) == 1  # a window is open on both, and closes on both
     assert first.take()["weight"].item() == pytest.approx(8 / 6)
     assert second.held[1:] == (0, {})
+    assert [each["callbacks"]["Own"]["mean"] for each in found] == [0, 0]
+    assert [each["loop"]["state"]["seen"] for each in found] == [0, 0]
+
+
+def test_what_can_t_be_sent_of_a_callback_is_rank_0_s(model):
+    saved = state(2, model)
+    saved["callbacks"]["Odd"] = {"last": deque([1])}
+    assert of_this_rank(rank(1, 2), saved)["callbacks"] == {"Own": {"mean": 1}, "Odd": {"last": deque([1])}}
+
+
+def test_ranks_that_had_the_same_rows_count_once(model):
+    saved = state(4, model)
+    for number, each in enumerate([saved, *saved["ranks"]]):
+        each["share"] = number // 2
+    found = [of_this_rank(rank(number, 2), saved) for number in range(2)]
+    assert [each["tally"]["samples"] for each in found] == [1 + 3, 0]
+    assert [each["random"] for each in found] == ["of rank 0", "of rank 2"]
+    assert "share" not in found[0]
+    # As many processes, and another mesh: all four have rows of their own now.
+    found = [of_this_rank(rank(number, 4), saved) for number in range(4)]
+    assert [each["tally"]["samples"] for each in found] == [1 + 3, 0, 0, 0]
+    # The same mesh.
+    found = [of_this_rank(rank(number, 4, split=(number // 2, 2)), saved) for number in range(4)]
+    assert [each["tally"]["samples"] for each in found] == [1, 2, 3, 4]
+    # Twice as many, in a mesh: ranks with the same rows draw the same.
+    found = [of_this_rank(rank(number, 6, split=(number // 2, 3)), saved) for number in range(6)]
+    assert [each["tally"]["samples"] for each in found] == [4, 4, 0, 0, 0, 0]
+    assert [each["random"] for each in found[:4]] == ["of rank 0", "of rank 0", "of rank 2", "of rank 2"]
+
+
+def test_other_metrics_are_left_to_whoever_resumes(model):
+    found = of_this_rank(rank(0, 1, metrics=[Accuracy()]), state(2, model))
+    assert found["tally"]["metrics"] == {} and found["tally"]["samples"] == 1
 
 
 def test_a_new_rank_draws_numbers_of_its_own(model):

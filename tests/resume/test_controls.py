@@ -188,8 +188,8 @@ def going_on(script, run, path, change, monkeypatch):
     """The rest of a run, without a part of its state."""
     newest = Store.newest
 
-    def spoilt(self, *wanted):
-        found = newest(self, *wanted)
+    def spoilt(self, *wanted, **more):
+        found = newest(self, *wanted, **more)
         return found._replace(state=changed(found.state, path.split("."), change))
 
     with monkeypatch.context() as patch:
@@ -209,6 +209,7 @@ def test_no_part_of_the_state_can_be_left_out(path, tmp_path, monkeypatch, fast)
     found = Store(first.run / "checkpoints", run=Run.open(first.run).id).newest(lambda saved: saved.resumable)
     assert differences(changed(found.state, path.split("."), change), found.state) != [], "nothing was dropped"
     last = going_on(script, first.run, path, change, monkeypatch)
+    assert not isinstance(last.error, TypeError), last.error  # else it is this test that fails
     assert differences(outcome(last), truth) != []
 
 

@@ -17,6 +17,11 @@ def fit_compiled(work, epochs, clock):
     return _fit(learner_of(work, compile=True), work, epochs, clock)
 
 
+def fit_fsdp(work, epochs, clock):
+    """In shards, of which this process has all: what FSDP2 and NCCL cost by themselves."""
+    return _fit(learner_of(work, parallel="fsdp"), work, epochs, clock)
+
+
 def learner_of(work, **settings):
     """A learner of the workload; `settings` go before what the workload says."""
     return stoker.Learner(

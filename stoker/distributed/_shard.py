@@ -38,6 +38,7 @@ def sharded(model: nn.Module, parallel: Parallel, world: World) -> None:
     )  # keeps the names of parameters
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+    _check_layout(model)
     device = next((parameter.device for parameter in model.parameters()), device_of(world))
     grouped(device)
     blocks = blocks_of(model, parallel.wrap)
@@ -52,6 +53,15 @@ def sharded(model: nn.Module, parallel: Parallel, world: World) -> None:
     }
     for module in (*reversed(blocks), model):  # inner before outer
         fully_shard(module, **options)
+
+
+def _check_layout(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.is_contiguous():
+            raise InvalidArgument(
+                f"{name} is not contiguous in memory (channels-last, say), and torch can't shard such parameters: "
+                "model.to(memory_format=torch.contiguous_format) makes it so; inputs may stay channels-last"
+            )
 
 
 def blocks_of(model: nn.Module, wrap: Classes | int | None) -> list[nn.Module]:

@@ -77,7 +77,7 @@ def heard_here(callbacks: Sequence[Callback], world: World) -> Sequence[Callback
 
 def told(fit: Fit) -> list[str]:
     """What there is to know about training with several processes."""
-    if fit.shared is None and fit.world.size == 1:
+    if fit.shared is None and fit.world.size == 1 and fit.parallel.mode != "fsdp":
         return []
     return [*_ways(fit), *_doubts(fit)]
 

@@ -56,7 +56,7 @@ def _reasons(fit: Fit) -> Iterator[str]:
         yield "on_nan='skip' looks at every batch before it goes on"
     if fit.world.size > 1:
         yield f"{fit.world.size} processes add their gradients up between backward and step"
-    elif needs_backward(fit.model, fit.model.parameters()):
+    elif fit.parallel.mode == "fsdp" or needs_backward(fit.model, fit.model.parameters()):
         yield "the model is distributed over processes"
     if any(getattr(module, "sparse", False) is True for module in fit.model.modules()):
         yield "the gradients of an embedding are sparse, and as many as there are different rows in a batch"

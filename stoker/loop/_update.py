@@ -105,7 +105,8 @@ def apply(fit: Fit, grads: Gradients, asked: Asked | None = None, *, weight: flo
     # Of shards a norm is one message to the other ranks, and looking at each of them would be many.
     norm = grads.norm() if settings.clip_norm is not None or fit.norms or fit.sharded else None
     if not accepted(fit, grads, asked, norm, weight):
-        if asked is not None and isinstance(asked.weight, Tensor) and not fit.refused and asked.weight == 0:
+        held = weight if asked is None else asked.weight
+        if isinstance(held, Tensor) and not fit.refused and held == 0:
             fit.applied = True  # on a GPU nothing counts as an update: a captured step can't tell in time
         return
     if fit.searching:
@@ -154,7 +155,7 @@ def accepted(fit: Fit, grads: Gradients, asked: Asked | None, norm: Tensor | Non
         return True
     # A loss that is none has made the gradients of all ranks none, and every rank has to look at the same.
     finite = is_finite(loss if fit.shared is None else None, grads, norm)
-    if (not finite or not isinstance(weight, Tensor)) and weight == 0:
+    if weight == 0:
         return False  # a batch of nothing (all masked) changes nothing, whatever its loss is
     return _judged(fit, finite, loss, grads)
 

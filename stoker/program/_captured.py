@@ -152,6 +152,14 @@ def _as_they_run(stations: Stations, batch: Batch, kept: Shape, before: list[Ten
         return Left(shape, before if again else after, stations.said(), again)
 
 
+def _take_workspaces(device: torch.device) -> None:
+    """Those of cuBLAS, which stay for good: taken while nothing else is there, they lie in no large block of others."""
+    torch.cuda.empty_cache()
+    square = torch.zeros(16, 16, device=device)
+    torch.addmm(square[0], square, square)
+    torch.mm(square, square)
+
+
 def _changing(batch: Batch) -> int:
     """How many of a batch's tensors, its first ones, differ from batch to batch: all but the columns of a pick."""
     return 1 if isinstance(batch.value, Pick) else len(batch.tensors)
@@ -167,6 +175,7 @@ class Captured(Repeated):
         programs = Programs(plan) if plan.mode == "compiled" else None
         super().__init__(stations, plan, Graphs(device, plan, self._flag, programs))
         self._device, self._is_first = device, True
+        _take_workspaces(device)
         self._events = [torch.cuda.Event() for _ in range(_AHEAD + 1)]
         self._under_way: deque[torch.cuda.Event] = deque()
         self._launches = 0

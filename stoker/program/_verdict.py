@@ -43,10 +43,9 @@ class Verdict:
             return
         nothing = weight.detach().to(self.poison.device) == 0
         self.poison.add_(torch.where(nothing, 0, doubt))
-        self.allowed = (self.poison + doubt) == 0
+        self.allowed = ((self.poison + doubt) == 0) & ~nothing
         if self.empty.device.type == "cpu":  # where it is read at once
             self.empty.copy_(nothing)
-            self.allowed = self.allowed & ~nothing
 
     def end(self) -> None:
         """Counts a run that was good."""

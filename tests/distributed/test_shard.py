@@ -150,3 +150,9 @@ def shard_alone(rank, size):
 
 def test_one_process_can_have_shards_too():
     torch.testing.assert_close(launched(shard_alone, 1)[0], gradients(network(), 0, 1))
+
+
+def test_a_model_in_channels_last_is_refused():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3)).to(memory_format=torch.channels_last)
+    with pytest.raises(InvalidArgument, match=r"0\.weight is not contiguous .*memory_format=torch\.contiguous_format"):
+        sharded(model, Parallel(mode="fsdp"), World())

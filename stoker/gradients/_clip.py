@@ -1,12 +1,13 @@
 """Size and limits of many tensors at once, in torch's own arithmetic. Nothing here reads a value on the host."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stoker.errors import InvalidArgument
-from stoker.gradients._shards import over_shards
+from stoker.gradients._shards import on_shards, over_shards
 
 
 def total_norm(tensors: Sequence[Tensor], kind: float = 2.0) -> Tensor:
@@ -29,16 +30,24 @@ def scaled(tensors: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
 
     New ones, because autograd may hand one tensor to two parameters, or hand out one that the user still holds.
     """
-    if isinstance(factor, Tensor):
-        places = {tensor.device for tensor in tensors}
-        factors = {place: factor.to(place) for place in places}
-        return [(tensor * factors[tensor.device]).to(tensor.dtype) for tensor in tensors]
-    return [tensor * factor for tensor in tensors]
+    return on_shards(tensors, lambda own: _scaled(own, factor))
+
+
+def _scaled(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:
+    places = {tensor.device for tensor in tensors}
+    factors: dict[Any, Any] = {place: factor.to(place) if isinstance(factor, Tensor) else factor for place in places}
+    if len(places) == 1 and not torch.compiler.is_compiling() and not any(tensor.is_sparse for tensor in tensors):
+        changed = torch._foreach_mul(tensors, factors[tensors[0].device])  # pyright: ignore[reportPrivateImportUsage]
+    else:
+        changed = [tensor * factors[tensor.device] for tensor in tensors]
+    return [new.to(tensor.dtype) for new, tensor in zip(changed, tensors, strict=True)]
 
 
 def clamped(tensors: Sequence[Tensor], limit: float) -> list[Tensor]:
     """Each element between -limit and limit, as new tensors."""
-    return [on_values(tensor, lambda values: torch.clamp(values, -limit, limit)) for tensor in tensors]
+    return on_shards(
+        tensors, lambda own: [on_values(each, lambda values: torch.clamp(values, -limit, limit)) for each in own]
+    )
 
 
 def finite(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """Validation between updates: every set judged on a view, and the weights kept where they are the best so far."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -30,21 +30,21 @@ def validate(fit: Fit) -> None:
     ctx, fire = fit.ctx, fit.hooks.fire
     level(fit)
     kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.ghost
-    with put_back(), _drawing_again(fit.valid.values()), fit.optimizer.evaluating():
+    with put_back(), _drawing_again(fit.valid.values()), fit.optimizer.evaluating(), fit.program.between() as lent:
         for name, loader in fit.valid.items():
             ctx.phase, ctx.set_name, ctx.batches = "valid", name, length_of(loader)
             fire("on_valid_begin", ctx)
             # Always the same epoch: what a transform draws is the same in every validation.
             batches = in_step(loader, awaited(fit, loader, loader.at(epoch=0)), fit.world)
-            values = judge(fit, batches, name)
+            values = judge(fit, batches, name, lent)
             if not fit.interrupted:
                 ctx.metrics |= values
                 # At the place of the training: the batches of the set itself are of no interest afterwards.
                 fit.record.append(replace(event(fit, "valid", values, name=name), batch=kept[0]))
             fire("on_valid_end", ctx)
         _keep_best(fit)
-    ctx.phase, ctx.set_name = "train", "train"
-    ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.ghost = kept
+        ctx.phase, ctx.set_name = "train", "train"
+        ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.ghost = kept
     if not fit.interrupted:
         fit.validated = ctx.update
         fire("on_validation", ctx)
@@ -62,8 +62,13 @@ def _drawing_again(loaders: Iterable[Loader]) -> Iterator[None]:
             loader.load_generators_state(state)
 
 
-def judge(fit: Fit, batches: Iterable[Any], name: str) -> dict[str, float]:
-    """The numbers of one validation set, with the hooks of every batch; an interrupt ends it after one."""
+def judge(
+    fit: Fit, batches: Iterable[Any], name: str, lent: Callable[[], AbstractContextManager[None]]
+) -> dict[str, float]:
+    """The numbers of one validation set, with the hooks of every batch; an interrupt ends it after one.
+
+    What a batch takes is in the memory that is `lent`.
+    """
     ctx, fire = fit.ctx, fit.hooks.fire
     tally = Tally(fit.valid_metrics, fit.device, fit.where)
 
@@ -86,7 +91,7 @@ def judge(fit: Fit, batches: Iterable[Any], name: str) -> dict[str, float]:
             counting, own = (tally.empty(), batch.batch) if isinstance(batch, Ghost) else (tally, batch)
             ctx.batch_number, ctx.batch = number, moved(own, fit.device)
             fire("on_valid_batch_begin", ctx)
-            with torch.no_grad():
+            with torch.no_grad(), lent():
                 judged(view, fit.supervised, ctx.batch, counting, casting, after_pred=after_pred, after_loss=after_loss)
             fire("on_valid_batch_end", ctx)
             counting.samples += samples_in(own)

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from stoker.data import Pick
 from stoker.program._compiled import Programs
 from stoker.program._made import Batch, Left, Made, NotYet
 from stoker.program._plan import Plan, size
+from stoker.program._pool import Pool
 from stoker.program._reason import Cannot, reason_of
 from stoker.program._repeated import Repeated
 from stoker.program._stations import Stations
@@ -28,12 +29,11 @@ _AHEAD = 2  # runs that may be under way: the device never waits for the host, a
 class Graphs:
     """Records steps as CUDA graphs that share their memory: the stations as they are, or a program of them."""
 
-    __slots__ = ("_device", "_flag", "_plan", "_pool", "_programs", "_stream")
+    __slots__ = ("_device", "_flag", "_plan", "_programs", "pool")
 
     def __init__(self, device: torch.device, plan: Plan, flag: Tensor, programs: Programs | None) -> None:
         self._device, self._plan, self._flag, self._programs = device, plan, flag, programs
-        self._pool: Any = None
-        self._stream = torch.cuda.Stream(device)  # torch's own for graphs is of whatever device came first
+        self.pool: Pool | None = None  # from the first graph on
 
     def make(self, stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Made:
         """Records what happens to such a batch; nothing is computed."""
@@ -46,8 +46,8 @@ class Graphs:
         static = [*(each.clone() for each in batch.tensors[:numbers]), *batch.tensors[numbers:]]
         own = batch._replace(value=together(batch.shape, iter(static)), tensors=static)
         graph, inputs = torch.cuda.CUDAGraph(), static[:numbers]
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        if self.pool is None:
+            self.pool = Pool(self._device)
         record = self._prepared(stations, own, kept, before)
         stations.forget()
         torch.cuda.empty_cache()
@@ -93,7 +93,8 @@ class Graphs:
     def _recorded(self, graph: torch.cuda.CUDAGraph, stations: Stations, run: Callable[[], T]) -> T:
         """Records what a function launches, and the verdict on its way to the host."""
         # Other threads (one that fetches data, one that writes a checkpoint) go on meanwhile.
-        recording = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
+        assert self.pool is not None
+        recording = torch.cuda.graph(graph, self.pool.handle, self.pool.stream, capture_error_mode="thread_local")
         with _one_at_a_time, _recoverable(self._device), recording:
             found = run()
             self._flag.copy_(stations.verdict.poison, non_blocking=True)
@@ -155,9 +156,10 @@ def _as_they_run(stations: Stations, batch: Batch, kept: Shape, before: list[Ten
 def _take_workspaces(device: torch.device) -> None:
     """Those of cuBLAS, which stay for good: taken while nothing else is there, they lie in no large block of others."""
     torch.cuda.empty_cache()
-    square = torch.zeros(16, 16, device=device)
-    torch.addmm(square[0], square, square)
-    torch.mm(square, square)
+    with torch.enable_grad():
+        square = torch.zeros(16, 16, device=device, requires_grad=True)
+        product = torch.addmm(square[0], square, square)
+        torch.autograd.grad(product.sum(), square)  # in autograd's thread, which has its own
 
 
 def _changing(batch: Batch) -> int:
@@ -168,12 +170,13 @@ def _changing(batch: Batch) -> int:
 class Captured(Repeated):
     """Launches graphs, and looks at their verdicts when these have come over."""
 
-    __slots__ = ("_device", "_events", "_flag", "_is_first", "_launches", "_pending", "_under_way")
+    __slots__ = ("_device", "_events", "_flag", "_graphs", "_is_first", "_launches", "_lends", "_pending", "_under_way")
 
     def __init__(self, stations: Stations, plan: Plan, device: torch.device) -> None:
         self._flag = torch.zeros(()).pin_memory()  # the verdict, as it comes over: NaN where a run was bad
         programs = Programs(plan) if plan.mode == "compiled" else None
-        super().__init__(stations, plan, Graphs(device, plan, self._flag, programs))
+        self._graphs, self._lends = Graphs(device, plan, self._flag, programs), True
+        super().__init__(stations, plan, self._graphs)
         self._device, self._is_first = device, True
         _take_workspaces(device)
         self._events = [torch.cuda.Event() for _ in range(_AHEAD + 1)]
@@ -191,6 +194,23 @@ class Captured(Repeated):
         """Somebody may have changed something."""
         self._launch()
         super().touched()
+
+    @contextmanager
+    def between(self) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+        """Lends the graphs' memory to what is computed between two launches, and looks what was left there."""
+        pool = self._graphs.pool
+        if pool is None or not self._lends:
+            yield nullcontext
+            return
+        self.settle()
+        before = pool.held()
+        try:
+            yield pool.lent
+        finally:
+            if pool.held() - before:  # a launch would write there: it is left to its holder, and others are recorded
+                self._lends, self._graphs.pool = False, None
+                self.plan.notes.append("recorded again: a validation has left tensors in memory that graphs write to")
+                self._start_anew()
 
     def _repeat(self, made: Made, given: Any, tensors: list[Tensor]) -> None:
         if made is not self._last or made.several is None or not self._stations.alone():

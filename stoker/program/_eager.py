@@ -1,5 +1,8 @@
 """The stations one after the other: the plan that is always right."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 from stoker.program._plan import Plan
 from stoker.program._stations import Stations
 
@@ -18,3 +21,7 @@ class Eager:
 
     def settle(self) -> None:
         """Nothing is under way."""
+
+    def between(self) -> AbstractContextManager[Callable[[], AbstractContextManager[None]]]:
+        """All memory is everybody's."""
+        return nullcontext(nullcontext)

@@ -18,6 +18,7 @@ from stoker.program import _captured
 from stoker.program._captured import GROUP
 from tests.program.awkward import ALGORITHMS, AWKWARD, FINE, HostRandom, algorithm
 from tests.program.fits import (
+    EPOCHS,
     FEATURES,
     Every,
     Feature,
@@ -388,6 +389,39 @@ def test_it_takes_little_more_memory_than_eager(judged):
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
         eager, whole = processes.map(peak, [True, False], [judged, judged])
     assert whole <= 1.10 * eager, f"{whole:.0f} MiB captured, {eager:.0f} MiB eager"
+
+
+class Keeps(callbacks.Callback):
+    """Keeps what was predicted in validation, on the device, and copies of it on the host."""
+
+    def __init__(self):
+        self.found, self.copies = [], []
+
+    def on_valid_batch_after_pred(self, ctx):
+        self.found.append(ctx.pred)
+        self.copies.append(ctx.pred.cpu())
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_what_a_validation_leaves_is_not_written_over(compile):
+    keeps = Keeps()
+    feature = Feature(normed, lambda: samples(48), fit=lambda: {"valid": samples(40)})
+    whole = fit(feature, compile=compile, callbacks=[keeps])
+    torch.cuda.synchronize()
+    assert len(keeps.found) == 5 * EPOCHS
+    assert all(torch.equal(one.cpu(), copy) for one, copy in zip(keeps.found, keeps.copies, strict=True))
+    (note,) = [note for note in whole._fit.step.notes if note.startswith("recorded again")]
+    assert "validation has left tensors" in note
+    plain = fit(feature, compile=compile, eager=True)
+    (assert_close if compile else assert_same)(
+        outcome(whole), outcome(plain), **({"rtol": 1e-4, "atol": 1e-5} if compile else {})
+    )
+
+
+def test_a_validation_that_leaves_nothing_records_nothing_again():
+    whole = fit(Feature(normed, lambda: samples(48), fit=lambda: {"valid": samples(40)}))
+    assert whole._fit.step.mode == "captured"
+    assert not [note for note in whole._fit.step.notes if note.startswith("recorded again")]
 
 
 # --- compiled, and the program captured

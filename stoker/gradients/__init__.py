@@ -8,7 +8,7 @@ from stoker.gradients._accumulate import Accumulator
 from stoker.gradients._backward import backward, needs_backward
 from stoker.gradients._differentiator import Differentiator
 from stoker.gradients._gradients import Gradients
-from stoker.gradients._shards import from_local, is_dtensor, local_of, placed_as
+from stoker.gradients._shards import from_local, is_dtensor, local_of, over_shards, placed_as
 from stoker.gradients._shared import Shared
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "is_dtensor",
     "local_of",
     "needs_backward",
+    "over_shards",
     "placed_as",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stoker._select import named_parameters
 from stoker.data import Pick
-from stoker.gradients import Gradients
+from stoker.gradients import Gradients, is_dtensor, over_shards
 from stoker.loop._fit import Fit
 from stoker.loop._precision import forward_in
 from stoker.loop._random import put_back
@@ -40,11 +40,17 @@ def is_finite(loss: Tensor | None, grads: Gradients, norm: Tensor | None) -> boo
 def looked_at(loss: Tensor | None, grads: Gradients) -> list[Tensor]:
     """Numbers on the device that are finite where the loss and every element of the gradients is: the largest ones."""
     tensors = [each for each in grads.tensors() if each.numel()]
-    if torch.compiler.is_compiling():  # written out, so that it becomes a part of what computes the gradients
+    if any(map(is_dtensor, tensors)):
+        sizes = over_shards(tensors, lambda own: torch.stack(_largest(own)).amax())
+    elif torch.compiler.is_compiling():  # written out, so that it becomes a part of what computes the gradients
         sizes = [each.abs().amax() for each in tensors]
     else:
-        sizes = torch._foreach_norm(tensors, torch.inf)  # pyright: ignore[reportPrivateImportUsage]
+        sizes = _largest(tensors)
     return [*sizes] if loss is None else [loss, *sizes]
+
+
+def _largest(tensors: list[Tensor]) -> list[Tensor]:
+    return list(torch._foreach_norm(tensors, torch.inf))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _checked(tensors: list[Tensor]) -> Tensor | None:

@@ -12,7 +12,7 @@ from stoker.loop._fit import Fit
 from stoker.loop._half import AFTER, Half
 from stoker.loop._pins import heard
 from stoker.loop._stations import Stations
-from stoker.program import Captured, Compiled, Eager, Plan, size
+from stoker.program import Captured, Compiled, Eager, Late, Plan, size
 
 _INSIDE = ("on_train_batch_after_pred", "on_train_batch_after_loss")  # hooks that come before the gradients
 _SHARE = 0.4  # of the device's free memory that data may take
@@ -67,13 +67,25 @@ def _reasons(fit: Fit) -> Iterator[str]:
         yield "the model is compiled already"
 
 
+def _hears_late(fit: Fit) -> bool:
+    """Whether gradients are added up over processes and nothing else keeps a step from being one program.
+
+    Then the host need not wait for a verdict either: the next step is started while this one runs.
+    """
+    alone = fit.shared is None or fit.own_windows or fit.scaler is not None or fit.settings.on_nan == "skip"
+    if alone or fit.device.type != "cuda" or not fit.optimizer.skips:
+        return False
+    away = any(tensor.device != fit.device for tensor in (*fit.model.parameters(), *fit.model.buffers()))
+    return not away and next(_listeners(fit, (*_INSIDE, *AFTER)), None) is None
+
+
 @contextmanager
 def programmed(fit: Fit) -> Iterator[None]:
     """While it is open, the fit has its program, and the data is where that wants it."""
     train, valid, told = fit.train, dict(fit.valid), fit.plan_lines
     stations, device = Stations(fit), torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
     if fit.step.mode == "eager":
-        fit.program = Eager(stations, fit.step)
+        fit.program = Late(stations, fit.step, fit.device) if _hears_late(fit) else Eager(stations, fit.step)
     elif fit.step.mode == "gradient":
         fit.program = Compiled(Half(fit), fit.step)
     elif fit.device.type == "cuda":

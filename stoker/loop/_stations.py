@@ -82,15 +82,24 @@ class Stations:
             fit.average.update(None if fit.verdict is None else fit.verdict.allowed)
 
     @contextmanager
-    def on_device(self) -> Iterator[None]:
+    def unread(self) -> Iterator[None]:
         """While it is open, no station reads a value."""
         fit = self._fit
         fit.verdict, fit.rates_held = self.verdict, self._rates.tensors
-        state, losses = [dict(rule) for rule in fit.optimizer.tensors()], set(fit.tally.losses)
         try:
             yield
         finally:
             fit.verdict = fit.rates_held = None
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """The same, and what the optimizer has made meanwhile is undone."""
+        fit = self._fit
+        state, losses = [dict(rule) for rule in fit.optimizer.tensors()], set(fit.tally.losses)
+        try:
+            with self.unread():
+                yield
+        finally:
             self._losses = fit.tally.losses or self._losses
             self._made = "losses" if {*self._losses} != losses else ""
             if _keys(fit.optimizer.tensors()) != _keys(state):

@@ -151,7 +151,9 @@ def accepted(fit: Fit, grads: Gradients, asked: Asked | None, norm: Tensor | Non
     """Whether these gradients may be used; where not, the run stops, unless it was told to go on."""
     loss, weight = (None, weight) if asked is None else (asked.loss, asked.weight)
     if fit.verdict is not None:
-        fit.verdict.judge(looked_at(loss, grads), weight)
+        # Of shards every look is a message to the other ranks: the norm is one that they have had.
+        known = [norm] if norm is not None and fit.sharded else None
+        fit.verdict.judge(known or looked_at(loss if fit.shared is None else None, grads), weight)
         return True
     # A loss that is none has made the gradients of all ranks none, and every rank has to look at the same.
     finite = is_finite(loss if fit.shared is None else None, grads, norm)

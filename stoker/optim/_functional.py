@@ -1,6 +1,7 @@
 """An algorithm at work: its state by parameter name, and the lists that torch's functional forms take."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch.autograd.graph import increment_version
 
 from stoker.errors import InvalidArgument, UnsupportedGradient
 from stoker.gradients import is_dtensor
-from stoker.optim._algorithm import Algorithm, Piece, Rate, State, any_sparse
+from stoker.optim._algorithm import Algorithm, Columns, Piece, Rate, State, any_sparse
 from stoker.optim._sharded import update_sharded
 from stoker.optim._state import moment
 
@@ -49,14 +50,15 @@ class FunctionalRule:
                 known = batch is not None
                 if batch is None:
                     batch = self._batch(names, lr)
+                update = self._algorithm.update if when is None else partial(self._update_when, when)
                 if batch.sharded:
-                    if when is not None:
-                        raise InvalidArgument("a sharded step can't be decided on by the device: leave out when=")
-                    update_sharded(self._algorithm, batch.parameters, grads, batch.columns, lr, batch.has_complex)
-                elif when is not None:
-                    self._update_when(when, batch, grads, lr)
-                elif not (known and batch.alike and type(lr) is float and self._at_once(batch, grads, lr)):
-                    self._algorithm.update(batch.parameters, grads, batch.columns, lr, has_complex=batch.has_complex)
+                    update_sharded(
+                        self._algorithm, update, batch.parameters, grads, batch.columns, lr, batch.has_complex
+                    )
+                elif when is not None or not (
+                    known and batch.alike and type(lr) is float and self._at_once(batch, grads, lr)
+                ):
+                    update(batch.parameters, grads, batch.columns, lr, has_complex=batch.has_complex)
                 if self._fused:  # torch's fused kernels forget to: a graph over old weights would go unnoticed
                     increment_version(batch.parameters)
                 if not known:
@@ -68,17 +70,34 @@ class FunctionalRule:
             batch.parameters, grads, batch.columns, lr
         )
 
-    def _update_when(self, when: Tensor, batch: _Batch, grads: list[Tensor], lr: Rate) -> None:
-        """An update that the device decides about: nothing waits for it."""
-        arguments = (batch.parameters, grads, batch.columns, lr)
-        on_gpu = self._fused and when.device.type == "cuda"
-        if on_gpu and self._algorithm.skippable(*arguments, skip=(~when).float()):
+    def _update_when(
+        self,
+        when: Tensor,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Columns,
+        lr: Rate,
+        *,
+        has_complex: bool,
+    ) -> None:
+        """An update that the device decides about: nothing waits for it, but where it makes state."""
+        if not _is_recorded() and any(each is None for column in state.values() for each in column):
+            if when.item():
+                self._algorithm.update(parameters, grads, state, lr, has_complex=has_complex)
             return
-        held = [*batch.parameters, *(each for column in batch.columns.values() for each in column if each is not None)]
+        on_gpu = self._fused and when.device.type == "cuda"
+        if on_gpu and self._algorithm.skippable(parameters, grads, state, lr, skip=(~when).float()):
+            return
+        held = [*parameters, *(each for column in state.values() for each in column if each is not None)]
         before = [tensor.clone() for tensor in held]
-        self._algorithm.update(*arguments, has_complex=batch.has_complex)
+        self._algorithm.update(parameters, grads, state, lr, has_complex=has_complex)
         for tensor, old in zip(held, before, strict=True):
             tensor.copy_(torch.where(when.to(tensor.device), tensor, old))
+
+    @property
+    def skips(self) -> bool:
+        """Whether an update that the device decides against costs no more than one that it makes."""
+        return self._fused and type(self._algorithm).skippable is not Algorithm.skippable
 
     def _batch(self, names: tuple[str, ...], lr: Rate) -> _Batch:
         parameters: list[Tensor] = [self._parameters[name] for name in names]
@@ -94,6 +113,8 @@ class FunctionalRule:
 
     def _settle(self, names: tuple[str, ...], batch: _Batch) -> None:
         """Keeps state that the first update made; and the lists, from when on they no longer change."""
+        if any(each is None for column in batch.columns.values() for each in column):
+            return  # nothing was made: the device has decided against it
         if self._algorithm.keeps() and not all(self._state[name] for name in names):
             for position, name in enumerate(names):
                 made = {kept: column[position] for kept, column in batch.columns.items()}
@@ -162,6 +183,11 @@ class FunctionalRule:
         other = FunctionalRule(self._algorithm, {})
         other._parameters, other._state = {name: parameters[name] for name in self._parameters}, state
         return other
+
+
+def _is_recorded() -> bool:
+    """Whether what happens now is the making of a program, in which nothing can be read."""
+    return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def _as_stored(value: Tensor, parameter: Tensor) -> Tensor:

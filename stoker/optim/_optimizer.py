@@ -195,6 +195,11 @@ class Optimizer:
         """Whether all of it is torch's functional forms, so that a step is a function of tensors and nothing else."""
         return all(isinstance(rule, FunctionalRule) for rule in self._rules.values())
 
+    @property
+    def skips(self) -> bool:
+        """Whether a step that the device decides against (`when`) costs no more than one that it makes."""
+        return all(isinstance(rule, FunctionalRule) and rule.skips for rule in self._rules.values())
+
     def twin(
         self, parameters: Mapping[str, Tensor], written: Mapping[str, Tensor], state: list[dict[str, State]]
     ) -> "Optimizer":

@@ -1,7 +1,6 @@
 """A step as one CUDA graph: the operations that it would launch one by one, recorded once and launched together."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from stoker.program._plan import Plan, size
 from stoker.program._pool import Pool
 from stoker.program._reason import Cannot, reason_of
 from stoker.program._repeated import Repeated
+from stoker.program._runs import UnderWay
 from stoker.program._stations import Stations
 from stoker.program._tree import Shape, matched, taken_apart, together, written_back
 
@@ -23,16 +23,15 @@ T = TypeVar("T")
 GROUP = 8  # steps to a launch, where nothing happens between them
 _SMALL = 2**25  # numbers in parameters and state; the steps of larger models take longer than launches
 _IDLE = 256 * 2**20  # bytes that may stay unused
-_AHEAD = 2  # runs that may be under way: the device never waits for the host, and a NaN is heard of soon
 
 
 class Graphs:
     """Records steps as CUDA graphs that share their memory: the stations as they are, or a program of them."""
 
-    __slots__ = ("_device", "_flag", "_plan", "_programs", "pool")
+    __slots__ = ("_device", "_plan", "_programs", "_under_way", "pool")
 
-    def __init__(self, device: torch.device, plan: Plan, flag: Tensor, programs: Programs | None) -> None:
-        self._device, self._plan, self._flag, self._programs = device, plan, flag, programs
+    def __init__(self, device: torch.device, plan: Plan, under_way: UnderWay, programs: Programs | None) -> None:
+        self._device, self._plan, self._under_way, self._programs = device, plan, under_way, programs
         self.pool: Pool | None = None  # from the first graph on
 
     def make(self, stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Made:
@@ -95,9 +94,13 @@ class Graphs:
         # Other threads (one that fetches data, one that writes a checkpoint) go on meanwhile.
         assert self.pool is not None
         recording = torch.cuda.graph(graph, self.pool.handle, self.pool.stream, capture_error_mode="thread_local")
-        with _one_at_a_time, _recoverable(self._device), recording:
-            found = run()
-            self._flag.copy_(stations.verdict.poison, non_blocking=True)
+        try:
+            with _one_at_a_time, _recoverable(self._device), recording:
+                found = run()
+                self._under_way.send(stations.verdict.poison)
+        except BaseException:
+            self.pool = None  # torch goes on taking it for one that is being recorded to
+            raise
         return found
 
     def _prepared(self, stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Callable[..., Left]:
@@ -170,18 +173,15 @@ def _changing(batch: Batch) -> int:
 class Captured(Repeated):
     """Launches graphs, and looks at their verdicts when these have come over."""
 
-    __slots__ = ("_device", "_events", "_flag", "_graphs", "_is_first", "_launches", "_lends", "_pending", "_under_way")
+    __slots__ = ("_device", "_graphs", "_is_first", "_lends", "_pending", "_under_way")
 
     def __init__(self, stations: Stations, plan: Plan, device: torch.device) -> None:
-        self._flag = torch.zeros(()).pin_memory()  # the verdict, as it comes over: NaN where a run was bad
+        self._under_way = UnderWay(device)
         programs = Programs(plan) if plan.mode == "compiled" else None
-        self._graphs, self._lends = Graphs(device, plan, self._flag, programs), True
+        self._graphs, self._lends = Graphs(device, plan, self._under_way, programs), True
         super().__init__(stations, plan, self._graphs)
         self._device, self._is_first = device, True
         _take_workspaces(device)
-        self._events = [torch.cuda.Event() for _ in range(_AHEAD + 1)]
-        self._under_way: deque[torch.cuda.Event] = deque()
-        self._launches = 0
         self._pending: list[list[Tensor]] = []  # batches that are to be launched together with the next ones
 
     def run(self, given: Any) -> None:
@@ -199,7 +199,7 @@ class Captured(Repeated):
     def between(self) -> Iterator[Callable[[], AbstractContextManager[None]]]:
         """Lends the graphs' memory to what is computed between two launches, and looks what was left there."""
         pool = self._graphs.pool
-        if pool is None or not self._lends:
+        if pool is None or self._given_up or not self._lends:
             yield nullcontext
             return
         self.settle()
@@ -233,10 +233,10 @@ class Captured(Repeated):
             made.group([tensors[0] for tensors in pending])
             self._after_launch()
             return
-        for tensors in pending:
+        for left, tensors in zip(range(len(pending) - 1, -1, -1), pending, strict=True):
             self._before_launch()
             made.launch(tensors)
-            self._after_launch()
+            self._under_way.started(self._number - left)
 
     def _record_group(self, made: Made) -> None:
         assert made.several is not None
@@ -263,20 +263,15 @@ class Captured(Repeated):
             self._look()
 
     def _before_launch(self) -> None:
-        while len(self._under_way) >= _AHEAD:
+        while self._under_way.is_full:
             self._look()
 
     def _after_launch(self) -> None:
-        self._launches += 1
-        event = self._events[self._launches % len(self._events)]
-        event.record(torch.cuda.current_stream(self._device))
-        self._under_way.append(event)
+        self._under_way.started(self._number)
 
     def _look(self) -> None:
-        self._under_way.popleft().synchronize()
-        if self._flag.item() != 0:  # on the host: nothing is asked of the device
-            for event in self._under_way:
-                event.synchronize()
-            self._under_way.clear()
-            self._flag.zero_()
+        number = self._under_way.ended()
+        if number is None:
             self._fail()
+        else:
+            self._fine_until(number)

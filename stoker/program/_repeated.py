@@ -1,9 +1,9 @@
 """A step that is made once and repeated: which made one fits a batch, when to make one, and when to stay eager."""
 
 import gc
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -11,19 +11,11 @@ from stoker.data import Pick
 from stoker.program._made import Batch, Made, NotYet
 from stoker.program._plan import Plan
 from stoker.program._reason import Cannot, reason_of
+from stoker.program._runs import Runs
 from stoker.program._stations import Stations
 from stoker.program._tree import Opaque, Shape, taken_apart, together
 
-_RECENT = 32  # runs whose verdict may still be to come
 _MOST = 12  # made steps at a time; batches of yet another kind run eagerly
-
-
-class Under(NamedTuple):
-    """A run that was started."""
-
-    number: int
-    given: Any
-    place: Any
 
 
 class Maker(Protocol):
@@ -34,7 +26,7 @@ class Maker(Protocol):
         ...
 
 
-class Repeated:
+class Repeated(Runs):
     """Runs batches through made steps; through the stations where there is none, or none can be made.
 
     The first batch of a kind is run eagerly: it is a real one, and brings everything into being that later ones find.
@@ -47,27 +39,22 @@ class Repeated:
         "_known",
         "_last",
         "_maker",
-        "_number",
         "_own",
         "_pins",
-        "_recent",
         "_rests",
         "_seen",
-        "_stations",
         "_steps",
         "_touched",
-        "plan",
     )
 
     def __init__(self, stations: Stations, plan: Plan, maker: Maker) -> None:
-        self._stations, self._maker, self.plan = stations, maker, plan
+        super().__init__(stations, plan)
+        self._maker = maker
         # What is compiled rounds in its own way. So whether a batch is compiled must not depend on what this process
         # has seen before: a run that goes on comes to the same bits.
         self._at_once = plan.mode in ("compiled", "gradient")
         self._given_up = False
         self._start_anew()
-        self._number = 0  # of made runs since the verdict was last cleared
-        self._recent: deque[Under] = deque(maxlen=_RECENT)
 
     def _start_anew(self) -> None:
         """Without any made step."""
@@ -246,9 +233,7 @@ class Repeated:
         stations.rest()
 
     def _counted(self, made: Made, given: Any) -> None:
-        """A run is about to start, or as good as started."""
-        self._number += 1
-        self._recent.append(Under(self._number, given, self._stations.place()))
+        self._count(given)
         self._stations.begin(made.said)
 
     def _launch(self) -> None:
@@ -261,11 +246,5 @@ class Repeated:
         """Notes that a run is under way, or looks at once how it went."""
 
     def _fail(self) -> None:
-        """The first run that was not finite, again and with everybody watching."""
-        verdict = self._stations.verdict
-        number = verdict.at
-        verdict.clear()
-        self._number, self._last = 0, None
-        bad = next(run for run in self._recent if run.number == number)
-        self._recent.clear()
-        self._stations.fail(bad.given, bad.place)
+        self._last = None
+        super()._fail()

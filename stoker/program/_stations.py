@@ -82,6 +82,10 @@ class Stations(Protocol):
         """What Python decides by, beside the kept values: equal as long as a program of it stays right."""
         ...
 
+    def unread(self) -> AbstractContextManager[None]:
+        """While it is open, no station reads a value, and whether an update is applied the device decides."""
+        ...
+
     @property
     def exact(self) -> bool:
         """Whether another process has to come to the same bits: the fit is saved, and can be gone on with."""

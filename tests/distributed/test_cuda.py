@@ -7,8 +7,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import stoker
-from stoker import Checkpoint, Parallel
-from tests.distributed.fits import CASES, came_out, learner, network, results, samples
+from stoker import Checkpoint, Parallel, callbacks, data, metrics
+from stoker.loop._tally import Tally
+from tests.distributed.fits import CASES, came_out, learner, network, results, samples, whole
 from tests.distributed.processes import launched, run
 from tests.distributed.test_fit import differences
 from tests.distributed.test_resume import ended, noisy, steady, terminate
@@ -74,6 +75,66 @@ def halved(rank, size):
 def test_shards_compute_in_16_bits():
     (losses,) = launched(halved, 1)
     assert losses[-1] < 0.9 * losses[0]
+
+
+# --- nobody waits for the device
+
+
+class NoWaiting(callbacks.Callback):
+    """From the second epoch on, whatever makes the host wait for the device while training is an error."""
+
+    def on_epoch_begin(self, ctx):
+        if ctx.epoch >= 2:
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_end(self, ctx):
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def without_waiting(rank, size, parallel):
+    values = Tally.values
+
+    def read(tally, *given, **more):
+        torch.cuda.set_sync_debug_mode("default")  # all batches are through, and the epoch's numbers are waited for
+        return values(tally, *given, **more)
+
+    Tally.values = read
+    of = learner(parallel=parallel, device="cuda", clip_norm=0.1, metrics=[metrics.Accuracy(), metrics.GradientNorm()])
+    fitted = of.fit(samples(96), batch_size=8, epochs=4, callbacks=[NoWaiting()], show=False)
+    return came_out(fitted)
+
+
+def test_nobody_waits_for_shards():
+    (found,) = launched(without_waiting, 1, "fsdp")
+    (expected,) = launched(without_waiting, 1, "auto")
+    assert differences(found, expected, "shards") == []
+
+
+def poisoned(rank, size, parallel, batch):
+    x, y = samples(96)
+    x[8 * (batch - 1) + 5] = float("nan")
+    model, before = network(), {}
+
+    def keep(ctx):
+        if ctx.batch_number == batch - 1:
+            before.update({name: whole(each).cpu() for name, each in ctx.model.state_dict().items()})
+
+    loader = data.Loader((x, y), batch_size=8)
+    with pytest.raises(stoker.NotFinite) as error:
+        learner(model, parallel=parallel, device="cuda").fit(
+            loader, epochs=1, callbacks=[callbacks.on(train_batch_end=keep)], show=False
+        )
+    return str(error.value), all(
+        torch.equal(whole(each).cpu(), before[name]) for name, each in model.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize("batch", [2, 5, 11, 12])
+def test_a_nan_is_heard_of_late_and_told_of_where_it_was(batch):
+    for found in (launched(poisoned, 1, "fsdp", batch), run(poisoned, 2, "auto", batch)):
+        for text, same in found:
+            assert f"at epoch 1, batch {batch}" in text and "the batch" in text, text
+            assert same
 
 
 # --- checkpoints

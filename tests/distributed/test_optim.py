@@ -1,11 +1,9 @@
 """Every algorithm on a sharded model steps as it does on one process, and its state goes from one to the other."""
 
-import pytest
 import torch
 from torch import nn
 
 from stoker import Gradients, optim
-from stoker.errors import InvalidArgument
 
 from .processes import run
 
@@ -114,11 +112,21 @@ def one(recipe):
     compare(model, single)
 
 
-def refusals():
-    model = sharded()
-    grads = gradients(model, 0, spread)
-    with pytest.raises(InvalidArgument, match="a sharded step can't be decided on by the device: leave out when="):
-        optim.AdamW().init(model).step(grads, lr=RATE, when=torch.tensor(True))
+def decided_by_the_device(recipe):
+    """Where it says yes, as if nobody had asked; where it says no, nothing changes, state that is not there yet too."""
+    model, other = sharded(), sharded()
+    asked, plain = optim.init(recipe, model), optim.init(recipe, other)
+    for update, when in enumerate([False, True, True, False, True]):
+        asked.step(gradients(model, update, spread), lr=RATE, when=torch.tensor(when))
+        if when:
+            plain.step(gradients(other, update, spread), lr=RATE)
+        compare(model, whole_of(other))
+
+
+def whole_of(model):
+    alone = network()
+    alone.load_state_dict(whole(dict(model.state_dict())))
+    return alone
 
 
 def every(rank, size):
@@ -129,7 +137,8 @@ def every(rank, size):
         except Exception as error:
             error.add_note(f"with {name}")
             raise
-    refusals()
+    for recipe in (optim.AdamW(), optim.SGD(momentum=0.9), optim.Adafactor()):
+        decided_by_the_device(recipe)
     return list(CONFIGS)
 
 

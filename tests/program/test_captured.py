@@ -280,7 +280,8 @@ def test_several_steps_to_a_launch_are_the_same_steps(monkeypatch):
 )
 def test_where_something_happens_in_between_each_step_is_launched(settings):
     fitted = fit(plain(**settings), compile=True)
-    assert fitted._fit.step.mode == "compiled" and GROUPED not in fitted._fit.step.notes
+    assert fitted._fit.step.mode == "compiled", fitted._fit.step.why
+    assert GROUPED not in fitted._fit.step.notes
 
 
 @pytest.mark.parametrize("batch", [3, 12, 16, 17, 26])

@@ -1,0 +1,95 @@
+"""Runs that were started, and whose verdict is to come: on a GPU the host hears of it later, and never waits."""
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stoker.program._plan import Plan
+from stoker.program._stations import Stations
+
+_RECENT = 32  # runs whose verdict may still be to come
+_AHEAD = 2  # runs that may be under way: the device never waits for the host, and a NaN is heard of soon
+
+
+class Under(NamedTuple):
+    """A run that was started."""
+
+    number: int
+    given: Any
+    place: Any
+
+
+class Runs:
+    """Counts the runs of stations, so that the one that was not finite can be found."""
+
+    __slots__ = ("_number", "_recent", "_stations", "plan")
+
+    def __init__(self, stations: Stations, plan: Plan) -> None:
+        self._stations, self.plan = stations, plan
+        self._number = 0  # of runs since the verdict was last cleared
+        self._recent: deque[Under] = deque(maxlen=_RECENT)
+
+    def _count(self, given: Any) -> None:
+        """A run is about to start, or as good as started."""
+        self._number += 1
+        self._recent.append(Under(self._number, given, self._stations.place()))
+
+    def _fine_until(self, number: int) -> None:
+        """Nobody asks for these batches any more."""
+        while self._recent and self._recent[0].number <= number:
+            self._recent.popleft()
+
+    def _fail(self) -> None:
+        """The first run that was not finite, again and with everybody watching."""
+        verdict = self._stations.verdict
+        number = verdict.at
+        verdict.clear()
+        bad = next(run for run in self._recent if run.number == number)
+        self._number = 0
+        self._recent.clear()
+        self._stations.fail(bad.given, bad.place)
+
+
+class UnderWay:
+    """Runs that the device has not ended yet, as far as the host knows, oldest first."""
+
+    __slots__ = ("_device", "_events", "_flag", "_runs", "_started")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._started = device, 0
+        self._flag = torch.zeros(()).pin_memory()  # the verdict, as it comes over: NaN where a run was bad
+        self._events = [torch.cuda.Event() for _ in range(_AHEAD + 1)]
+        self._runs: deque[tuple[torch.cuda.Event, int]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one has to end before another may start."""
+        return len(self._runs) >= _AHEAD
+
+    def send(self, poison: Tensor) -> None:
+        """The verdict on its way to the host."""
+        self._flag.copy_(poison, non_blocking=True)
+
+    def started(self, number: int) -> None:
+        """Notes that all runs up to this number have been started."""
+        self._started += 1
+        event = self._events[self._started % len(self._events)]
+        event.record(torch.cuda.current_stream(self._device))
+        self._runs.append((event, number))
+
+    def ended(self) -> int | None:
+        """Waits for the oldest: the number up to which all was fine, None where some run was not."""
+        event, number = self._runs.popleft()
+        event.synchronize()
+        if self._flag.item() == 0:  # on the host: nothing is asked of the device
+            return number
+        for event, _ in self._runs:
+            event.synchronize()
+        self._runs.clear()
+        self._flag.zero_()
+        return None

@@ -146,7 +146,7 @@ class Stations:
     def rest(self) -> None:
         """Metrics whose state grows, with copies: what a program leaves is written over by its next run."""
         fit = self._fit
-        if self._grows and fit.ctx.output is not None:
+        if self._grows and fit.ctx.output is not None and not fit.refused:
             fit.tally.add(copied(fit.ctx.output), static=False)
 
     # --- what it reads and changes

@@ -13,7 +13,10 @@ def reason_of(error: BaseException) -> str:
         error = error.__context__
     if isinstance(error, Cannot):
         return str(error)
-    text = " ".join(str(error).split("\n\n")[0].split())
+    said = str(error)
+    if type(error).__name__ == "SubprocException":  # of torch's compiling processes: their own error is at its end
+        said = next((line for line in reversed(said.splitlines()) if line.strip()), said)
+    text = " ".join(said.split("\n\n")[0].split())
     if "capturing" in text or "graph capture" in text or "DataDependent" in type(error).__name__:
         how = "by .item(), a branch on a tensor, or a copy between host and device"
         return f"the step reads a value on the host{_where(error)}, {how}"

@@ -51,3 +51,12 @@ def test_an_error_without_a_text_says_where_it_came_up():
     with pytest.raises(AssertionError) as found:
         raise AssertionError
     assert "AssertionError: test_reason.py, line " in reason_of(found.value)
+
+
+def test_an_error_of_a_compiling_process_is_told_in_its_own_words():
+    from torch._inductor.compile_worker.subproc_pool import SubprocException
+
+    details = 'Traceback (most recent call last):\n  File "x.py", line 3, in f\nOSError: no space left on device\n'
+    with pytest.raises(SubprocException) as found:
+        raise SubprocException(details)
+    assert "OSError: no space left on device" in reason_of(found.value)

@@ -17,7 +17,7 @@ from stoker.gradients._parts import Parts
 from stoker.gradients._replicated import Replicated
 from stoker.gradients._shards import local_of
 from stoker.gradients._summed import own_values, summed
-from stoker.gradients._weigh import readable, share_of, weight_on
+from stoker.gradients._weigh import Share, readable, share_of, weight_on
 
 T = TypeVar("T")
 Mode = Literal["ddp", "values", "fsdp"]
@@ -75,10 +75,19 @@ class Shared:
         """A forward in training: every process starts from the first one's buffers (running statistics)."""
         if self._parts is not None:
             self._parts.at(None)
+        self.level()
+        return call()
+
+    def level(self) -> None:
+        """The first process's buffers on every one."""
         buffers = [local_of(buffer) for buffer in self._model.buffers()]
         if buffers:
             self._world.broadcast(buffers)
-        return call()
+
+    def afterwards(self) -> None:
+        """From here on gradients are added up when all of them are there: a program has computed them (`added`)."""
+        if self._mode == "ddp":
+            self._mode = "values"
 
     def backward(self, loss: Tensor, weight: float | Tensor, *, part: str | None = None) -> Gradients:
         """The gradients of the whole batch, of all parameters or of a part of them; uses up the loss's graph.
@@ -99,7 +108,19 @@ class Shared:
             if self._replicated is None or not self._replicated.fits():
                 self._replicated = Replicated(self._model, self._world, self._bucket_mb)
             return self._replicated(loss, share)
-        own = {name: share.within(own_values(tensor)) for name, tensor in self.local(loss, part=part).items()}
+        return self._summed(self.local(loss, part=part), share, part)
+
+    def added(self, grads: Gradients, loss: Tensor, weight: float | Tensor) -> Gradients:
+        """The gradients of the whole batch, where those of this process's part are known; uses them up.
+
+        To the other processes it is what `backward` is.
+        """
+        share = share_of(weight, self._world, self._reduce, loss)
+        self.weight = share.whole
+        return self._summed(grads, share, None)
+
+    def _summed(self, grads: Gradients, share: Share, part: str | None) -> Gradients:
+        own = {name: share.within(own_values(tensor)) for name, tensor in grads.use("the sum over processes").items()}
         tensors = summed(own, self._parameters, self._world, bucket_mb=self._bucket_mb, part=part)
         return Gradients._of(tensors, self._parameters, self._model)
 

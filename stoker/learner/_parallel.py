@@ -93,6 +93,8 @@ def _ways(fit: Fit) -> Iterable[str]:
         yield "gradients  the model is distributed already, and is taken as it is"
     elif fit.settings.accumulate > 1:
         yield "gradients  added up on each rank, and over the ranks once for each update"
+    elif fit.step.mode == "gradient":
+        yield "gradients  added up over the ranks after the backward pass, which is compiled; weighed by samples"
     else:
         yield "gradients  added up over the ranks by DDP, beside the backward pass; weighed by samples, not by ranks"
 

@@ -18,7 +18,7 @@ from stoker.learner._parallel import heard_here, share, split_of, spread, told
 from stoker.learner._plan import plan_of
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish
-from stoker.loop import Fit, Scaler, Settings, length_of, planned
+from stoker.loop import Fit, Scaler, Settings, agreed, length_of, planned
 from stoker.metrics import Loss, Meter, Metric, as_metric
 from stoker.optim import Adagrad, Algorithm, init
 from stoker.schedule import as_schedule
@@ -42,7 +42,7 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _
     sources = loaders(wish.train, wish.valid, batch_size=wish.batch_size, seed=seed, held_out=held_out)
     data = sources.shared(split)
     home, device = device_of(model), device_for(spec.device, model)
-    recipe = fastest(spec.optimizer, model.to(device), device, compile=spec.compile)
+    recipe = fastest(spec.optimizer, model.to(device), device, compile=spec.compile and world.size == 1)
     average, optimizer = spread(model, spec.parallel, world, ema=spec.ema, dry=dry), init(recipe, model)
     ctx = Context(
         model=model,
@@ -78,7 +78,7 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _
     )
     fit.identity = identity_of(fit, spec)
     share(fit, dry=dry)
-    fit.step = planned(fit)
+    fit.step = planned(fit) if dry else agreed(fit, planned(fit))
     fit.plan = [*plan_of(fit, spec), *data.notes, *told(fit)]
     return fit
 

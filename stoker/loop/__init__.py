@@ -10,7 +10,7 @@ from stoker.loop._fit import Fit, Settings
 from stoker.loop._in_step import in_step
 from stoker.loop._precision import PRECISIONS, Scaler, check_precision
 from stoker.loop._predict import predict
-from stoker.loop._program import planned
+from stoker.loop._program import agreed, planned
 from stoker.loop._progress import length_of
 from stoker.loop._random import put_back, random_state, seed_of_rank, seeded, set_random_state
 from stoker.loop._ranks import of_this_rank
@@ -26,6 +26,7 @@ __all__ = [
     "Fit",
     "Scaler",
     "Settings",
+    "agreed",
     "check_precision",
     "evaluate",
     "in_step",

@@ -147,6 +147,11 @@ class Fit:
         return "sum" if self.supervised is not None and self.supervised.sums else "mean"
 
     @property
+    def written_out(self) -> bool:
+        """Whether the update is one that can be compiled, also where it is not; of many ranks nobody's can."""
+        return self.settings.compile and self.world.size == 1
+
+    @property
     def own_windows(self) -> bool:
         """Whether each rank adds its micro-batches up by itself, and gradients are shared when a window closes."""
         return self.shared is not None and self.settings.accumulate > 1 and not self.sharded

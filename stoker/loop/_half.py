@@ -11,11 +11,22 @@ from stoker.gradients import Gradients
 from stoker.loop._ask import Asked, asked
 from stoker.loop._fit import Fit
 from stoker.loop._lend import lent, slots_in
+from stoker.loop._level import level_loss
 from stoker.loop._stations import Mixed, Stations
-from stoker.loop._update import flush, gradients_of, use
+from stoker.loop._update import added_up, flush, gradients_of, use
 from stoker.program import Cannot, Inputs, detached
 
 AFTER = ("on_train_batch_after_backward", "on_train_batch_after_step")  # hooks that come after the gradients
+
+
+@contextmanager
+def _by_itself(fit: Fit) -> Iterator[None]:
+    """While it is open, this rank knows of no others: a program has no messages in it."""
+    shared, fit.shared = fit.shared, None
+    try:
+        yield
+    finally:
+        fit.shared = shared
 
 
 class Half(Stations):
@@ -40,22 +51,23 @@ class Half(Stations):
         ctx.batch, ctx.loss_mix = given if isinstance(given, Mixed) else (given, None)
         if isinstance(given, Pick):
             ctx.batch = given.batch()
-        for each in asked(fit):
-            if each.part is not None:
-                raise Cannot("the step yields objectives, and each is to be stepped before the next is computed")
-            grads, each = gradients_of(fit, each)
-            self._found = each.loss.detach(), each.weight, dict(grads.items())
-        if ctx.output is not None:
+        with _by_itself(fit):
+            for each in asked(fit):
+                if each.part is not None:
+                    raise Cannot("the step yields objectives, and each is to be stepped before the next is computed")
+                grads, each = gradients_of(fit, each)
+                self._found = each.loss.detach(), each.weight, dict(grads.items())
+        if ctx.output is not None and not fit.refused:
             fit.tally.add(ctx.output, static=True)
 
     def rest(self) -> None:
         """The hooks, the window, the update and the average, with what the program has found."""
-        super().rest()
         fit, (loss, weight, tensors) = self._fit, self._left
-        self._left = None
+        self._left, fit.refused = None, fit.ctx.ghost
+        super().rest()
         if fit.device.type == "cpu" and isinstance(weight, Tensor):
             weight = weight.item()  # as it is where nothing is compiled
-        use(fit, Gradients._of(tensors, self._parameters, fit.model), Asked(None, loss, weight))
+        use(fit, *added_up(fit, Gradients._of(tensors, self._parameters, fit.model), Asked(None, loss, weight)))
         if not fit.ctx.accumulating:
             flush(fit)
         if fit.applied and fit.average is not None:
@@ -95,8 +107,8 @@ class Half(Stations):
         """The update's business."""
 
     def turn(self) -> Hashable:
-        """Nothing that differs from batch to batch is of interest here."""
-        return self._fit.model.training
+        """What is not this rank's own batch counts for nothing; all else that differs is of no interest here."""
+        return self._fit.model.training, self._fit.ctx.ghost
 
     def alone(self) -> bool:
         """Never: the update happens between two runs."""
@@ -111,7 +123,13 @@ class Half(Stations):
         return found, outputs
 
     def begin(self, said: tuple[Any, ...]) -> None:
-        """A run changes no weight: what was marked before it is a whole state until the update."""
+        """A run changes no weight: what was marked before it is a whole state until the update.
+
+        Of many ranks, each starts from the first one's buffers.
+        """
+        if self._fit.shared is not None:
+            level_loss(self._fit)
+            self._fit.shared.level()
 
     def say(self, said: tuple[Any, ...]) -> None:
         """As after a run of the stations themselves, up to the gradients."""

@@ -34,6 +34,19 @@ def planned(fit: Fit) -> Plan:
     return plan
 
 
+def agreed(fit: Fit, plan: Plan) -> Plan:
+    """A plan that all ranks can have: all compile, or none does, because what they say to each other is another."""
+    if fit.world.size == 1 or not fit.settings.compile:
+        return plan
+    said = fit.world.gathered((plan.mode, plan.why))
+    rank, (mode, why) = next((each for each in enumerate(said) if each[1][0] == "eager"), (0, said[0]))
+    if mode != plan.mode:
+        plan.mode, plan.why = mode, f"rank {rank} can't: {why}"
+    if fit.shared is not None and mode != "eager":
+        fit.shared.afterwards()
+    return plan
+
+
 def _listeners(fit: Fit, milestones: Sequence[str]) -> Iterator[str]:
     for milestone in milestones:
         for callback in fit.hooks:
@@ -43,6 +56,8 @@ def _listeners(fit: Fit, milestones: Sequence[str]) -> Iterator[str]:
 
 def _reasons_for_the_update(fit: Fit) -> Iterator[str]:
     """Why only what comes before the update can be a program."""
+    if fit.world.size > 1:
+        yield f"{fit.world.size} processes add their gradients up between backward and step"
     yield from _listeners(fit, AFTER)
     if not fit.optimizer.functional:
         yield f"{fit.optimizer!r} is an optimizer of its own, which steps as it likes"
@@ -54,9 +69,7 @@ def _reasons(fit: Fit) -> Iterator[str]:
         yield "precision='fp16' looks at every update to find its scale; bf16 needs none"
     if fit.settings.on_nan == "skip":
         yield "on_nan='skip' looks at every batch before it goes on"
-    if fit.world.size > 1:
-        yield f"{fit.world.size} processes add their gradients up between backward and step"
-    elif fit.parallel.mode == "fsdp" or needs_backward(fit.model, fit.model.parameters()):
+    if fit.sharded or fit.parallel.mode == "fsdp" or needs_backward(fit.model, fit.model.parameters()):
         yield "the model is distributed over processes"
     if any(getattr(module, "sparse", False) is True for module in fit.model.modules()):
         yield "the gradients of an embedding are sparse, and as many as there are different rows in a batch"

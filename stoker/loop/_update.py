@@ -61,6 +61,17 @@ def gradients_of(fit: Fit, asked: Asked) -> tuple[Gradients, Asked]:
     return grads, own._replace(weight=fit.shared.weight)
 
 
+def added_up(fit: Fit, grads: Gradients, asked: Asked) -> tuple[Gradients, Asked]:
+    """The same, where those of this process are known already."""
+    if fit.shared is None:
+        return grads, asked
+    own = asked._replace(loss=_counted_loss(asked))
+    if fit.own_windows:
+        return grads, own
+    grads = fit.shared.added(grads, asked.loss, asked.weight)
+    return grads, own._replace(weight=fit.shared.weight)
+
+
 def _counted_loss(asked: Asked) -> Tensor:
     """The loss as a number to look at: zero where it counts for nothing."""
     loss, weight = asked.loss.detach(), asked.weight
@@ -118,7 +129,7 @@ def apply(fit: Fit, grads: Gradients, asked: Asked | None = None, *, weight: flo
     if norm is not None:
         fit.norms = {meter: _counted(fit, meter, state, norm) for meter, state in fit.norms.items()}
     fit.mark = None  # from here on there is no way back
-    with compiling() if settings.compile else _AS_IT_IS:  # what is to be compiled is written out in tensors only
+    with compiling() if fit.written_out else _AS_IT_IS:  # what is to be compiled is written out in tensors only
         fit.optimizer.step(grads, lr=_rates(fit), when=None if fit.verdict is None else fit.verdict.allowed)
     fit.applied = True
     fit.hooks.fire("on_train_batch_after_step", ctx)

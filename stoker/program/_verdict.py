@@ -43,7 +43,7 @@ class Verdict:
             return
         nothing = weight.detach().to(self.poison.device) == 0
         self.poison.add_(torch.where(nothing, 0, doubt))
-        self.allowed = ((self.poison + doubt) == 0) & ~nothing
+        self.allowed = torch.where(nothing, torch.nan, self.poison + doubt) == 0
         if self.empty.device.type == "cpu":  # where it is read at once
             self.empty.copy_(nothing)
 

@@ -1,0 +1,117 @@
+"""compile=True with several processes: each compiles up to its gradients, and comes to what one process does."""
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker import Checkpoint, callbacks, metrics, schedule
+from tests.distributed.fits import Tokens, Two, came_out, learner, samples
+from tests.distributed.processes import run
+from tests.distributed.test_fit import differences
+from tests.distributed.test_resume import ended, terminate
+
+
+def network():
+    torch.manual_seed(0)
+    norm = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    norm.register_buffer("seen", torch.zeros(()))
+    return norm
+
+
+def plain(**settings):
+    of = learner(network(), metrics=[metrics.Accuracy(), metrics.AUROC(name="area")], clip_norm=0.1, **settings)
+    return of.fit(samples(37), valid=samples(11), batch_size=12, epochs=3, show=False)
+
+
+def windows(**settings):
+    of = learner(network(), accumulate=2, lr=schedule.cosine(1e-2, steps=6), ema=0.9, **settings)
+    return of.fit(samples(37), batch_size=8, epochs=2, show=False)
+
+
+def ghosts(**settings):
+    """Of a last batch of one sample, one rank has nothing."""
+    return learner(network(), **settings).fit(samples(13), batch_size=4, epochs=2, show=False)
+
+
+def tokens(**settings):
+    """Not to be compiled: which tokens count is a matter of values."""
+    return learner(Tokens(), loss=None, **settings).fit(Tokens.samples(), batch_size=4, epochs=1, show=False)
+
+
+def objectives(**settings):
+    return learner(Two(), loss=None, **settings).fit(samples(24), batch_size=8, epochs=1, show=False)
+
+
+def both(rank, size):
+    found = {}
+    for fit in (plain, windows, ghosts, tokens, objectives):
+        fitted = fit(compile=True)
+        found[fit.__name__] = came_out(fitted), fitted._fit.step.mode, fitted._fit.step.why, fitted._fit.step.notes
+    return found
+
+
+def test_compiled_on_two_processes_is_eager_on_one():
+    expected = {fit.__name__: came_out(fit()) for fit in (plain, windows, ghosts, tokens, objectives)}
+    for found in run(both, 2):
+        for name, (out, mode, why, _) in found.items():
+            assert differences(out, expected[name], name) == []
+            assert mode == ("eager" if name in ("tokens", "objectives") else "gradient"), (name, why)
+        assert found["plain"][2] == "2 processes add their gradients up between backward and step"
+        assert any("compiled in" in note for note in found["plain"][3])
+
+
+# --- one rank alone can't
+
+
+def one_listens(rank, size):
+    """A hook of one rank keeps its step from being compiled: then no rank's is."""
+    hook = [callbacks.on(train_batch_after_loss=lambda ctx: None)] if rank == 1 else []
+    of = learner(network(), compile=True)
+    fitted = of.fit(samples(24), batch_size=8, epochs=1, callbacks=hook, show=False)
+    return fitted._fit.step.mode, fitted._fit.step.why, came_out(fitted)
+
+
+def test_all_ranks_compile_or_none_does():
+    expected = came_out(learner(network()).fit(samples(24), batch_size=8, epochs=1, show=False))
+    for rank, (mode, why, out) in enumerate(run(one_listens, 2)):
+        assert mode == "eager" and ("comes between forward and step" in why), why
+        assert why.startswith("rank 1 can't: ") == (rank == 0)
+        assert differences(out, expected, "out") == []
+
+
+# --- it goes on
+
+
+def cut_and_whole(rank, size, folder):
+    def fit(name, **more):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 4))
+        x, y = samples(64)
+        given = {"run": f"{folder}/{name}", "resume": True, "checkpoint": Checkpoint(every=3, background=False)}
+        of = learner(model, compile=True)
+        return of.fit((x.float(), y), batch_size=16, epochs=3, show=False, **given, **more)
+
+    assert ended(fit, name="cut", callbacks=[terminate(1, 2, 2)]) == 143
+    return [came_out(fit(name)) for name in ("cut", "whole")]
+
+
+def test_a_compiled_run_of_two_goes_on_to_the_same_bits(tmp_path):
+    for cut, whole in run(cut_and_whole, 2, str(tmp_path)):
+        assert cut["history"] == whole["history"]
+        assert all(torch.equal(value, whole["weights"][name]) for name, value in cut["weights"].items())
+
+
+def test_the_plan_says_so_before_the_fit(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    plan = str(
+        stoker.Learner(nn.Linear(6, 4).double(), loss=nn.CrossEntropyLoss(), compile=True).explain(samples(8), epochs=1)
+    )
+    assert "compiled up to the gradients" in plan
+    assert "added up over the ranks after the backward pass, which is compiled" in plan
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)

@@ -44,9 +44,10 @@ $(VENV)/.peers: $(READY)
 	@touch $@
 
 bench: $(VENV)/.peers  ## stoker, plain torch and the peers side by side, as ratios
-	$(BIN)/python -m benchmarks.own_loop
 	$(BIN)/python -m benchmarks.fit
-	$(BIN)/python -m benchmarks.save
+	$(BIN)/python -m benchmarks.sweep
+	$(BIN)/python -m benchmarks.own_loop --passes 1
+	$(BIN)/python -m benchmarks.save --passes 1 "10 MB" "500 MB"
 	$(BIN)/python -m benchmarks.record
 	$(BIN)/python -m benchmarks.viewers
 

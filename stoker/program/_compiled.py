@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stoker.program._compiling import compiling
 from stoker.program._made import Batch, Left, Made, NotYet
+from stoker.program._masks import table
 from stoker.program._plan import Plan
 from stoker.program._reason import Cannot
 from stoker.program._repeated import Repeated
@@ -68,7 +69,8 @@ def traced(stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) 
 
     try:
         with torch.no_grad(), enable_python_dispatcher(), torch.autograd.set_multithreading_enabled(False), compiling():
-            graph = make_fx(step, tracing_mode="fake")(*fixed, *batch.tensors)
+            other = table(stations.verdict.poison.device)
+            graph = make_fx(step, other, tracing_mode="fake")(*fixed, *batch.tensors)
     except Opaque as error:
         raise Cannot(f"the step gives a {error}, which can't be taken apart into tensors") from None
     if made := stations.unsettled():
@@ -94,7 +96,9 @@ def _compiled(graph: torch.fx.GraphModule, inputs: list[Tensor], *, exact: bool)
     # What requires gradients would be written to outside of the program, by torch's wrapper.
     plain = [tensor.detach() for tensor in inputs]
     # Kernels that are chosen by their time may be others in the next process, and add in another order.
-    options = {**_OPTIONS, "deterministic": exact}
+    options: dict[str, Any] = {**_OPTIONS, "deterministic": exact}
+    if inputs[0].device.type == "cpu":
+        options["layout_optimization"] = False  # makes convolutions channels-last: slower, where threads are few
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         whole: Any = compile_fx(graph, plain, inner_compile=inner, config_patches=options)

@@ -105,10 +105,13 @@ def machine():
     return {"cpu": cpu or platform.processor(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
-def keep(name, versions, **measured):
-    """Writes what was measured, on which machine and with which versions, as benchmarks/results/NAME-DATE.json."""
+def keep(name, versions, *, beside_others=False, **measured):
+    """Writes what was measured, on which machine and with which versions, as benchmarks/results/NAME-DATE.json.
+
+    With `beside_others`, what was measured on the same day and not again stays.
+    """
     path = RESULTS / f"{name}-{date.today()}.json"
-    write(path, {"machine": machine(), "versions": versions, **measured})
+    (append if beside_others else write)(path, {"machine": machine(), "versions": versions, **measured})
     print(f"\nkept in {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
 
 

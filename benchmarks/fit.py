@@ -54,7 +54,7 @@ def main():
         measured |= found.keys()
         kept[work_name] = {"text": work.text, "contenders": found, "failed": failed}
     if not (arguments.no_file or arguments.quick):
-        keep("fit", versions_of(measured), device="cpu", workloads=kept)
+        keep("fit", versions_of(measured), beside_others=True, device="cpu", workloads=kept)
 
 
 def _arguments():

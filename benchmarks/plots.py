@@ -92,7 +92,7 @@ def caption(found):
 
 
 def draw(found, path):
-    """Horizontal bars for each workload: how long an update takes, as a part of the DataLoader loop's."""
+    """Horizontal bars for each workload: how long an update takes, as a part of the plain loop's."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -114,8 +114,7 @@ def draw(found, path):
         for axis, (work, bars) in zip(axes.flat, panels.items(), strict=True):
             _panel(axis, bars)
             place = blended_transform_factory(figure.transFigure, axis.transAxes)
-            other = "" if base_of(found, work) == BASES[0] else f" (1 × is {CONTENDERS[base_of(found, work)].label})"
-            title = f"{work}: {found['workloads'][work]['text']}{other}"
+            title = f"{work}: {found['workloads'][work]['text']}"
             axis.text(0.01, 1.03, title, transform=place, weight="bold", in_layout=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="svg", metadata={"Date": None})

@@ -27,7 +27,7 @@ def measure(sweep, setting, name, *, device="cpu", rounds=None, seconds=1.0):
     if sweep == "memory":
         return memory(int(setting), name, device)
     if sweep in ("metrics", "keeping"):
-        return alternating(sweep, device, rounds or 7, seconds)
+        return alternating(sweep, device, rounds or 21, seconds)
     work, accumulate = varied(sweep, int(setting), device)
     return differences({setting: trainer(name, work, accumulate=accumulate)}, rounds or 3, seconds)[setting]
 

@@ -48,6 +48,10 @@ class Later:
         return {name: _mean(*pair) for name, pair in zip(self._names, self._values, strict=True)}
 
 
+def _counts(metric: Metric) -> Any:
+    return getattr(metric, "counts", None)  # anything that has a metric's other names is one
+
+
 def _sent(value: float | Tensor) -> float | Tensor:
     if not isinstance(value, Tensor) or value.device.type != "cuda":
         return value.item() if isinstance(value, Tensor) else value
@@ -66,8 +70,13 @@ class Tally:
 
     def clear(self) -> None:
         """Starts anew, for another epoch."""
-        self._held = False
-        self._states = [metric.init(self._device) for metric in self._metrics]
+        self._held, self._states = False, list[Any]()
+        made: dict[Any, Any] = {}  # one state for all that count the same
+        for place, metric in enumerate(self._metrics):
+            by = place if _counts(metric) is None else (_counts(metric),)
+            if by not in made:
+                made[by] = metric.init(self._device)
+            self._states.append(made[by])
         self._sums: dict[str, float | Tensor] = {}
         self._weights: dict[str, float | Tensor] = {}
         self.samples, self.since = 0, time.monotonic()
@@ -97,14 +106,21 @@ class Tally:
     @torch.no_grad()
     def add(self, output: Output, *, static: bool | None = None) -> None:
         """What the metrics make of an output: all of them, or those whose state keeps its shapes, or the others."""
+        done: dict[Any, Any] = {}  # of those that count the same from the same state on
         for place, metric in enumerate(self._metrics):
             if static is not None and is_static(metric) is not static:
                 continue
+            state, by = self._states[place], _counts(metric)
+            if by is not None and (by, id(state)) in done:
+                self._states[place] = done[by, id(state)][1]
+                continue
             try:
-                self._states[place] = metric.update(self._states[place], output)
+                self._states[place] = metric.update(state, output)
             except Exception as error:
                 error.add_note(f"in the metric {metric.name!r}{self._where()}")
                 raise
+            if by is not None:
+                done[by, id(state)] = state, self._states[place]  # the old one too: its id stays its own
 
     def empty(self) -> "Tally":
         """Another one of the same metrics, that has counted nothing."""

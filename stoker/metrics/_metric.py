@@ -1,7 +1,7 @@
 """The contract of a metric: four functions of a state that is a value and stays on the device."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, ClassVar, Literal, Self
 
@@ -59,6 +59,18 @@ class Metric(Config):
     def static(self) -> bool:
         """Whether the state keeps its shapes, so that `update` can be part of a compiled or captured step."""
         return True
+
+    @property
+    def counts(self) -> Hashable:
+        """What `init` and `update` go by: metrics that say the same here are counted once for all of them.
+
+        >>> from stoker.metrics import Precision, Recall
+        >>> Precision("micro").counts == Recall().counts
+        True
+
+        None: this one is counted by itself.
+        """
+        return None
 
     def init(self, device: torch.device) -> State:
         """The state that has seen nothing."""

@@ -1,6 +1,7 @@
 """Precision, recall and F-scores."""
 
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -37,6 +38,10 @@ class Precision(Metric):
     def default_name(self) -> str:
         return averaged("precision", self.average)
 
+    @property
+    def counts(self) -> Hashable:
+        return _hits_of(self)
+
     def init(self, device: torch.device) -> State:
         return fresh_hits(device)
 
@@ -64,6 +69,10 @@ class Recall(Metric):
 
     def default_name(self) -> str:
         return averaged("recall", self.average)
+
+    @property
+    def counts(self) -> Hashable:
+        return _hits_of(self)
 
     def init(self, device: torch.device) -> State:
         return fresh_hits(device)
@@ -103,6 +112,10 @@ class FBeta(Metric):
     def default_name(self) -> str:
         return averaged(f"f{self.beta:g}", self.average)
 
+    @property
+    def counts(self) -> Hashable:
+        return _hits_of(self)
+
     def init(self, device: torch.device) -> State:
         return fresh_hits(device)
 
@@ -113,6 +126,12 @@ class FBeta(Metric):
     def compute(self, state: State) -> float | list[float]:
         squared = self.beta**2
         return score(state, average=self.average, a=1 / (1 + squared), b=squared / (1 + squared))
+
+
+def _hits_of(metric: Precision | Recall | FBeta) -> Hashable:
+    """What hits are counted by; a class of somebody's own may count otherwise."""
+    own = type(metric) in (Precision, Recall, FBeta)
+    return ("hits", metric.threshold, metric.ignore, metric.task) if own else None
 
 
 def averaged(stem: str, average: Average) -> str:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics import classification, regression, wrappers
 
-from stoker import StateMismatch
+from stoker import StateMismatch, metrics
 from stoker.loop._tally import Tally, samples_in, weight_in
-from stoker.metrics import MAE, Accuracy, Metric, as_metric
-from stoker.step import RegressionOutput, SupervisedOutput
+from stoker.metrics import MAE, Accuracy, Metric, _precision, as_metric
+from stoker.step import ClassificationOutput, RegressionOutput, SupervisedOutput
 from tests.checkpoint.trees import through
 from tests.metrics.cases import CASES
 
@@ -183,3 +183,46 @@ def test_on_a_gpu_everything_goes_back_to_where_it_was():
         tally.add(output)
         tally.add_loss("loss", output.loss, torch.tensor(4).cuda())
     assert bits(other.values("x")) == bits(whole.values("x"))
+
+
+class Counted(metrics.Recall):
+    """Counts in its own way, whatever it inherits."""
+
+    def update(self, state, output):
+        return super().update(super().update(state, output), output)
+
+
+def test_metrics_that_count_the_same_are_counted_once(monkeypatch):
+    several = [
+        metrics.Precision(),
+        metrics.Recall("micro"),
+        metrics.FBeta(2.0),
+        metrics.Precision(ignore=1, name="other"),
+        Counted("none"),
+        metrics.Accuracy(),
+    ]
+    outputs = [
+        ClassificationOutput(torch.tensor(0.1), logits=torch.randn(8, 3), targets=torch.randint(0, 3, (8,)))
+        for _ in range(3)
+    ]
+    calls, inner = [], _precision.add_hits
+    monkeypatch.setattr(_precision, "add_hits", lambda *given, **more: calls.append(0) or inner(*given, **more))
+    together = Tally(several, torch.device("cpu"))
+    for _ in range(2):
+        calls.clear()
+        for output in outputs:
+            together.add(output)
+        assert len(calls) == 3 * (1 + 1 + 2)
+        alone = {}
+        for metric in several:
+            tally = Tally([metric], torch.device("cpu"))
+            for output in outputs:
+                tally.add(output)
+            alone |= tally.values("train")
+        assert together.values("train") == alone
+        again = Tally(several, torch.device("cpu"))
+        again.load_state_dict(together.state_dict())
+        together.add(outputs[0])
+        again.add(outputs[0])
+        assert again.values("train") == together.values("train")
+        together.clear()

@@ -76,7 +76,9 @@ class Fit:
     best: Snapshot | None = None
     random: Mapping[str, Any] | None = None  # where the random numbers stood at the end, to go on from
     last: Snapshot | None = None  # where the model was when the best weights took its place
-    applied: bool = False  # whether the current batch has changed the weights
+    applied: bool = False  # whether the current batch counts as an update
+    moved: bool = False  # whether that has changed weights: on a GPU a batch of nothing counts, and has not
+    late: bool = False  # whether nobody waits for the verdict about an eager step, on any rank
     refused: bool = False  # whether the current batch counts for nothing: its loss is no number
     interrupted: bool = False  # by somebody who wants it to end, and perhaps to go on later
     left: str | None = None  # why it was interrupted: a run that goes on does not stop for that

@@ -70,7 +70,7 @@ class Half(Stations):
         use(fit, *added_up(fit, Gradients._of(tensors, self._parameters, fit.model), Asked(None, loss, weight)))
         if not fit.ctx.accumulating:
             flush(fit)
-        if fit.applied and fit.average is not None:
+        if fit.applied and fit.moved and fit.average is not None:
             fit.average.update()
 
     # --- what it reads and changes: nothing that is the update's

@@ -81,6 +81,15 @@ def marked(fit: Fit) -> Mark:
     )
 
 
+def mark_before(fit: Fit, epoch: int, batch: int) -> None:
+    """Goes back to the newest mark that is from before a batch.
+
+    No run since then was allowed to change a weight, but each has written what was there.
+    """
+    mark = next((each for each in reversed(fit.marks) if (each.epoch, each.batch) < (epoch, batch)), None)
+    fit.mark = None if mark is None else mark._replace(versions=versions_of(fit))
+
+
 def versions_of(fit: Fit) -> tuple[int, ...]:
     """A number for each parameter that every change to it, by whomever, makes larger."""
     return tuple([tensor._version for tensor in fit.watched])

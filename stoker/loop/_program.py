@@ -35,10 +35,15 @@ def planned(fit: Fit) -> Plan:
 
 
 def agreed(fit: Fit, plan: Plan) -> Plan:
-    """A plan that all ranks can have: all compile, or none does, because what they say to each other is another."""
-    if fit.world.size == 1 or not fit.settings.compile:
+    """A plan that all ranks can have: all compile, or none does, because what they say to each other is another.
+
+    So it is with the verdict about a step: all wait for it, or nobody does.
+    """
+    fit.late = plan.mode == "eager" and _hears_late(fit)
+    if fit.world.size == 1:
         return plan
     said = fit.world.gathered((plan.mode, plan.why))
+    fit.late = fit.world.all(fit.late)
     rank, (mode, why) = next((each for each in enumerate(said) if each[1][0] == "eager"), (0, said[0]))
     if mode != plan.mode:
         plan.mode, plan.why = mode, f"rank {rank} can't: {why}"
@@ -98,7 +103,7 @@ def programmed(fit: Fit) -> Iterator[None]:
     train, valid, told = fit.train, dict(fit.valid), fit.plan_lines
     stations, device = Stations(fit), torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
     if fit.step.mode == "eager":
-        fit.program = Late(stations, fit.step, fit.device) if _hears_late(fit) else Eager(stations, fit.step)
+        fit.program = Late(stations, fit.step, fit.device) if fit.late else Eager(stations, fit.step)
     elif fit.step.mode == "gradient":
         fit.program = Compiled(Half(fit), fit.step)
     elif fit.device.type == "cuda":
@@ -117,7 +122,7 @@ def programmed(fit: Fit) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, NotFinite):
             with suppress(Exception):  # what is on its way is told; a late verdict only says what can be saved
-                fit.program.settle()
+                fit.program.abandon() if isinstance(fit.program, Late) else fit.program.settle()
         raise
     finally:
         fit.program, fit.picks = None, False

@@ -14,7 +14,7 @@ from stoker.gradients import Accumulator
 from stoker.loop._ask import asked
 from stoker.loop._fit import Fit
 from stoker.loop._lend import lent, settled_in, slots_in
-from stoker.loop._mark import versions_of
+from stoker.loop._mark import mark_before
 from stoker.loop._pins import Surroundings, heard, pins_of
 from stoker.loop._rates import Rates, names_in
 from stoker.loop._state import loss_of
@@ -78,7 +78,7 @@ class Stations:
             flush(fit)  # of an objective that this batch did not yield, and earlier ones of the window did
         if ctx.output is not None and not fit.refused:
             fit.tally.add(ctx.output, static=None if fit.verdict is None else True)
-        if fit.applied and fit.average is not None:
+        if fit.applied and fit.moved and fit.average is not None:
             fit.average.update(None if fit.verdict is None else fit.verdict.allowed)
 
     @contextmanager
@@ -264,19 +264,22 @@ class Stations:
     def place(self) -> tuple[Any, ...]:
         """Where the loop stands."""
         ctx = self._fit.ctx
-        return ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating
+        return ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.ghost
+
+    def left_at(self, place: tuple[Any, ...]) -> None:
+        """The last whole state is that before a run that was not finite, wherever the loop has come since."""
+        mark_before(self._fit, *place[:2])
 
     def fail(self, given: Any, place: tuple[Any, ...]) -> None:
         """Runs a batch again whose numbers were not finite, where they are looked at: it raises."""
         fit, ctx = self._fit, self._fit.ctx
-        ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating = place
-        mark = next((each for each in reversed(fit.marks) if (each.epoch, each.batch) < place[:2]), None)
-        # No run since then was allowed to change a weight, but each has written what was there.
-        fit.mark = None if mark is None else mark._replace(versions=versions_of(fit))
+        self.left_at(place)
+        ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.ghost = place
         fit.applied = fit.refused = False
         fit.accumulators.clear()
         fit.searching = True
         self.run(given)
+        fit.common = fit.shared is not None  # every rank is here
         raise NotFinite(
             f"the loss or a gradient was not finite at epoch {place[0]}, batch {place[1]}; run again for the search, "
             "they were: something in the step does not compute the same twice"

@@ -98,7 +98,7 @@ def train_epoch(fit: Fit) -> None:
     fit.applied = False
     program.settle()
     flush(fit)  # of a stream, whose last batch is only known when it is over, and of a window that was stopped in
-    if fit.applied and fit.average is not None:
+    if fit.applied and fit.moved and fit.average is not None:
         fit.average.update()
     _count_update(fit)
     _check_progress(fit)

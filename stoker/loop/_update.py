@@ -112,9 +112,10 @@ def _close(fit: Fit, window: Accumulator) -> None:
 
 def apply(fit: Fit, grads: Gradients, asked: Asked | None = None, *, weight: float | Tensor = 1) -> None:
     """One step of the optimizer, or none where the loss or a gradient is not finite."""
-    ctx, settings = fit.ctx, fit.settings
+    ctx, settings, fit.moved = fit.ctx, fit.settings, False
     # Of shards a norm is one message to the other ranks, and looking at each of them would be many.
-    norm = grads.norm() if settings.clip_norm is not None or fit.norms or fit.sharded else None
+    wanted = settings.clip_norm is not None or fit.norms or (fit.sharded and fit.verdict is None)
+    norm = grads.norm() if wanted else None
     if not accepted(fit, grads, asked, norm, weight):
         held = weight if asked is None else asked.weight
         if isinstance(held, Tensor) and not fit.refused and held == 0:
@@ -131,7 +132,7 @@ def apply(fit: Fit, grads: Gradients, asked: Asked | None = None, *, weight: flo
     fit.mark = None  # from here on there is no way back
     with compiling() if fit.written_out else _AS_IT_IS:  # what is to be compiled is written out in tensors only
         fit.optimizer.step(grads, lr=_rates(fit), when=None if fit.verdict is None else fit.verdict.allowed)
-    fit.applied = True
+    fit.applied = fit.moved = True
     fit.hooks.fire("on_train_batch_after_step", ctx)
 
 
@@ -162,9 +163,7 @@ def accepted(fit: Fit, grads: Gradients, asked: Asked | None, norm: Tensor | Non
     """Whether these gradients may be used; where not, the run stops, unless it was told to go on."""
     loss, weight = (None, weight) if asked is None else (asked.loss, asked.weight)
     if fit.verdict is not None:
-        # Of shards every look is a message to the other ranks: the norm is one that they have had.
-        known = [norm] if norm is not None and fit.sharded else None
-        fit.verdict.judge(known or looked_at(loss if fit.shared is None else None, grads), weight)
+        fit.verdict.judge(looked_at(loss if fit.shared is None else None, grads), weight)
         return True
     # A loss that is none has made the gradients of all ranks none, and every rank has to look at the same.
     finite = is_finite(loss if fit.shared is None else None, grads, norm)

@@ -176,7 +176,7 @@ class Captured(Repeated):
     __slots__ = ("_device", "_graphs", "_is_first", "_lends", "_pending", "_under_way")
 
     def __init__(self, stations: Stations, plan: Plan, device: torch.device) -> None:
-        self._under_way = UnderWay(device)
+        self._under_way = UnderWay(device, by_run=False)
         programs = Programs(plan) if plan.mode == "compiled" else None
         self._graphs, self._lends = Graphs(device, plan, self._under_way, programs), True
         super().__init__(stations, plan, self._graphs)

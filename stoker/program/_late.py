@@ -18,7 +18,7 @@ class Late(Runs):
 
     def __init__(self, stations: Stations, plan: Plan, device: torch.device) -> None:
         super().__init__(stations, plan)
-        self._under_way = UnderWay(device)
+        self._under_way = UnderWay(device, by_run=True)
 
     def run(self, given: Any) -> None:
         """One batch; the first one is looked at, because it brings things into being."""
@@ -44,6 +44,13 @@ class Late(Runs):
         """Waits for every run that was started; raises where one was not finite."""
         while self._under_way:
             self._look()
+
+    def abandon(self) -> None:
+        """Waits for every run that was started, without a word to other ranks: they may be elsewhere."""
+        while self._under_way:
+            number = self._under_way.ended()
+            if number is None:
+                self._stations.left_at(self._first_bad().place)
 
     def between(self) -> AbstractContextManager[Callable[[], AbstractContextManager[None]]]:
         """All memory is everybody's."""

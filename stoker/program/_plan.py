@@ -50,8 +50,8 @@ class Plan:
         return [*found, *(f"           {note}" for note in self.notes)]
 
     def narrow(self, mode: Mode, why: str) -> None:
-        """Takes a narrower mode, for a reason that is kept; the first reason is the one that counts."""
-        self.mode, self.why = mode, self.why or why
+        """Takes a narrower mode, for a reason that is kept; of several for the same mode the first one counts."""
+        self.mode, self.why = mode, self.why if self.why and mode == self.mode else why
 
 
 def size(count: float) -> str:

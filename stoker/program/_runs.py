@@ -43,25 +43,31 @@ class Runs:
 
     def _fail(self) -> None:
         """The first run that was not finite, again and with everybody watching."""
+        bad = self._first_bad()
+        self._stations.fail(bad.given, bad.place)
+
+    def _first_bad(self) -> Under:
         verdict = self._stations.verdict
         number = verdict.at
         verdict.clear()
         bad = next(run for run in self._recent if run.number == number)
         self._number = 0
         self._recent.clear()
-        self._stations.fail(bad.given, bad.place)
+        return bad
 
 
 class UnderWay:
     """Runs that the device has not ended yet, as far as the host knows, oldest first."""
 
-    __slots__ = ("_device", "_events", "_flag", "_runs", "_started")
+    __slots__ = ("_device", "_events", "_flags", "_runs", "_started")
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, by_run: bool) -> None:
         self._device, self._started = device, 0
-        self._flag = torch.zeros(()).pin_memory()  # the verdict, as it comes over: NaN where a run was bad
         self._events = [torch.cuda.Event() for _ in range(_AHEAD + 1)]
-        self._runs: deque[tuple[torch.cuda.Event, int]] = deque()
+        # Verdicts, as they come over: NaN where a run was bad. A graph writes always to the same place. Of many ranks
+        # each has to hear the same after the same run, so that a later one's must not be there already.
+        self._flags = [torch.zeros(()).pin_memory() for _ in (self._events if by_run else self._events[:1])]
+        self._runs: deque[tuple[torch.cuda.Event, Tensor, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -72,24 +78,25 @@ class UnderWay:
         return len(self._runs) >= _AHEAD
 
     def send(self, poison: Tensor) -> None:
-        """The verdict on its way to the host."""
-        self._flag.copy_(poison, non_blocking=True)
+        """The verdict of the run that is being started, on its way to the host."""
+        self._flags[(self._started + 1) % len(self._flags)].copy_(poison, non_blocking=True)
 
     def started(self, number: int) -> None:
         """Notes that all runs up to this number have been started."""
         self._started += 1
         event = self._events[self._started % len(self._events)]
         event.record(torch.cuda.current_stream(self._device))
-        self._runs.append((event, number))
+        self._runs.append((event, self._flags[self._started % len(self._flags)], number))
 
     def ended(self) -> int | None:
         """Waits for the oldest: the number up to which all was fine, None where some run was not."""
-        event, number = self._runs.popleft()
+        event, flag, number = self._runs.popleft()
         event.synchronize()
-        if self._flag.item() == 0:  # on the host: nothing is asked of the device
+        if flag.item() == 0:  # on the host: nothing is asked of the device
             return number
-        for event, _ in self._runs:
+        for event, _, _ in self._runs:
             event.synchronize()
         self._runs.clear()
-        self._flag.zero_()
+        for each in self._flags:
+            each.zero_()
         return None

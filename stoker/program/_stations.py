@@ -122,6 +122,10 @@ class Stations(Protocol):
         """Where the loop stands."""
         ...
 
+    def left_at(self, place: Any) -> None:
+        """Says that nothing since a run that was not finite has changed a weight."""
+        ...
+
     def fail(self, given: Any, place: Any) -> None:
         """Does a run again that was not finite, where it was, which raises."""
         ...

@@ -57,6 +57,8 @@ def test_compiled_on_two_processes_is_eager_on_one():
         for name, (out, mode, why, _) in found.items():
             assert differences(out, expected[name], name) == []
             assert mode == ("eager" if name in ("tokens", "objectives") else "gradient"), (name, why)
+        assert "the step yields objectives" in found["objectives"][2]
+        assert "2 processes" not in found["tokens"][2], found["tokens"][2]
         assert found["plain"][2] == "2 processes add their gradients up between backward and step"
         assert any("compiled in" in note for note in found["plain"][3])
 

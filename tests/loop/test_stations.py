@@ -66,9 +66,9 @@ def test_a_run_that_was_not_finite_is_done_again_and_raises_where_it_was():
     _, stations = a_fit()
     x, y = samples(16)
     with pytest.raises(ArithmeticError, match="epoch 4, batch 9"):
-        stations.fail((x * float("nan"), y), (4, 9, 30, 0.01, False))
+        stations.fail((x * float("nan"), y), (4, 9, 30, 0.01, False, False))
     with pytest.raises(ArithmeticError, match="run again for the search, they were"):
-        stations.fail((x, y), (4, 9, 30, 0.01, False))
+        stations.fail((x, y), (4, 9, 30, 0.01, False, False))
 
 
 def test_the_step_of_a_model_runs_in_training_mode():

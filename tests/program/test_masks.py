@@ -8,7 +8,7 @@ from torch import nn
 
 import stoker
 from stoker import callbacks
-from stoker.program._masks import drawn, dropped
+from stoker.program._masks import _mixed, drawn, dropped
 
 MANY = 2**18
 
@@ -93,3 +93,9 @@ def test_a_compiled_fit_drops_other_elements_each_time_and_the_same_ones_again()
     assert abs(kept.mean() - 0.75) < 0.02
     assert torch.corrcoef(kept).fill_diagonal_(0).abs().max() < 0.08
     assert torch.equal(masks(), one)
+
+
+def test_a_compiler_comes_to_the_same_hashes():
+    """Products overflow on purpose, where C++ promises nothing of whole numbers with a sign."""
+    numbers = torch.arange(1037, dtype=torch.int32) * -1640531535 + 77  # no multiple of what goes at once
+    assert torch.equal(torch.compile(_mixed)(numbers), _mixed(numbers))

@@ -1,7 +1,7 @@
 """Steps whose verdict is heard of late, on two ranks: both hear the same after the same step, or nobody is late.
 
-On a GPU this is for real (test_cuda.py). Here events and pinned memory are stand-ins, so that what the ranks say to each
-other can be seen on any machine.
+On a GPU this is for real (test_cuda.py). Here events and pinned memory are stand-ins, so that what the ranks say to
+each other can be seen on any machine.
 """
 
 import pytest

@@ -136,7 +136,8 @@ def main():
         report(sweep, kept[sweep])
     if not (arguments.no_file or arguments.quick):
         names = {name for _, _, names in SWEEPS.values() for name in names}
-        keep(f"sweep-{arguments.device}", versions_of(names), device=arguments.device, sweeps=kept)
+        found = {"device": arguments.device, "sweeps": kept}
+        keep(f"sweep-{arguments.device}", versions_of(names), beside_others=True, **found)
 
 
 if __name__ == "__main__":

@@ -260,18 +260,11 @@ class Captured(Repeated):
         """Waits for every run that was launched; raises where one was not finite."""
         self._launch()
         while self._under_way:
-            self._look()
+            self._hear(self._under_way)
 
     def _before_launch(self) -> None:
         while self._under_way.is_full:
-            self._look()
+            self._hear(self._under_way)
 
     def _after_launch(self) -> None:
         self._under_way.started(self._number)
-
-    def _look(self) -> None:
-        number = self._under_way.ended()
-        if number is None:
-            self._fail()
-        else:
-            self._fine_until(number)

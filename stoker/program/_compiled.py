@@ -3,7 +3,6 @@
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,10 +192,6 @@ class Compiled(Repeated):
 
     def settle(self) -> None:
         """Nothing is under way."""
-
-    def between(self) -> AbstractContextManager[Callable[[], AbstractContextManager[None]]]:
-        """All memory is everybody's."""
-        return nullcontext(nullcontext)
 
     def _make(self, batch: Batch, kept: Shape, leaves: list[Tensor]) -> Made | None:
         made = super()._make(batch, kept, leaves)

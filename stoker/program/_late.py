@@ -1,7 +1,5 @@
 """The stations one after the other, and the verdict later: the host starts the next step while this one runs."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ class Late(Runs):
             stations.run(given)
             return
         while self._under_way.is_full:
-            self._look()
+            self._hear(self._under_way)
         stations.ready()
         self._count(given)
         with stations.unread():
@@ -43,7 +41,7 @@ class Late(Runs):
     def settle(self) -> None:
         """Waits for every run that was started; raises where one was not finite."""
         while self._under_way:
-            self._look()
+            self._hear(self._under_way)
 
     def abandon(self) -> None:
         """Waits for every run that was started, without a word to other ranks: they may be elsewhere."""
@@ -51,14 +49,3 @@ class Late(Runs):
             number = self._under_way.ended()
             if number is None:
                 self._stations.left_at(self._first_bad().place)
-
-    def between(self) -> AbstractContextManager[Callable[[], AbstractContextManager[None]]]:
-        """All memory is everybody's."""
-        return nullcontext(nullcontext)
-
-    def _look(self) -> None:
-        number = self._under_way.ended()
-        if number is None:
-            self._fail()
-        else:
-            self._fine_until(number)

@@ -1,6 +1,8 @@
 """Runs that were started, and whose verdict is to come: on a GPU the host hears of it later, and never waits."""
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +38,16 @@ class Runs:
         self._number += 1
         self._recent.append(Under(self._number, given, self._stations.place()))
 
-    def _fine_until(self, number: int) -> None:
-        """Nobody asks for these batches any more."""
+    def between(self) -> AbstractContextManager[Callable[[], AbstractContextManager[None]]]:
+        """What is computed between two runs, by batch: here all memory is everybody's."""
+        return nullcontext(nullcontext)
+
+    def _hear(self, under_way: "UnderWay") -> None:
+        """Waits for the oldest run's verdict; of what was fine nobody asks for the batches any more."""
+        number = under_way.ended()
+        if number is None:
+            self._fail()
+            return
         while self._recent and self._recent[0].number <= number:
             self._recent.popleft()
 

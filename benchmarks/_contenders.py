@@ -29,6 +29,7 @@ CONTENDERS = {
         "stoker.fit_compiled", "stoker", "stoker, compile=True, tf32", precision="tf32", traced=True
     ),
     "stoker-fsdp": Contender("stoker.fit_fsdp", "stoker", "stoker, parallel='fsdp', a world of one"),
+    "stoker-fsdp-bf16": Contender("stoker.fit_fsdp_bf16", "stoker", "… with param_dtype='bf16', reshard=False"),
     "jax": Contender("jax.fit", "jax", "JAX, jit", traced=True),
     "jax-scan": Contender("jax.fit_scan", "jax", "JAX, scan over the epoch", traced=True),
     "lightning": Contender("lightning.fit", "lightning", "Lightning: loss and metric"),

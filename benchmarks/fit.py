@@ -20,7 +20,7 @@ from benchmarks._contenders import CONTENDERS, EAGER, versions_of, why_left_out
 from benchmarks._harness import keep
 
 WORKLOADS = {"toy": 2, "digits": 2, "tabular": 1}  # passes: processes for each contender
-ON_THE_CPU = [name for name, each in CONTENDERS.items() if each.precision is None and name != "stoker-fsdp"]
+ON_THE_CPU = [name for name, each in CONTENDERS.items() if each.precision is None and "fsdp" not in name]
 
 
 def contenders_of(work_name, wanted=()):

@@ -30,7 +30,7 @@ _TF32 = ["stoker-tf32", "stoker-compile-tf32"]  # JAX's default precision
 WORKLOADS = {
     "digits": [*_PLAIN, *_STOKER, *_TF32, *_JAX, "lightning"],
     "resnet": [*_PLAIN, *_STOKER],
-    "gpt": [*_PLAIN, *_STOKER, "stoker-fsdp"],
+    "gpt": [*_PLAIN, *_STOKER, "stoker-fsdp", "stoker-fsdp-bf16"],
     "tabular": [*_PLAIN, *_STOKER, *_TF32, *_JAX],
 }
 

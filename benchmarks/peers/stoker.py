@@ -22,6 +22,12 @@ def fit_fsdp(work, epochs, clock):
     return _fit(learner_of(work, parallel="fsdp"), work, epochs, clock)
 
 
+def fit_fsdp_bf16(work, epochs, clock):
+    """The same, gathered in bf16 and once for an update."""
+    parallel = stoker.Parallel(mode="fsdp", param_dtype="bf16", reshard=False)
+    return _fit(learner_of(work, parallel=parallel), work, epochs, clock)
+
+
 def learner_of(work, **settings):
     """A learner of the workload; `settings` go before what the workload says."""
     return stoker.Learner(

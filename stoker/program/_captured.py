@@ -12,7 +12,7 @@ from stoker.data import Pick
 from stoker.program._compiled import Programs
 from stoker.program._made import Batch, Left, Made, NotYet
 from stoker.program._plan import Plan, size
-from stoker.program._pool import Pool
+from stoker.program._pool import Pool, aside
 from stoker.program._reason import Cannot, reason_of
 from stoker.program._repeated import Repeated
 from stoker.program._runs import UnderWay
@@ -22,16 +22,17 @@ from stoker.program._tree import Shape, matched, taken_apart, together, written_
 T = TypeVar("T")
 GROUP = 8  # steps to a launch, where nothing happens between them
 _SMALL = 2**25  # numbers in parameters and state; the steps of larger models take longer than launches
-_IDLE = 256 * 2**20  # bytes that may stay unused
+_IDLE = 256 * 2**20  # bytes that may stay unused, or a twentieth of all
 
 
 class Graphs:
     """Records steps as CUDA graphs that share their memory: the stations as they are, or a program of them."""
 
-    __slots__ = ("_device", "_plan", "_programs", "_under_way", "pool")
+    __slots__ = ("_device", "_plan", "_programs", "_under_way", "pool", "stream")
 
     def __init__(self, device: torch.device, plan: Plan, under_way: UnderWay, programs: Programs | None) -> None:
         self._device, self._plan, self._under_way, self._programs = device, plan, under_way, programs
+        self.stream = torch.cuda.Stream(device)  # torch's own for graphs is of whatever device came first
         self.pool: Pool | None = None  # from the first graph on
 
     def make(self, stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Made:
@@ -46,7 +47,7 @@ class Graphs:
         own = batch._replace(value=together(batch.shape, iter(static)), tensors=static)
         graph, inputs = torch.cuda.CUDAGraph(), static[:numbers]
         if self.pool is None:
-            self.pool = Pool(self._device)
+            self.pool = Pool(self.stream)
         record = self._prepared(stations, own, kept, before)
         stations.forget()
         torch.cuda.empty_cache()
@@ -93,7 +94,7 @@ class Graphs:
         """Records what a function launches, and the verdict on its way to the host."""
         # Other threads (one that fetches data, one that writes a checkpoint) go on meanwhile.
         assert self.pool is not None
-        recording = torch.cuda.graph(graph, self.pool.handle, self.pool.stream, capture_error_mode="thread_local")
+        recording = torch.cuda.graph(graph, self.pool.handle, self.stream, capture_error_mode="thread_local")
         try:
             with _one_at_a_time, _recoverable(self._device), recording:
                 found = run()
@@ -181,7 +182,8 @@ class Captured(Repeated):
         self._graphs, self._lends = Graphs(device, plan, self._under_way, programs), True
         super().__init__(stations, plan, self._graphs)
         self._device, self._is_first = device, True
-        _take_workspaces(device)
+        with aside(self._graphs.stream):
+            _take_workspaces(device)
         self._pending: list[list[Tensor]] = []  # batches that are to be launched together with the next ones
 
     def run(self, given: Any) -> None:
@@ -246,14 +248,19 @@ class Captured(Repeated):
             made.several = None
         self._stations.say(made.said)  # recording has left its own
 
+    def _by_itself(self, given: Any) -> None:
+        """On the stream of the graphs: cuBLAS keeps a workspace for each stream and thread, 32 MiB on an H200."""
+        with aside(self._graphs.stream):
+            super()._by_itself(given)
+
     def _after_eagerly(self) -> None:
         """After the first run: what it has made lies in the middle of large blocks, which graphs could not use then."""
         if not self._is_first:
             return
         self._is_first = False
         torch.cuda.empty_cache()
-        idle = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        if idle > _IDLE:
+        taken = torch.cuda.memory_reserved(self._device)
+        if taken - torch.cuda.memory_allocated(self._device) > min(_IDLE, taken // 20):
             self._stations.settle_in()
 
     def settle(self) -> None:

@@ -7,33 +7,42 @@ from typing import Any
 import torch
 
 
+@contextmanager
+def aside(stream: torch.cuda.Stream) -> Iterator[None]:
+    """While it is open, everything is launched on a stream of its own; the streams wait for each other at both ends."""
+    outside = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(outside)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        outside.wait_stream(stream)
+
+
 class Pool:
-    """Memory that only graphs use, and a stream on which they are recorded.
+    """Memory that only graphs use, and the stream on which they are recorded.
 
     Between two launches everything in it is free but what graphs keep for good. So what is computed in between can be
     there too, as long as none of it is needed after the next launch: `held` before and after tells.
     """
 
-    __slots__ = ("_device", "handle", "stream")
+    __slots__ = ("handle", "stream")
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
         self.handle: Any = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)  # torch's own for graphs is of whatever device came first
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """While it is open, new tensors are in the pool; the streams wait for each other at both ends."""
-        index, outside = self.stream.device_index, torch.cuda.current_stream(self._device)
-        self.stream.wait_stream(outside)
-        with torch.cuda.stream(self.stream):
+        """While it is open, new tensors are in the pool."""
+        index = self.stream.device_index
+        with aside(self.stream):
             torch._C._cuda_beginAllocateCurrentThreadToPool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
             try:
                 yield
             finally:
                 torch._C._cuda_endAllocateToPool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
                 torch._C._cuda_releasePool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
-                outside.wait_stream(self.stream)
 
     def held(self) -> set[int]:
         """Where the tensors are that somebody holds."""

@@ -69,7 +69,7 @@ class Repeated(Runs):
     def run(self, given: Any) -> None:
         """One batch."""
         if self._given_up:
-            self._stations.run(given)
+            self._by_itself(given)
             return
         last = self._last
         if last is not None and self._is_again(last, given):
@@ -208,13 +208,17 @@ class Repeated(Runs):
         self._last, self._touched = None, True  # a first run brings things into being
         restless = not self._steps and len(self._rests) > _MOST
         around = self._stations.surroundings() if restless else None
-        self._stations.run(given)
+        self._by_itself(given)
         self._after_eagerly()
         if around is not None:
             why = around.changed(self._stations.surroundings())
             self._give_up(
                 why or "what its Python decides by is another thing in every batch: a module's attribute, say"
             )
+
+    def _by_itself(self, given: Any) -> None:
+        """The stations, one after the other."""
+        self._stations.run(given)
 
     def _after_eagerly(self) -> None:
         """What a run has brought into being is there."""

@@ -33,17 +33,17 @@ class Verdict:
     def judge(self, sizes: list[Tensor], weight: float | Tensor = 1) -> None:
         """Looks at numbers that are finite where all is well; what weighs nothing is no reason to stop."""
         wide = torch.float64 if any(size.dtype == torch.float64 for size in sizes) else torch.float32
-        largest = torch.stack([size.detach().to(self.poison.device, wide) for size in sizes]).abs().amax()
-        doubt = largest - largest  # 0, or NaN
+        all_sizes = torch.stack([size.detach().to(self.poison.device, wide) for size in sizes]).abs()
         if not isinstance(weight, Tensor):
-            self.poison.add_(doubt)
+            self.poison.add_(_doubt(all_sizes))
             self.allowed = self.poison == 0
             if self.empty.device.type == "cpu":
                 self.empty.zero_()
             return
         nothing = weight.detach().to(self.poison.device) == 0
-        self.poison.add_(torch.where(nothing, 0, doubt))
-        self.allowed = torch.where(nothing, torch.nan, self.poison + doubt) == 0
+        # Each out of numbers of its own: where one comes out of the other, triton's compiler can fail.
+        self.allowed = self.poison + _doubt(torch.where(nothing, torch.inf, all_sizes)) == 0
+        self.poison.add_(_doubt(torch.where(nothing, 0, all_sizes)))
         if self.empty.device.type == "cpu":  # where it is read at once
             self.empty.copy_(nothing)
 
@@ -69,3 +69,9 @@ class Verdict:
     def tensors(self) -> list[Tensor]:
         """What it keeps, and changes in place."""
         return [self.poison, self.good, self.empty]
+
+
+def _doubt(sizes: Tensor) -> Tensor:
+    """0, or NaN where a size is not finite."""
+    largest = sizes.amax()
+    return largest - largest

@@ -36,6 +36,8 @@ BARS = {
     ("cuda", "gpt"): [
         Bar("stoker-compile", ("compile",), 1.0),
         Bar("stoker", ("fused",), 1.1, "memory, MB"),
+        Bar("stoker-fsdp", ("stoker",), 1 / 0.97),
+        Bar("stoker-fsdp-bf16", ("stoker",), 1 / 0.97),
     ],
 }
 

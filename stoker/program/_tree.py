@@ -125,7 +125,10 @@ def matched(before: list[Tensor], after: list[Tensor], shapes: tuple[Shape, Shap
 
 def written_back(before: list[Tensor], after: list[Tensor]) -> None:
     """Puts what a run leaves where it has read it, inside of the program."""
+    changed = [(own, new) for own, new in zip(before, after, strict=True) if new is not own]
     with torch.no_grad():
-        for own, new in zip(before, after, strict=True):
-            if new is not own:
+        if torch.compiler.is_compiling():
+            for own, new in changed:
                 own.copy_(new)
+        elif changed:
+            torch._foreach_copy_([own for own, _ in changed], [new for _, new in changed])  # pyright: ignore[reportPrivateImportUsage]

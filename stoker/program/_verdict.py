@@ -33,19 +33,23 @@ class Verdict:
     def judge(self, sizes: list[Tensor], weight: float | Tensor = 1) -> None:
         """Looks at numbers that are finite where all is well; what weighs nothing is no reason to stop."""
         wide = torch.float64 if any(size.dtype == torch.float64 for size in sizes) else torch.float32
-        all_sizes = torch.stack([size.detach().to(self.poison.device, wide) for size in sizes]).abs()
+        all_sizes = torch.stack([size.detach().to(self.poison.device, wide) for size in sizes])
         if not isinstance(weight, Tensor):
             self.poison.add_(_doubt(all_sizes))
             self.allowed = self.poison == 0
             if self.empty.device.type == "cpu":
                 self.empty.zero_()
             return
-        nothing = weight.detach().to(self.poison.device) == 0
-        # Each out of numbers of its own: where one comes out of the other, triton's compiler can fail.
-        self.allowed = self.poison + _doubt(torch.where(nothing, torch.inf, all_sizes)) == 0
-        self.poison.add_(_doubt(torch.where(nothing, 0, all_sizes)))
+        something = weight.detach().to(self.poison.device) != 0
+        if torch.compiler.is_compiling():
+            # Each out of numbers of its own: where one comes out of the other, triton's compiler can fail.
+            self.allowed = self.poison + _doubt(torch.where(something, all_sizes, torch.inf)) == 0
+            self.poison.add_(_doubt(torch.where(something, all_sizes, 0)))
+        else:
+            self.poison.add_(torch.where(something, _doubt(all_sizes), 0))
+            self.allowed = something > self.poison  # 1 > 0; nothing is more than NaN
         if self.empty.device.type == "cpu":  # where it is read at once
-            self.empty.copy_(nothing)
+            self.empty.copy_(~something)
 
     def end(self) -> None:
         """Counts a run that was good."""
@@ -73,5 +77,5 @@ class Verdict:
 
 def _doubt(sizes: Tensor) -> Tensor:
     """0, or NaN where a size is not finite."""
-    largest = sizes.amax()
+    largest = torch.linalg.vector_norm(sizes, torch.inf)
     return largest - largest

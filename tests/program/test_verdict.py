@@ -1,9 +1,14 @@
 """Whether an update may be applied, decided without anybody waiting."""
 
+import math
+from contextlib import nullcontext
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stoker.program import Verdict
+from stoker.program import Verdict, compiling
 
 CPU = torch.device("cpu")
 FINE = [torch.tensor(1.0), torch.tensor(2.0)]
@@ -16,6 +21,25 @@ def judged(*runs):
         verdict.end()
         allowed.append(verdict.allowed.item())
     return verdict, allowed
+
+
+NUMBERS = st.lists(
+    st.sampled_from([0.0, -2.5, 1e38, float("nan"), float("inf"), float("-inf")]), min_size=1, max_size=3
+)
+WEIGHTS = st.one_of(
+    st.just(1), st.sampled_from([0, 3]).map(torch.tensor), st.sampled_from([0.0, 0.5]).map(torch.tensor)
+)
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+@given(st.lists(st.tuples(NUMBERS, WEIGHTS), max_size=6))
+def test_it_allows_what_is_finite_and_weighs_something_up_to_the_first_bad_run(written_out, runs):
+    with compiling() if written_out else nullcontext():
+        verdict, allowed = judged(*runs)
+    bad = [not all(map(math.isfinite, numbers)) and bool(weight != 0) for numbers, weight in runs]
+    assert verdict.halted == any(bad)
+    assert verdict.at == (bad.index(True) if any(bad) else len(runs)) + 1
+    assert allowed == [not any(bad[: at + 1]) and bool(weight != 0) for at, (_, weight) in enumerate(runs)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")], ids=["nan", "inf", "-inf"])

@@ -45,6 +45,22 @@ def weighted_mean(loss: LossFunction, predictions: Any, targets: Any, weight: Te
     return (values * weight).sum() / (shares * weight).sum()
 
 
+def is_sum(loss: LossFunction | None) -> bool:
+    """Whether a loss adds its samples up, as its `reduction` says, and makes no mean of them.
+
+    >>> is_sum(partial(F.mse_loss, reduction="sum")), is_sum(nn.MSELoss())
+    (True, False)
+    """
+    while isinstance(loss, partial) and "reduction" not in loss.keywords:
+        loss = loss.func
+    if isinstance(loss, partial):
+        return loss.keywords["reduction"] == "sum"
+    if (said := getattr(loss, "reduction", None)) is not None:
+        return said == "sum"
+    asked = _reduction(loss)
+    return asked is not None and asked.default == "sum"
+
+
 def counted_by(loss: LossFunction, predictions: Any, targets: Any, weight: Tensor | None) -> Tensor | None:
     """What a cross-entropy divides by: targets that are not ignored, by the weight of their class and sample.
 
@@ -69,16 +85,20 @@ def _unreduced(loss: LossFunction) -> LossFunction:
         plain = copy.copy(loss)  # shares weights with the user's own, which keeps its reduction
         object.__setattr__(plain, "reduction", "none")
         return plain
-    try:
-        reduction = inspect.signature(loss).parameters.get("reduction")
-    except (TypeError, ValueError):  # a builtin without a signature
-        reduction = None
+    reduction = _reduction(loss)
     if reduction is None or reduction.default != "mean":
         raise InvalidArgument(
             f"samples can't be weighed through {getattr(loss, '__name__', type(loss).__name__)}: it must be a mean "
             "over the batch that can be left out; use a loss with a reduction (nn.CrossEntropyLoss, F.mse_loss, …)"
         )
     return lambda predictions, targets: loss(predictions, targets, reduction="none")
+
+
+def _reduction(loss: Any) -> inspect.Parameter | None:
+    try:
+        return inspect.signature(loss).parameters.get("reduction")
+    except (TypeError, ValueError):  # a builtin without a signature
+        return None
 
 
 def _shares(loss: LossFunction, values: Tensor, targets: Any) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stoker._select import WRAPPERS
 from stoker.errors import BadData, InvalidArgument
-from stoker.step._loss import LossFunction, counted_by, weighted_mean
+from stoker.step._loss import LossFunction, counted_by, is_sum, weighted_mean
 
 
 @dataclass(slots=True, eq=False)
@@ -44,19 +44,14 @@ class Supervised:
     In a mapping, `weight` is the samples' weight where `forward` does not ask for it.
     """
 
-    __slots__ = ("_names", "_required", "loss")
+    __slots__ = ("_names", "_required", "loss", "sums")
 
     def __init__(self, model: nn.Module, loss: LossFunction | None) -> None:
-        self.loss = loss
+        self.loss, self.sums = loss, is_sum(loss)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = list(inspect.signature(_inner(model).forward).parameters.values())
         self._names = [each.name for each in parameters if each.kind in (*positional, inspect.Parameter.KEYWORD_ONLY)]
         self._required = sum(each.kind in positional and each.default is each.empty for each in parameters)
-
-    @property
-    def sums(self) -> bool:
-        """Whether the loss is a sum over its samples, and no mean."""
-        return getattr(self.loss, "reduction", "mean") == "sum"
 
     def parts(self, batch: Any) -> Parts:
         """The batch with its target."""

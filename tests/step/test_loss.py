@@ -1,5 +1,7 @@
 """A loss sample by sample: it is the loss's own mean, taken apart."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stoker import InvalidArgument
-from stoker.step._loss import counted_by, per_sample, weighted_mean
+from stoker.step._loss import counted_by, is_sum, per_sample, weighted_mean
 
 CLASS_WEIGHTS = torch.tensor([1.0, 5.0, 0.25])
 
@@ -111,14 +113,36 @@ def test_errors():
 
 
 def test_a_partial_cross_entropy_counts_as_the_whole_one():
-    from functools import partial
-
     pred, targets = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
     classes = torch.tensor([1.0, 2.0, 3.0])
     applied = partial(partial(F.cross_entropy, ignore_index=0), weight=classes)
     module = nn.CrossEntropyLoss(weight=classes, ignore_index=0)
     weight = torch.rand(6)
     assert torch.equal(weighted_mean(applied, pred, targets, weight), weighted_mean(module, pred, targets, weight))
+
+
+def added(predictions, targets, *, reduction="sum"):
+    return F.l1_loss(predictions, targets, reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    ("loss", "sums"),
+    [
+        (nn.MSELoss(reduction="sum"), True),
+        (nn.MSELoss(), False),
+        (partial(F.mse_loss, reduction="sum"), True),
+        (partial(partial(F.mse_loss, reduction="sum"), reduction="mean"), False),
+        (partial(partial(F.cross_entropy, reduction="sum"), label_smoothing=0.1), True),
+        (F.mse_loss, False),
+        (added, True),
+        (partial(added, reduction="mean"), False),
+        (lambda predictions, targets: (predictions - targets).sum(), False),
+        (torch.dist, False),
+        (None, False),
+    ],
+)
+def test_a_loss_says_by_its_reduction_whether_it_is_a_sum(loss, sums):
+    assert is_sum(loss) is sums
 
 
 def test_losses_that_are_no_mean_or_can_not_leave_it_out_are_refused():

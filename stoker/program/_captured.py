@@ -46,10 +46,14 @@ class Graphs:
         static = [*(each.clone() for each in batch.tensors[:numbers]), *batch.tensors[numbers:]]
         own = batch._replace(value=together(batch.shape, iter(static)), tensors=static)
         graph, inputs = torch.cuda.CUDAGraph(), static[:numbers]
+        with aside(self.stream):
+            record = self._prepared(stations, own, kept, before)
+        stations.forget()
         if self.pool is None:
             self.pool = Pool(self.stream)
-        record = self._prepared(stations, own, kept, before)
-        stations.forget()
+            # Those of cuBLAS are taken anew while it is recorded, and lie in the pool: whoever clears them later does
+            # not give away what graphs write to.
+            torch._C._cuda_clearCublasWorkspaces()  # pyright: ignore[reportAttributeAccessIssue]
         torch.cuda.empty_cache()
         taken = torch.cuda.memory_reserved(self._device)
         shape, after, said, again = self._recorded(graph, stations, lambda: record(stations, own, kept, before))
@@ -158,7 +162,7 @@ def _as_they_run(stations: Stations, batch: Batch, kept: Shape, before: list[Ten
 
 
 def _take_workspaces(device: torch.device) -> None:
-    """Those of cuBLAS, which stay for good: taken while nothing else is there, they lie in no large block of others."""
+    """Those of cuBLAS, which stay: taken while nothing else is there, they lie in no large block of others."""
     torch.cuda.empty_cache()
     with torch.enable_grad():
         square = torch.zeros(16, 16, device=device, requires_grad=True)

@@ -425,6 +425,21 @@ def test_a_validation_that_leaves_nothing_records_nothing_again():
     assert not [note for note in whole._fit.step.notes if note.startswith("recorded again")]
 
 
+def test_workspaces_that_somebody_clears_were_not_the_graphs_own():
+    """As torch.compile(mode="reduce-overhead") does, wherever it records something in this process."""
+
+    def clear(ctx):
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        clear.held = torch.full((2**26,), 7.0, device="cuda")  # where they were, perhaps
+
+    feature = Feature(normed, lambda: samples(48))
+    whole = fit(feature, callbacks=[callbacks.on(train_batch_end=clear)])
+    assert whole._fit.step.mode == "captured"
+    assert bool((clear.held == 7).all())
+    assert_same(outcome(whole), outcome(fit(feature, eager=True)))
+
+
 # --- compiled, and the program captured
 
 

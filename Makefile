@@ -22,7 +22,7 @@ demo: $(READY)  ## train on digits drawn by code, judge, save, and say where to 
 	$(BIN)/stoker demo
 
 test: $(READY)  ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope
 
 torture: $(READY)  ## kills hundreds of trainings, each of which has to end in the same bits
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture

@@ -26,7 +26,8 @@ class Copied(NamedTuple):
         with ExitStack() as streams:
             for device, event in self.events.items():
                 event.synchronize()  # sync: this thread with the copies; it lets go of the interpreter meanwhile
-                streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
+                # Of high priority: torch hands out few streams again and again, and a graph may be captured on another.
+                streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device, priority=-1)))
             yield self.state
 
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -37,13 +37,18 @@ class _Flight(NamedTuple):
 
 
 def _landed(batches: Iterator[Any], device: torch.device, depth: int) -> Iterator[Any]:
-    """The caller's side, which keeps no batch that the caller has let go of."""
+    """The caller's side, which keeps a batch until the next one is asked for, and no longer.
+
+    So long, because a step may let go of a part of it while another stream than this one works on that.
+    """
     side = _side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))  # what the source reads may still be being written
     used: deque[torch.cuda.Event] = deque()
     flights = Background(_flights(batches, side, used), depth=depth)
     try:
-        yield from map(partial(_arrived, device=device, used=used), flights)
+        for flight in flights:
+            yield _arrived(flight, device, used)
+            del flight
     finally:
         flights.close()
 

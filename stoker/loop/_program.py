@@ -12,7 +12,7 @@ from stoker.loop._fit import Fit
 from stoker.loop._half import AFTER, Half
 from stoker.loop._pins import heard
 from stoker.loop._stations import Stations
-from stoker.program import Captured, Compiled, Eager, Late, Plan, size
+from stoker.program import Captured, Compiled, Eager, Late, Plan, clear_workspaces, size
 
 _INSIDE = ("on_train_batch_after_pred", "on_train_batch_after_loss")  # hooks that come before the gradients
 _SHARE = 0.4  # of the device's free memory that data may take
@@ -131,7 +131,7 @@ def programmed(fit: Fit) -> Iterator[None]:
         _tell(fit, told)
         if fit.device.type == "cuda":
             torch.cuda.synchronize(fit.device)
-            torch.cuda.empty_cache()  # the graphs' memory, which nobody else could use
+            clear_workspaces()  # with the graphs' memory, which nobody else could use
 
 
 def tell_plan(fit: Fit) -> None:

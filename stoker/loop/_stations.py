@@ -273,6 +273,7 @@ class Stations:
     def fail(self, given: Any, place: tuple[Any, ...]) -> None:
         """Runs a batch again whose numbers were not finite, where they are looked at: it raises."""
         fit, ctx = self._fit, self._fit.ctx
+        self.forget()
         self.left_at(place)
         ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.ghost = place
         fit.applied = fit.refused = False

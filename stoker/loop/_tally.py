@@ -94,7 +94,9 @@ class Tally:
         else:
             wide = torch.float32 if loss.device.type == "mps" else torch.float64
             share, value = weight.to(wide) if isinstance(weight, Tensor) else weight, loss.detach().to(wide)
-            total = torch.where(share > 0, value * share, 0) if isinstance(share, Tensor) else value * share
+            total = value * share
+            if isinstance(share, Tensor):
+                total.masked_fill_(share <= 0, 0)
         own = self._sums.get(name), self._weights.get(name)
         if self._held and isinstance(own[0], Tensor) and isinstance(own[1], Tensor):
             own[0].add_(total)  # a program's own: a new one would have to be copied there

@@ -86,7 +86,7 @@ class FunctionalRule:
                 self._algorithm.update(parameters, grads, state, lr, has_complex=has_complex)
             return
         on_gpu = self._fused and when.device.type == "cuda"
-        if on_gpu and self._algorithm.skippable(parameters, grads, state, lr, skip=torch.where(when, 0.0, 1.0).float()):
+        if on_gpu and self._algorithm.skippable(parameters, grads, state, lr, skip=(~when).float()):
             return
         held = [*parameters, *(each for column in state.values() for each in column if each is not None)]
         before = [tensor.clone() for tensor in held]

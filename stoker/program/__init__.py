@@ -11,6 +11,7 @@ from stoker.program._compiling import compiling
 from stoker.program._eager import Eager
 from stoker.program._late import Late
 from stoker.program._plan import Plan, size
+from stoker.program._pool import clear_workspaces
 from stoker.program._reason import Cannot
 from stoker.program._stations import Inputs, Stations, Surroundings
 from stoker.program._tree import copied, detached
@@ -27,6 +28,7 @@ __all__ = [
     "Stations",
     "Surroundings",
     "Verdict",
+    "clear_workspaces",
     "compiling",
     "copied",
     "detached",

@@ -12,7 +12,7 @@ from stoker.data import Pick
 from stoker.program._compiled import Programs
 from stoker.program._made import Batch, Left, Made, NotYet
 from stoker.program._plan import Plan, size
-from stoker.program._pool import Pool, aside
+from stoker.program._pool import Pool, aside, clear_workspaces
 from stoker.program._reason import Cannot, reason_of
 from stoker.program._repeated import Repeated
 from stoker.program._runs import UnderWay
@@ -51,10 +51,7 @@ class Graphs:
         stations.forget()
         if self.pool is None:
             self.pool = Pool(self.stream)
-            # Those of cuBLAS are taken anew while it is recorded, and lie in the pool: whoever clears them later does
-            # not give away what graphs write to.
-            torch._C._cuda_clearCublasWorkspaces()  # pyright: ignore[reportAttributeAccessIssue]
-        torch.cuda.empty_cache()
+        clear_workspaces()
         taken = torch.cuda.memory_reserved(self._device)
         shape, after, said, again = self._recorded(graph, stations, lambda: record(stations, own, kept, before))
         self._note(torch.cuda.memory_reserved(self._device) - taken)
@@ -84,6 +81,7 @@ class Graphs:
                 value = together(batch.shape, iter(tensors))
                 record(stations, batch._replace(value=value, tensors=tensors), kept, before)
 
+        clear_workspaces()
         self._recorded(graph, stations, all_of_them)
         stations.forget()
         self._plan.notes.append(f"{GROUP} steps to a launch")
@@ -104,7 +102,8 @@ class Graphs:
                 found = run()
                 self._under_way.send(stations.verdict.poison)
         except BaseException:
-            self.pool = None  # torch goes on taking it for one that is being recorded to
+            self.pool.abandon()
+            self.pool = None
             raise
         return found
 
@@ -162,7 +161,7 @@ def _as_they_run(stations: Stations, batch: Batch, kept: Shape, before: list[Ten
 
 
 def _take_workspaces(device: torch.device) -> None:
-    """Those of cuBLAS, which stay: taken while nothing else is there, they lie in no large block of others."""
+    """Those of cuBLAS: taken while nothing else is there, they lie in no large block of others."""
     torch.cuda.empty_cache()
     with torch.enable_grad():
         square = torch.zeros(16, 16, device=device, requires_grad=True)
@@ -178,14 +177,14 @@ def _changing(batch: Batch) -> int:
 class Captured(Repeated):
     """Launches graphs, and looks at their verdicts when these have come over."""
 
-    __slots__ = ("_device", "_graphs", "_is_first", "_lends", "_pending", "_under_way")
+    __slots__ = ("_device", "_graphs", "_is_aside", "_is_first", "_lends", "_pending", "_under_way")
 
     def __init__(self, stations: Stations, plan: Plan, device: torch.device) -> None:
         self._under_way = UnderWay(device, by_run=False)
         programs = Programs(plan) if plan.mode == "compiled" else None
         self._graphs, self._lends = Graphs(device, plan, self._under_way, programs), True
         super().__init__(stations, plan, self._graphs)
-        self._device, self._is_first = device, True
+        self._device, self._is_first, self._is_aside = device, True, True
         with aside(self._graphs.stream):
             _take_workspaces(device)
         self._pending: list[list[Tensor]] = []  # batches that are to be launched together with the next ones
@@ -253,7 +252,17 @@ class Captured(Repeated):
         self._stations.say(made.said)  # recording has left its own
 
     def _by_itself(self, given: Any) -> None:
-        """On the stream of the graphs: cuBLAS keeps a workspace for each stream and thread, 32 MiB on an H200."""
+        """On the stream of the graphs: cuBLAS keeps a workspace for each stream and thread, 32 MiB on an H200.
+
+        Where no graphs are to come, as everything else runs: memory that is free on one stream is not on another.
+        """
+        if self._given_up:
+            if self._is_aside:
+                self._is_aside = False
+                self._stations.forget()  # autograd's nodes that gather gradients are of the stream where they were made
+                clear_workspaces()
+            super()._by_itself(given)
+            return
         with aside(self._graphs.stream):
             super()._by_itself(given)
 

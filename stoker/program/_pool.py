@@ -1,7 +1,7 @@
 """The memory of a fit's graphs, which others may use between two launches."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -17,6 +17,15 @@ def aside(stream: torch.cuda.Stream) -> Iterator[None]:
             yield
     finally:
         outside.wait_stream(stream)
+
+
+def clear_workspaces() -> None:
+    """Those of cuBLAS, of all streams. While a graph is recorded they are taken anew, in its pool.
+
+    Anybody may clear them (torch does, where it records graphs of its own): what a graph writes to has to stay its own.
+    """
+    torch._C._cuda_clearCublasWorkspaces()  # pyright: ignore[reportAttributeAccessIssue]
+    torch.cuda.empty_cache()
 
 
 class Pool:
@@ -44,8 +53,16 @@ class Pool:
                 torch._C._cuda_endAllocateToPool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
                 torch._C._cuda_releasePool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
 
+    def abandon(self) -> None:
+        """After a recording that failed: torch may take it for one that is still going on, and free nothing."""
+        index = self.stream.device_index
+        with suppress(RuntimeError):  # torch has done so itself
+            torch._C._cuda_endAllocateToPool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
+            torch._C._cuda_releasePool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
+
     def held(self) -> set[int]:
-        """Where the tensors are that somebody holds."""
+        """Where the tensors are that somebody holds; cuBLAS's workspaces are nobody's."""
+        torch._C._cuda_clearCublasWorkspaces()  # pyright: ignore[reportAttributeAccessIssue]
         segments = [each for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == self.handle]
         blocks = [block for each in segments for block in each["blocks"]]
         return {block["address"] for block in blocks if block["state"] == "active_allocated"}

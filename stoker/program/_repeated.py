@@ -13,7 +13,7 @@ from stoker.program._plan import Plan
 from stoker.program._reason import Cannot, reason_of
 from stoker.program._runs import Runs
 from stoker.program._stations import Stations
-from stoker.program._tree import Opaque, Shape, taken_apart, together
+from stoker.program._tree import Opaque, Shape, taken_apart, together, written_back
 
 _MOST = 12  # made steps at a time; batches of yet another kind run eagerly
 
@@ -145,9 +145,7 @@ class Repeated(Runs):
             return None
         if isinstance(batch.value, Pick):
             made.source, made.size, made.columns = batch.value.source, len(batch.value), batch.tensors[1:]
-        for own, leaf in zip(made.before, leaves, strict=True):
-            if own is not leaf:
-                own.copy_(leaf)
+        written_back(made.before, leaves)
         stations.hold(together(kept, iter(made.before)))
         return made
 

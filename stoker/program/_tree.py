@@ -117,18 +117,27 @@ def together(shape: Shape, tensors: Iterator[Tensor]) -> Any:
 
 
 def matched(before: list[Tensor], after: list[Tensor], shapes: tuple[Shape, Shape]) -> bool:
-    """Whether what a run leaves can be written over what it has read."""
+    """Whether what a run leaves can be written over what it has read, inside of the program.
+
+    Not where it leaves something under another name than it has read it by: a compiler may write over it too early.
+    """
+    read = {_memory(own): place for place, own in enumerate(before)}
     return shapes[0] == shapes[1] and all(
-        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(before, after, strict=True)
+        (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device) and read.get(_memory(b), place) == place
+        for place, (a, b) in enumerate(zip(before, after, strict=True))
     )
 
 
 def written_back(before: list[Tensor], after: list[Tensor]) -> None:
-    """Puts what a run leaves where it has read it, inside of the program."""
+    """Puts what a run leaves where it has read it."""
+    read = {_memory(own) for own in before}
     changed = [(own, new) for own, new in zip(before, after, strict=True) if new is not own]
     with torch.no_grad():
-        if torch.compiler.is_compiling():
-            for own, new in changed:
-                own.copy_(new)
-        elif changed:
-            torch._foreach_copy_([own for own, _ in changed], [new for _, new in changed])  # pyright: ignore[reportPrivateImportUsage]
+        # What others will be written over is copied first.
+        apart = [(own, new.clone() if _memory(new) in read else new) for own, new in changed]
+        for own, new in apart:
+            own.copy_(new)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -40,16 +40,16 @@ class Verdict:
             if self.empty.device.type == "cpu":
                 self.empty.zero_()
             return
-        something = weight.detach().to(self.poison.device) != 0
+        nothing = weight.detach().to(self.poison.device) == 0
         if torch.compiler.is_compiling():
             # Each out of numbers of its own: where one comes out of the other, triton's compiler can fail.
-            self.allowed = self.poison + _doubt(torch.where(something, all_sizes, torch.inf)) == 0
-            self.poison.add_(_doubt(torch.where(something, all_sizes, 0)))
+            self.allowed = self.poison + _doubt(torch.where(nothing, torch.inf, all_sizes)) == 0
+            self.poison.add_(_doubt(torch.where(nothing, 0, all_sizes)))
         else:
-            self.poison.add_(torch.where(something, _doubt(all_sizes), 0))
-            self.allowed = something > self.poison  # 1 > 0; nothing is more than NaN
+            self.poison.add_(_doubt(all_sizes).masked_fill_(nothing, 0))
+            self.allowed = nothing <= self.poison  # 0 <= 0; no number is at most NaN
         if self.empty.device.type == "cpu":  # where it is read at once
-            self.empty.copy_(~something)
+            self.empty.copy_(nothing)
 
     def end(self) -> None:
         """Counts a run that was good."""

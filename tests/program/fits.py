@@ -46,6 +46,22 @@ def normed():
     return nn.Sequential(body, nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
 
 
+class Swaps(metrics.Metric):
+    """Its state keeps a number of the batch before, under either name."""
+
+    names: tuple[str, ...] = ()
+
+    def init(self, device):
+        return {name: torch.zeros((), device=device) for name in self.names}
+
+    def update(self, state, output):
+        new = {"last": output.loss.detach() * 1, "before": state["last"]}
+        return {name: new[name] for name in self.names}
+
+    def compute(self, state):
+        return float(state["before"])
+
+
 @dataclass
 class Feature:
     """What to fit, and what is special about it; everything is made anew by each fit."""

@@ -14,6 +14,7 @@ from tests.program.awkward import ALGORITHMS, AWKWARD, FINE, algorithm
 from tests.program.fits import (
     FEATURES,
     Feature,
+    Swaps,
     assert_close,
     assert_same,
     counted,
@@ -315,3 +316,11 @@ def test_compiled_is_the_loop_that_one_would_write(everything):
             update += 1
     for name, value in everything[0]._fit.last.items():
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("names", [("before", "last"), ("last", "before")])
+def test_a_state_that_is_kept_under_another_name_is_not_written_over(names):
+    feature = Feature(normed, lambda: samples(48), lambda: {"metrics": [Swaps(names=names)]}, fit=lambda: {"epochs": 2})
+    whole = run(feature)
+    assert whole._fit.step.mode == "compiled"
+    assert_close(outcome(whole), outcome(run(feature, eager=True)), **CLOSE)

@@ -8,7 +8,7 @@ import torch
 
 from stoker import data
 from stoker.program import copied
-from stoker.program._tree import Opaque, taken_apart, together
+from stoker.program._tree import Opaque, taken_apart, together, written_back
 
 Pair = namedtuple("Pair", "one two")
 
@@ -88,3 +88,13 @@ def test_copies_have_tensors_of_their_own_also_where_a_value_is_opaque():
         twin = copied(value)
         read(value).zero_()
         assert read(twin).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("other", [lambda tensor: tensor, torch.Tensor.detach], ids=["the same", "a view"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_left_under_another_name_is_not_written_over(other, turned):
+    """A metric may keep a number of the batch before: what was read as the last one is left as the one before."""
+    before, last, new = torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0)
+    places, left = [before, last], [other(last), new]
+    written_back(*(each[::-1] if turned else each for each in (places, left)))
+    assert (before.item(), last.item()) == (2, 3)

@@ -117,7 +117,7 @@ def draw(found, path):
             title = f"{work}: {found['workloads'][work]['text']}"
             axis.text(0.01, 1.03, title, transform=place, weight="bold", in_layout=False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        figure.savefig(path, format="svg", metadata={"Creator": None, "Date": None})
         plt.close(figure)
 
 

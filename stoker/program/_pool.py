@@ -20,9 +20,10 @@ def aside(stream: torch.cuda.Stream) -> Iterator[None]:
 
 
 def clear_workspaces() -> None:
-    """Those of cuBLAS, of all streams. While a graph is recorded they are taken anew, in its pool.
+    """Gives back those of cuBLAS, of all streams, and all memory that is free.
 
-    Anybody may clear them (torch does, where it records graphs of its own): what a graph writes to has to stay its own.
+    While a graph is recorded they are taken anew, in its pool: anybody may clear them (torch does, where it
+    records graphs of its own), and what a graph writes to has to stay its own.
     """
     torch._C._cuda_clearCublasWorkspaces()  # pyright: ignore[reportAttributeAccessIssue]
     torch.cuda.empty_cache()

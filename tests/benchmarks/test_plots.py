@@ -1,11 +1,13 @@
 """Pictures and tables out of results: the numbers are the files', and the same files give the same bytes."""
 
 import json
+import statistics
 import sys
 
 import pytest
 
 from benchmarks import plots
+from benchmarks._harness import RESULTS
 
 
 def write(path, device, torch="2.13.0", **workloads):
@@ -82,3 +84,50 @@ def test_without_results_it_says_what_to_run(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         plots.main()
     assert "nothing was measured" in capsys.readouterr().err
+
+
+# --- what the pages say is what was measured; newer files of one's own are beside those
+
+
+ROOT = RESULTS.parent.parent
+
+
+def kept(pattern):
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob(pattern))]
+
+
+def says(page, *texts):
+    words = " ".join((ROOT / page).read_text().split())
+    return all(" ".join(text.split()) in words for text in texts)
+
+
+@pytest.mark.parametrize("pattern", ["fit-*.json", "gpu-*.json"])
+def test_the_readmes_tables_are_those_of_a_kept_file(pattern):
+    assert any(says("README.md", plots.table(found)) for found in kept(pattern))
+
+
+def test_the_readmes_start_and_frames_are_those_of_kept_files():
+    def starts(found):
+        taken = found["sweeps"].get("start", {}).get("toy", {})
+        own, plain, other = (
+            f"{statistics.median(taken[name]['process, s']):.1f}" if name in taken else "?"
+            for name in ("stoker", "indexing", "lightning")
+        )
+        return f"is done {own} s after its process was started (plain torch: {plain}, Lightning: {other})"
+
+    def frames(found):
+        by = found["workloads"].get("toy", {}).get("contenders", {})
+        own, other = (by.get(name, {}).get("frames") for name in ("stoker", "lightning"))
+        return f"{own} frames of stoker's stand between `fit` and the loss (Lightning: {other})"
+
+    assert any(says("README.md", starts(found)) for found in kept("sweep-cpu-*.json"))
+    assert any(says("README.md", frames(found)) for found in kept("fit-*.json"))
+
+
+def test_what_the_docs_say_shards_cost_was_measured():
+    def texts(found):
+        took = plots.medians(found, "gpt")
+        alone, sharded, half = (f"{took[name] / 1e3:.1f}" for name in ("stoker", "stoker-fsdp", "stoker-fsdp-bf16"))
+        return f"takes {alone} ms an update alone", f'{sharded} with `"fsdp"`', f"{half} with `Parallel("
+
+    assert any(says("docs/distributed.md", *texts(found)) for found in kept("fsdp-*.json"))

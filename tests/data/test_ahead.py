@@ -1,5 +1,6 @@
 import gc
 import threading
+import weakref
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,17 @@ def test_values_are_right_while_the_device_is_behind(size, where):
             busy()
         del batch
     assert sums.tolist() == [float(number) for number in range(40)]
+
+
+@cuda
+def test_a_batch_is_kept_until_the_next_is_asked_for():
+    """A step may let go of a part of it while another stream works on that."""
+    batches = ahead(numbers(3), GPU)
+    gone = weakref.ref(next(batches))
+    gc.collect()
+    assert gone() is not None
+    next(batches)
+    assert gone() is None
 
 
 @cuda

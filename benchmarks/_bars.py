@@ -26,6 +26,8 @@ BARS = {
         Bar("stoker", ("dataloader",), 0.12),
         Bar("stoker-compile-tf32", ("dataloader",), 0.07),
         Bar("stoker-compile-tf32", ("jax-scan",), 1.1),
+        Bar("stoker-tuned", ("dataloader",), 0.07),
+        Bar("stoker-tuned", ("jax-scan",), 1.1),
         Bar("stoker", ("fused",), 1.1, "memory, MB"),
     ],
     ("cuda", "resnet"): [

@@ -28,6 +28,9 @@ CONTENDERS = {
     "stoker-compile-tf32": Contender(
         "stoker.fit_compiled", "stoker", "stoker, compile=True, tf32", precision="tf32", traced=True
     ),
+    "stoker-tuned": Contender(
+        "stoker.fit_tuned", "stoker", "stoker, compile=True, tf32, cudnn.benchmark", precision="tf32", traced=True
+    ),
     "stoker-fsdp": Contender("stoker.fit_fsdp", "stoker", "stoker, parallel='fsdp', a world of one"),
     "stoker-fsdp-bf16": Contender("stoker.fit_fsdp_bf16", "stoker", "… with param_dtype='bf16', reshard=False"),
     "jax": Contender("jax.fit", "jax", "JAX, jit", traced=True),

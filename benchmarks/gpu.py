@@ -28,7 +28,7 @@ from benchmarks.fit import check
 _PLAIN, _STOKER, _JAX = [*EAGER, "compile"], ["stoker", "stoker-compile"], ["jax", "jax-scan"]
 _TF32 = ["stoker-tf32", "stoker-compile-tf32"]  # JAX's default precision
 WORKLOADS = {
-    "digits": [*_PLAIN, *_STOKER, *_TF32, *_JAX, "lightning"],
+    "digits": [*_PLAIN, *_STOKER, *_TF32, "stoker-tuned", *_JAX, "lightning"],
     "resnet": [*_PLAIN, *_STOKER],
     "gpt": [*_PLAIN, *_STOKER, "stoker-fsdp", "stoker-fsdp-bf16"],
     "tabular": [*_PLAIN, *_STOKER, *_TF32, *_JAX],

@@ -10,6 +10,7 @@ from stoker.gradients._differentiator import Differentiator
 from stoker.gradients._gradients import Gradients
 from stoker.gradients._shards import from_local, is_dtensor, local_of, over_shards, placed_as
 from stoker.gradients._shared import Shared
+from stoker.gradients._spread import spread
 
 __all__ = [
     "Accumulator",
@@ -23,4 +24,5 @@ __all__ = [
     "needs_backward",
     "over_shards",
     "placed_as",
+    "spread",
 ]

@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from stoker._select import named_parameters
 from stoker.data import Pick
-from stoker.gradients import Gradients, is_dtensor, over_shards
+from stoker.gradients import Gradients, is_dtensor, over_shards, spread
 from stoker.loop._fit import Fit
 from stoker.loop._precision import forward_in
 from stoker.loop._random import put_back
 
 _check_all: Any = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
 _ONE = torch.ones(())
+_MOST = 110  # tensors whose norms are one launch
+_SHORT, _TOGETHER = 2**14, 8  # numbers of a gradient that is joined with others, and with how many
 
 
 def is_finite(loss: Tensor | None, grads: Gradients, norm: Tensor | None) -> bool:
@@ -43,14 +45,22 @@ def looked_at(loss: Tensor | None, grads: Gradients) -> list[Tensor]:
     if any(map(is_dtensor, tensors)):
         sizes = over_shards(tensors, lambda own: torch.stack(_largest(own)).amax())
     elif torch.compiler.is_compiling():  # written out, so that it becomes a part of what computes the gradients
-        sizes = [each.abs().amax() for each in tensors]
+        sizes = [each.abs().amax() for each in _joined(tensors)]
     else:
         sizes = _largest(tensors)
     return [*sizes] if loss is None else [loss, *sizes]
 
 
+def _joined(tensors: list[Tensor]) -> list[Tensor]:
+    """Short gradients on a GPU as one: a compiler makes each of them a kernel, which takes as long as one for all."""
+    short = [each for each in tensors if each.is_cuda and each.numel() <= _SHORT]
+    groups = [short[start : start + _TOGETHER] for start in range(0, len(short), _TOGETHER)]
+    rest = [each for each in tensors if not (each.is_cuda and each.numel() <= _SHORT)]
+    return [*rest, *(torch.cat([each.reshape(-1) for each in group]) for group in groups)]
+
+
 def _largest(tensors: list[Tensor]) -> list[Tensor]:
-    return list(torch._foreach_norm(tensors, torch.inf))  # pyright: ignore[reportPrivateImportUsage]
+    return list(torch._foreach_norm(spread([tensors], _MOST)[0], torch.inf))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _checked(tensors: list[Tensor]) -> Tensor | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
 import torch
+from torch import nn
 
 from stoker.data import Loader
 from stoker.errors import NotFinite
@@ -15,6 +16,7 @@ from stoker.loop._stations import Stations
 from stoker.program import Captured, Compiled, Eager, Late, Plan, clear_workspaces, size
 
 _INSIDE = ("on_train_batch_after_pred", "on_train_batch_after_loss")  # hooks that come before the gradients
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _SHARE = 0.4  # of the device's free memory that data may take
 
 
@@ -116,7 +118,7 @@ def programmed(fit: Fit) -> Iterator[None]:
     fit.picks = near and fit.step.mode != "eager" and fit.train.picks and not fit.hooks.wanted("on_train_batch_begin")
     told = _tell(fit, told)
     try:
-        with device:  # streams and events are the current device's
+        with device, fit.program.fitting():  # streams and events are the current device's
             yield
             fit.program.settle()
     except BaseException as error:
@@ -138,6 +140,12 @@ def tell_plan(fit: Fit) -> None:
     """Where something else was asked for than can be done, that is said once the fit has begun."""
     if fit.settings.compile and fit.step.why:
         fit.ctx.warn(fit.step.complaint)
+    tried = fit.device.type == "cuda" and torch.backends.cudnn.benchmark
+    if tried and fit.saver is not None and any(isinstance(module, _CONVOLUTIONS) for module in fit.model.modules()):
+        fit.ctx.warn(
+            "torch.backends.cudnn.benchmark is on: cuDNN chooses kernels by their time, and another process may find "
+            "others the fastest, so that this run, once resumed, may go on to other bits; set it to False if it mustn't"
+        )
 
 
 def _tell(fit: Fit, told: list[str]) -> list[str]:

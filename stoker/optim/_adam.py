@@ -1,5 +1,6 @@
 """Adam and its relatives: moments of the gradient and of its square."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -9,11 +10,15 @@ from torch.optim.adamax import adamax
 from torch.optim.nadam import nadam
 from torch.optim.radam import radam
 
+from stoker.gradients import spread
 from stoker.optim._algorithm import Algorithm, Columns, Rate, State, counter, zeros
 
 _add_all: Any = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+_subtract_all: Any = torch._foreach_sub_  # pyright: ignore[reportPrivateImportUsage]
 _adam: Any = torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage]
 _adamw: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
+
+_MOST = 30  # parameters that the fused kernels take in one launch, at least
 
 _FOREACH_RATE = (
     "with foreach=True torch needs a number: give float(lr), or leave foreach out (on a GPU: capturable=True)"
@@ -50,7 +55,12 @@ class Adam(Algorithm):
         self._apply(parameters, grads, state, lr, has_complex=has_complex)
 
     def skippable(self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, skip: Tensor) -> bool:
-        self._apply(parameters, grads, state, lr, has_complex=False, skip=skip)  # nothing complex is fused
+        if len({(each.device, each.dtype) for each in (*parameters, *grads)}) > 1:
+            self._apply(parameters, grads, state, lr, has_complex=False, skip=skip)  # nothing complex is fused
+            return True
+        _add_all(state["step"], 1)
+        self._fused(spread([parameters, grads, *(state[name] for name in self.keeps())], _MOST), lr, skip)
+        _subtract_all(state["step"], [skip] * len(parameters))
         return True
 
     def _apply(
@@ -87,14 +97,20 @@ class Adam(Algorithm):
 
     def at_once(self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: float) -> bool:
         _add_all(state["step"], 1)
+        self._fused([parameters, grads, *(state[name] for name in self.keeps())], lr)
+        return True
+
+    def _fused(self, columns: Sequence[list[Tensor]], lr: Rate, skip: Tensor | None = None) -> None:
+        """The kernel alone, on parameters of one kind."""
+        parameters, grads, steps, means, squares, *largest = columns
         kernel = _adamw if self.decoupled_weight_decay else _adam
         kernel(
             parameters,
             grads,
-            state["exp_avg"],
-            state["exp_avg_sq"],
-            state.get("max_exp_avg_sq", []),
-            state["step"],
+            means,
+            squares,
+            largest[0] if largest else [],
+            steps,
             lr=lr,
             beta1=self.betas[0],
             beta2=self.betas[1],
@@ -102,8 +118,8 @@ class Adam(Algorithm):
             eps=self.eps,
             amsgrad=self.amsgrad,
             maximize=self.maximize,
+            found_inf=skip,
         )
-        return True
 
     def rate_refusal(self) -> str | None:
         return _FOREACH_RATE if self.foreach and not self.capturable else None
@@ -129,6 +145,7 @@ class AdamW(Algorithm):
     skippable = Adam.skippable  # pyright: ignore[reportAssignmentType]
     _apply = Adam._apply  # pyright: ignore[reportAssignmentType]
     at_once = Adam.at_once  # pyright: ignore[reportAssignmentType]
+    _fused = Adam._fused  # pyright: ignore[reportAssignmentType]
     rate_refusal = Adam.rate_refusal  # pyright: ignore[reportAssignmentType]
 
 

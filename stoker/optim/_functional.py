@@ -86,8 +86,10 @@ class FunctionalRule:
                 self._algorithm.update(parameters, grads, state, lr, has_complex=has_complex)
             return
         on_gpu = self._fused and when.device.type == "cuda"
-        if on_gpu and self._algorithm.skippable(parameters, grads, state, lr, skip=(~when).float()):
-            return
+        if on_gpu:
+            skip = torch.logical_not(when, out=torch.empty((), dtype=torch.float32, device=when.device))  # in one go
+            if self._algorithm.skippable(parameters, grads, state, lr, skip):
+                return
         held = [*parameters, *(each for column in state.values() for each in column if each is not None)]
         before = [tensor.clone() for tensor in held]
         self._algorithm.update(parameters, grads, state, lr, has_complex=has_complex)

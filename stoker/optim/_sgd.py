@@ -10,7 +10,10 @@ from torch.optim.rprop import rprop
 from torch.optim.sgd import sgd
 
 from stoker.errors import InvalidArgument
+from stoker.gradients import spread
 from stoker.optim._algorithm import Algorithm, Columns, Rate, State, any_sparse, counter, number, unshared, zeros
+
+_MOST = 48  # parameters that the fused kernel takes in one launch, at least
 
 
 class SGD(Algorithm):
@@ -63,7 +66,9 @@ class SGD(Algorithm):
         buffers: list[Any] = state.get("momentum_buffer", [])
         if any(buffer is None for buffer in buffers):
             return False  # a first step makes them
-        self._apply(parameters, unshared(grads) if self.nesterov else grads, buffers, lr, skip)
+        grads = unshared(grads) if self.nesterov else grads
+        parameters, grads, *kept = spread([parameters, grads, *([buffers] if buffers else [])], _MOST)
+        self._apply(parameters, grads, kept[0] if kept else [], lr, skip)
         return True
 
     def _apply(

@@ -46,11 +46,10 @@ class Graphs:
         static = [*(each.clone() for each in batch.tensors[:numbers]), *batch.tensors[numbers:]]
         own = batch._replace(value=together(batch.shape, iter(static)), tensors=static)
         graph, inputs = torch.cuda.CUDAGraph(), static[:numbers]
-        with aside(self.stream):
-            record = self._prepared(stations, own, kept, before)
+        record = self._prepared(stations, own, kept, before)
         stations.forget()
         if self.pool is None:
-            self.pool = Pool(self.stream)
+            self.pool = Pool(self._device)
         clear_workspaces()
         taken = torch.cuda.memory_reserved(self._device)
         shape, after, said, again = self._recorded(graph, stations, lambda: record(stations, own, kept, before))
@@ -64,7 +63,7 @@ class Graphs:
 
         made = Made(launch, before, (shape, after), said, again)
         small = sum(tensor.numel() for tensor in stations.inputs().written) < _SMALL
-        if again and small and self._programs is not None and isinstance(batch.value, Pick):
+        if again and small and isinstance(batch.value, Pick):
             made.several = lambda: self._several(stations, own, kept, before, record)
         return made
 
@@ -80,10 +79,10 @@ class Graphs:
                 tensors = [own, *batch.tensors[1:]]
                 value = together(batch.shape, iter(tensors))
                 record(stations, batch._replace(value=value, tensors=tensors), kept, before)
+                stations.forget()  # its memory is the next one's
 
         clear_workspaces()
         self._recorded(graph, stations, all_of_them)
-        stations.forget()
         self._plan.notes.append(f"{GROUP} steps to a launch")
 
         def launch(picked: list[Tensor]) -> None:
@@ -157,6 +156,7 @@ def _as_they_run(stations: Stations, batch: Batch, kept: Shape, before: list[Ten
         again = matched(before, after, (kept, shape))
         if again:
             written_back(before, after)
+            stations.hold(together(kept, iter(before)))  # for the next one, where several are recorded
         return Left(shape, before if again else after, stations.said(), again)
 
 
@@ -177,17 +177,27 @@ def _changing(batch: Batch) -> int:
 class Captured(Repeated):
     """Launches graphs, and looks at their verdicts when these have come over."""
 
-    __slots__ = ("_device", "_graphs", "_is_aside", "_is_first", "_lends", "_pending", "_under_way")
+    __slots__ = ("_device", "_graphs", "_is_first", "_lends", "_outside", "_pending", "_under_way")
 
     def __init__(self, stations: Stations, plan: Plan, device: torch.device) -> None:
         self._under_way = UnderWay(device, by_run=False)
         programs = Programs(plan) if plan.mode == "compiled" else None
-        self._graphs, self._lends = Graphs(device, plan, self._under_way, programs), True
+        self._graphs = Graphs(device, plan, self._under_way, programs)
         super().__init__(stations, plan, self._graphs)
-        self._device, self._is_first, self._is_aside = device, True, True
-        with aside(self._graphs.stream):
-            _take_workspaces(device)
+        self._device, self._is_first, self._lends = device, True, True
+        self._outside = torch.cuda.current_stream(device)  # where the fit was called
         self._pending: list[list[Tensor]] = []  # batches that are to be launched together with the next ones
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """The whole fit is on the stream on which graphs are recorded, eager batches and validation as well.
+
+        So nothing that one of them lets go of is written over while another one reads it, free memory is everybody's,
+        and there is one set of cuBLAS's workspaces, which are 32 MiB for each stream and thread on an H200.
+        """
+        with aside(self._graphs.stream):
+            _take_workspaces(self._device)
+            yield
 
     def run(self, given: Any) -> None:
         """One batch, at once or together with the next ones."""
@@ -251,21 +261,6 @@ class Captured(Repeated):
             made.several = None
         self._stations.say(made.said)  # recording has left its own
 
-    def _by_itself(self, given: Any) -> None:
-        """On the stream of the graphs: cuBLAS keeps a workspace for each stream and thread, 32 MiB on an H200.
-
-        Where no graphs are to come, as everything else runs: memory that is free on one stream is not on another.
-        """
-        if self._given_up:
-            if self._is_aside:
-                self._is_aside = False
-                self._stations.forget()  # autograd's nodes that gather gradients are of the stream where they were made
-                clear_workspaces()
-            super()._by_itself(given)
-            return
-        with aside(self._graphs.stream):
-            super()._by_itself(given)
-
     def _after_eagerly(self) -> None:
         """After the first run: what it has made lies in the middle of large blocks, which graphs could not use then."""
         if not self._is_first:
@@ -274,7 +269,8 @@ class Captured(Repeated):
         torch.cuda.empty_cache()
         taken = torch.cuda.memory_reserved(self._device)
         if taken - torch.cuda.memory_allocated(self._device) > min(_IDLE, taken // 20):
-            self._stations.settle_in()
+            with aside(self._outside):  # beside the weights, in blocks that have room
+                self._stations.settle_in()
 
     def settle(self) -> None:
         """Waits for every run that was launched; raises where one was not finite."""

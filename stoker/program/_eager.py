@@ -22,6 +22,10 @@ class Eager:
     def settle(self) -> None:
         """Nothing is under way."""
 
+    def fitting(self) -> AbstractContextManager[None]:
+        """Nothing has to surround it."""
+        return nullcontext()
+
     def between(self) -> AbstractContextManager[Callable[[], AbstractContextManager[None]]]:
         """All memory is everybody's."""
         return nullcontext(nullcontext)

@@ -30,36 +30,35 @@ def clear_workspaces() -> None:
 
 
 class Pool:
-    """Memory that only graphs use, and the stream on which they are recorded.
+    """Memory that only graphs use.
 
     Between two launches everything in it is free but what graphs keep for good. So what is computed in between can be
     there too, as long as none of it is needed after the next launch: `held` before and after tells.
     """
 
-    __slots__ = ("handle", "stream")
+    __slots__ = ("_index", "handle")
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.stream = stream
+    def __init__(self, device: torch.device) -> None:
+        self._index = device.index or 0
         self.handle: Any = torch.cuda.graph_pool_handle()
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """While it is open, new tensors are in the pool."""
-        index = self.stream.device_index
-        with aside(self.stream):
-            torch._C._cuda_beginAllocateCurrentThreadToPool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
-            try:
-                yield
-            finally:
-                torch._C._cuda_endAllocateToPool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
-                torch._C._cuda_releasePool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
+        torch._C._cuda_beginAllocateCurrentThreadToPool(self._index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield
+        finally:
+            self._end()
 
     def abandon(self) -> None:
         """After a recording that failed: torch may take it for one that is still going on, and free nothing."""
-        index = self.stream.device_index
         with suppress(RuntimeError):  # torch has done so itself
-            torch._C._cuda_endAllocateToPool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
-            torch._C._cuda_releasePool(index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
+            self._end()
+
+    def _end(self) -> None:
+        torch._C._cuda_endAllocateToPool(self._index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
+        torch._C._cuda_releasePool(self._index, self.handle)  # pyright: ignore[reportAttributeAccessIssue]
 
     def held(self) -> set[int]:
         """Where the tensors are that somebody holds; cuBLAS's workspaces are nobody's."""

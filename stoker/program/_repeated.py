@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from stoker.data import Pick
@@ -160,7 +161,8 @@ class Repeated(Runs):
         self._rests.add(hash(rest))
         seen = hash(key)  # not the key, which holds a print of every module
         self._seen[seen] += 1
-        return rest in self._known or self._seen[seen] > 1
+        # Of a shape that is new, cuDNN tries its kernels where it was told to, which can't be in a recording.
+        return (rest in self._known and not torch.backends.cudnn.benchmark) or self._seen[seen] > 1
 
     def _make(self, batch: Batch, kept: Shape, leaves: list[Tensor]) -> Made | None:
         stations = self._stations

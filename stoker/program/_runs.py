@@ -38,6 +38,10 @@ class Runs:
         self._number += 1
         self._recent.append(Under(self._number, given, self._stations.place()))
 
+    def fitting(self) -> AbstractContextManager[None]:
+        """What surrounds all runs, and what happens between them."""
+        return nullcontext()
+
     def between(self) -> AbstractContextManager[Callable[[], AbstractContextManager[None]]]:
         """What is computed between two runs, by batch: here all memory is everybody's."""
         return nullcontext(nullcontext)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from stoker.data import Pick
 
+_copy_all: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+
 
 class Shape(NamedTuple):
     """A nested value without its tensors: hashable, and equal where the rest is equal."""
@@ -135,8 +137,13 @@ def written_back(before: list[Tensor], after: list[Tensor]) -> None:
     with torch.no_grad():
         # What others will be written over is copied first.
         apart = [(own, new.clone() if _memory(new) in read else new) for own, new in changed]
-        for own, new in apart:
-            own.copy_(new)
+        if torch.compiler.is_compiling():
+            for own, new in apart:
+                own.copy_(new)
+            return
+        for kind in {own.dtype for own, _ in apart}:  # one launch for all of a kind
+            same = [pair for pair in apart if pair[0].dtype == kind]
+            _copy_all([own for own, _ in same], [new for _, new in same])
 
 
 def _memory(tensor: Tensor) -> int:

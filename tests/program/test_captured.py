@@ -1,6 +1,7 @@
 """A captured step leaves the bits of the eager one, for every feature; needs an NVIDIA GPU."""
 
 import json
+import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -11,6 +12,9 @@ from torch import nn
 
 import stoker
 from stoker import callbacks, data, metrics, schedule
+from stoker.data import _ahead
+from stoker.gradients import _spread
+from stoker.gradients._spread import cut
 from stoker.loop import _program
 from stoker.loop._stations import Stations
 from stoker.loop._tally import Tally
@@ -130,6 +134,33 @@ def test_every_algorithm_is_captured_or_refused_with_a_reason(name):
     assert whole._fit.step.mode == "captured" or whole._fit.step.why
 
 
+class _To(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x):
+        return x.to(self.dtype)
+
+
+def _long(dtype):
+    """Matrices that are stepped in parts, one of another type, one that is not in one row of memory; short ones."""
+    turned = nn.Linear(70, 300)
+    turned.weight = nn.Parameter(turned.weight.detach().t().contiguous().t())
+    middle = _To(dtype), nn.Linear(700, 70, dtype=dtype), _To(torch.float32)
+    return nn.Sequential(nn.Linear(6, 700), nn.Tanh(), *middle, nn.Tanh(), turned, nn.Linear(300, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["SGD", "SGD momentum", "Adam", "AdamW"])
+def test_long_parameters_in_parts_are_stepped_to_the_same_bits(name, dtype, monkeypatch):
+    feature = Feature(lambda: _long(dtype), settings=lambda: {"optimizer": ALGORITHMS[name]()})
+    expected, parts = fit(feature, eager=True), []
+    monkeypatch.setattr(_spread, "cut", lambda *given: parts.append(cut(*given)) or parts[-1])
+    assert_same_fit(captured(feature), expected)
+    assert max(len(some[0]) for some in parts) > 20
+
+
 # --- data
 
 
@@ -172,6 +203,38 @@ def lengths():
 
 def _only(rows):
     return rows[0]
+
+
+class Before(metrics.Metric):
+    """Reads the targets of the batch before, and lets go of them, while the device is far behind."""
+
+    static = False
+
+    def init(self, device):
+        return {"sum": torch.zeros((), device=device), "last": torch.zeros(1, device=device)}
+
+    def update(self, state, output):
+        torch.cuda._sleep(20_000_000)
+        return {"sum": state["sum"] + (state["last"] + 1).square().sum(), "last": output.targets}
+
+    def compute(self, state):
+        return state["sum"].item()
+
+
+def test_what_was_let_go_of_is_read_before_another_batch_comes_there(monkeypatch):
+    """Eager batches, whose next ones are copied when the host has let go of old ones and the device has not come there.
+
+    So it was where eager batches ran on another stream than the rest of the fit.
+    """
+    sent = _ahead._sent
+    monkeypatch.setattr(_ahead, "_sent", lambda *given: time.sleep(0.004) or sent(*given))
+    monkeypatch.setattr(_captured.Captured, "_is_due", lambda *given: False)
+    monkeypatch.setattr(_program, "_SHARE", 0.0)
+    x, y = samples(196)
+    own = {"metrics": [Before()]}
+    feature = Feature(data=lambda: data.Loader((x, y), batch_size=8), settings=lambda: own, fit=lambda: {"epochs": 1})
+    expected = 1 + (y[:192] + 1).square().sum().item()  # of all but the last batch
+    assert captured(feature).history.to_dict()["train/before"] == [expected]
 
 
 def test_more_kinds_of_batches_than_graphs(monkeypatch):
@@ -251,12 +314,15 @@ def test_a_run_goes_on_inside_an_epoch_to_the_same_bits(update, tmp_path):
 # --- several steps to a launch
 
 
+_COUNTED = [metrics.Accuracy(), metrics.GradientNorm()]
+
+
 def plain(**settings):
     """Nobody looks between batches, and the rate stays: dropout, batch norm, 26 batches and a short one."""
     return Feature(
         lambda: nn.Sequential(*normed(), nn.Dropout(0.3), nn.Linear(3, 3)),
         lambda: samples(210),
-        lambda: {"lr": 0.01, "metrics": [metrics.Accuracy()], "clip_norm": 0.5, "ema": 0.75, **settings},
+        lambda: {"lr": 0.01, "metrics": _COUNTED, "clip_norm": 0.5, "ema": 0.75, **settings},
         lambda: {"batch_size": 8, "epochs": 3},
     )
 
@@ -264,36 +330,41 @@ def plain(**settings):
 GROUPED = f"{GROUP} steps to a launch"
 
 
-def test_several_steps_to_a_launch_are_the_same_steps(monkeypatch):
+@pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
+def test_several_steps_to_a_launch_are_the_same_steps(compile, monkeypatch):
     monkeypatch.setattr(Stations, "exact", True)  # kernels are chosen by their time else, and may be others
-    whole = fit(plain(), compile=True)
+    whole = fit(plain(), compile=compile)
     assert GROUPED in whole._fit.step.notes
     monkeypatch.setattr(_captured, "_SMALL", 0)
-    single = fit(plain(), compile=True)
+    single = fit(plain(), compile=compile)
     assert GROUPED not in single._fit.step.notes
     assert_same_fit(whole, single)
+    if not compile:
+        assert_same_fit(whole, fit(plain(), eager=True))
 
 
+@pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
 @pytest.mark.parametrize(
     "settings",
     [{"accumulate": 2}, {"lr": schedule.cosine(0.02, steps=80)}, {"metrics": [metrics.AUROC()]}],
     ids=["windows", "schedule", "growing"],
 )
-def test_where_something_happens_in_between_each_step_is_launched(settings):
-    fitted = fit(plain(**settings), compile=True)
-    assert fitted._fit.step.mode == "compiled", fitted._fit.step.why
+def test_where_something_happens_in_between_each_step_is_launched(settings, compile):
+    fitted = fit(plain(**settings), compile=compile)
+    assert fitted._fit.step.mode == ("compiled" if compile else "captured"), fitted._fit.step.why
     assert GROUPED not in fitted._fit.step.notes
 
 
+@pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
 @pytest.mark.parametrize("batch", [3, 12, 16, 17, 26])
-def test_a_verdict_of_a_group_names_the_batch(batch):
+def test_a_verdict_of_a_group_names_the_batch(batch, compile):
     def broken():
         x, y = samples(210)
         x[(batch - 1) * 8] = float("nan")
         return data.Loader((x, y), batch_size=8)
 
     with pytest.raises(stoker.NotFinite, match=f"not finite at epoch 1, batch {batch}: .* holds NaN"):
-        fit(replace(plain(), data=broken), compile=True)
+        fit(replace(plain(), data=broken), compile=compile)
 
 
 class Masked(nn.Module):
@@ -376,6 +447,15 @@ def convolutions():
     for _ in range(3):
         layers += [nn.Conv2d(48, 48, 3, padding=1), nn.BatchNorm2d(48), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
+
+
+def test_kernels_that_cudnn_chooses_by_their_time(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    short = Feature(convolutions, lambda: tuple(each[:150] for each in images()), fit=lambda: {"batch_size": 64})
+    made = counted(monkeypatch)
+    whole = captured(short, epochs=4, run=tmp_path / "run")
+    assert len(made) == 2  # for the short last batch too, which was not seen before the first was recorded
+    assert any("cudnn.benchmark is on" in text and "set it to False" in text for text in said(whole))
 
 
 def peak(eager, judged):

@@ -20,8 +20,13 @@ _ones: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 def _one(loss: Tensor) -> Tensor:
     """What a loss is differentiated with."""
     one = torch.ones((), dtype=loss.dtype, device=loss.device)
-    if loss.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():  # else it is the graph's own
-        _ones[loss.dtype, loss.device] = one
+    if loss.device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return one  # the graph's own
+        made = torch.cuda.Event()
+        made.record(torch.cuda.current_stream(loss.device))
+        made.synchronize()  # sync: once, and then it is there for every stream
+    _ones[loss.dtype, loss.device] = one
     return one
 
 

@@ -60,7 +60,9 @@ def _joined(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _largest(tensors: list[Tensor]) -> list[Tensor]:
-    return list(torch._foreach_norm(spread([tensors], _MOST)[0], torch.inf))  # pyright: ignore[reportPrivateImportUsage]
+    if len({each.dtype for each in tensors}) == 1:  # else torch launches a kernel for each
+        (tensors,) = spread([tensors], _MOST)
+    return list(torch._foreach_norm(tensors, torch.inf))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _checked(tensors: list[Tensor]) -> Tensor | None:

@@ -55,7 +55,9 @@ class Adam(Algorithm):
         self._apply(parameters, grads, state, lr, has_complex=has_complex)
 
     def skippable(self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, skip: Tensor) -> bool:
-        if len({(each.device, each.dtype) for each in (*parameters, *grads)}) > 1:
+        kinds = {(each.device, each.dtype) for each in (*parameters, *grads)}
+        places = {parameters[0].device, skip.device} | ({lr.device} if isinstance(lr, Tensor) and lr.is_cuda else set())
+        if len(kinds) > 1 or len(places) > 1:  # torch sorts them, and moves what is elsewhere
             self._apply(parameters, grads, state, lr, has_complex=False, skip=skip)  # nothing complex is fused
             return True
         _add_all(state["step"], 1)

@@ -12,7 +12,7 @@ from stoker.data import Pick
 from stoker.program._compiled import Programs
 from stoker.program._made import Batch, Left, Made, NotYet
 from stoker.program._plan import Plan, size
-from stoker.program._pool import Pool, aside, clear_workspaces
+from stoker.program._pool import Pool, aside, clear_workspaces, own_stream
 from stoker.program._reason import Cannot, reason_of
 from stoker.program._repeated import Repeated
 from stoker.program._runs import UnderWay
@@ -28,11 +28,10 @@ _IDLE = 256 * 2**20  # bytes that may stay unused, or a twentieth of all
 class Graphs:
     """Records steps as CUDA graphs that share their memory: the stations as they are, or a program of them."""
 
-    __slots__ = ("_device", "_plan", "_programs", "_under_way", "pool", "stream")
+    __slots__ = ("_device", "_plan", "_programs", "_under_way", "pool")
 
     def __init__(self, device: torch.device, plan: Plan, under_way: UnderWay, programs: Programs | None) -> None:
         self._device, self._plan, self._under_way, self._programs = device, plan, under_way, programs
-        self.stream = torch.cuda.Stream(device)  # torch's own for graphs is of whatever device came first
         self.pool: Pool | None = None  # from the first graph on
 
     def make(self, stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Made:
@@ -48,8 +47,6 @@ class Graphs:
         graph, inputs = torch.cuda.CUDAGraph(), static[:numbers]
         record = self._prepared(stations, own, kept, before)
         stations.forget()
-        if self.pool is None:
-            self.pool = Pool(self._device)
         clear_workspaces()
         taken = torch.cuda.memory_reserved(self._device)
         shape, after, said, again = self._recorded(graph, stations, lambda: record(stations, own, kept, before))
@@ -94,8 +91,9 @@ class Graphs:
     def _recorded(self, graph: torch.cuda.CUDAGraph, stations: Stations, run: Callable[[], T]) -> T:
         """Records what a function launches, and the verdict on its way to the host."""
         # Other threads (one that fetches data, one that writes a checkpoint) go on meanwhile.
-        assert self.pool is not None
-        recording = torch.cuda.graph(graph, self.pool.handle, self.stream, capture_error_mode="thread_local")
+        self.pool = self.pool or Pool(self._device)
+        stream = torch.cuda.current_stream(self._device)  # torch's own for graphs is of whatever device came first
+        recording = torch.cuda.graph(graph, self.pool.handle, stream, capture_error_mode="thread_local")
         try:
             with _one_at_a_time, _recoverable(self._device), recording:
                 found = run()
@@ -177,14 +175,14 @@ def _changing(batch: Batch) -> int:
 class Captured(Repeated):
     """Launches graphs, and looks at their verdicts when these have come over."""
 
-    __slots__ = ("_device", "_graphs", "_is_first", "_lends", "_outside", "_pending", "_under_way")
+    __slots__ = ("_device", "_graphs", "_is_first", "_lends", "_outside", "_pending", "_records", "_under_way")
 
     def __init__(self, stations: Stations, plan: Plan, device: torch.device) -> None:
         self._under_way = UnderWay(device, by_run=False)
         programs = Programs(plan) if plan.mode == "compiled" else None
         self._graphs = Graphs(device, plan, self._under_way, programs)
         super().__init__(stations, plan, self._graphs)
-        self._device, self._is_first, self._lends = device, True, True
+        self._device, self._is_first, self._lends, self._records = device, True, True, True
         self._outside = torch.cuda.current_stream(device)  # where the fit was called
         self._pending: list[list[Tensor]] = []  # batches that are to be launched together with the next ones
 
@@ -192,10 +190,10 @@ class Captured(Repeated):
     def fitting(self) -> Iterator[None]:
         """The whole fit is on the stream on which graphs are recorded, eager batches and validation as well.
 
-        So nothing that one of them lets go of is written over while another one reads it, free memory is everybody's,
-        and there is one set of cuBLAS's workspaces, which are 32 MiB for each stream and thread on an H200.
+        So nothing that one of them lets go of is written over while another one reads it, what is free for one is for
+        the other, and cuBLAS's workspaces, 32 MiB for each stream and thread on an H200, are the same ones.
         """
-        with aside(self._graphs.stream):
+        with own_stream(self._device) as stream, aside(stream):
             _take_workspaces(self._device)
             yield
 
@@ -255,11 +253,23 @@ class Captured(Repeated):
 
     def _record_group(self, made: Made) -> None:
         assert made.several is not None
+        stations = self._stations
         try:
             made.group = made.several()
-        except torch.cuda.OutOfMemoryError:
+        except Exception as error:  # one by one they have been recorded
             made.several = None
-        self._stations.say(made.said)  # recording has left its own
+            self.plan.notes.append(f"one step to a launch: {reason_of(error)}")
+        finally:  # recording has left its own
+            stations.forget()
+            stations.hold(together(made.after[0], iter(made.before)))
+            stations.say(made.said)
+
+    def _by_itself(self, given: Any) -> None:
+        if self._given_up and self._records:
+            self._records = False
+            self._stations.forget()
+            clear_workspaces()  # with what the graphs had
+        super()._by_itself(given)
 
     def _after_eagerly(self) -> None:
         """After the first run: what it has made lies in the middle of large blocks, which graphs could not use then."""

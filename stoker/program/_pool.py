@@ -1,10 +1,33 @@
 """The memory of a fit's graphs, which others may use between two launches."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+
+_STREAMS = 32  # of torch's, for each device
+
+
+_running: set[int] = set()  # streams of fits
+_lock = threading.Lock()
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """A stream that no other fit has: torch hands out 32 of them, again and again, and one may be being recorded."""
+    with _lock:
+        stream = torch.cuda.Stream(device)
+        for _ in range(_STREAMS):
+            if stream.cuda_stream not in _running:
+                break
+            stream = torch.cuda.Stream(device)
+        _running.add(stream.cuda_stream)
+    try:
+        yield stream
+    finally:
+        _running.discard(stream.cuda_stream)
 
 
 @contextmanager

@@ -34,7 +34,6 @@ class Repeated(Runs):
     """
 
     __slots__ = (
-        "_at_once",
         "_before",
         "_given_up",
         "_known",
@@ -51,9 +50,6 @@ class Repeated(Runs):
     def __init__(self, stations: Stations, plan: Plan, maker: Maker) -> None:
         super().__init__(stations, plan)
         self._maker = maker
-        # What is compiled rounds in its own way. So whether a batch is compiled must not depend on what this process
-        # has seen before: a run that goes on comes to the same bits.
-        self._at_once = plan.mode in ("compiled", "gradient")
         self._given_up = False
         self._start_anew()
 
@@ -96,6 +92,13 @@ class Repeated(Runs):
         raise NotImplementedError
 
     # --- which step
+
+    @property
+    def _at_once(self) -> bool:
+        """What is compiled rounds in its own way. So whether a batch is compiled must not depend on what this process
+        has seen before: a run that goes on comes to the same bits.
+        """
+        return self.plan.mode in ("compiled", "gradient")
 
     def _is_again(self, last: Made, given: Any) -> bool:
         """Whether the last step is the one for a batch as well, as can be told at a glance."""

@@ -32,8 +32,7 @@ class Verdict:
 
     def judge(self, sizes: list[Tensor], weight: float | Tensor = 1) -> None:
         """Looks at numbers that are finite where all is well; what weighs nothing is no reason to stop."""
-        wide = torch.float64 if any(size.dtype == torch.float64 for size in sizes) else torch.float32
-        all_sizes = torch.stack([size.detach().to(self.poison.device, wide) for size in sizes])
+        all_sizes = _together(sizes, self.poison.device)
         if not isinstance(weight, Tensor):
             self.poison.add_(_doubt(all_sizes))
             self.allowed = self.poison == 0
@@ -73,6 +72,15 @@ class Verdict:
     def tensors(self) -> list[Tensor]:
         """What it keeps, and changes in place."""
         return [self.poison, self.good, self.empty]
+
+
+def _together(sizes: list[Tensor], device: torch.device) -> Tensor:
+    """Numbers side by side in one type, with few operations where many are of a kind."""
+    kinds = dict.fromkeys((size.dtype, size.device) for size in sizes)
+    wide = torch.float64 if any(dtype == torch.float64 for dtype, _ in kinds) else torch.float32
+    alike = [[size.detach() for size in sizes if (size.dtype, size.device) == kind] for kind in kinds]
+    parts = [torch.stack(some).to(device, wide) for some in alike]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _doubt(sizes: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import json
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import get_context
 
@@ -19,7 +20,8 @@ from stoker.loop import _program
 from stoker.loop._stations import Stations
 from stoker.loop._tally import Tally
 from stoker.program import _captured
-from stoker.program._captured import GROUP
+from stoker.program._captured import GROUP, Graphs
+from stoker.program._pool import own_stream
 from tests.program.awkward import ALGORITHMS, AWKWARD, FINE, HostRandom, algorithm
 from tests.program.fits import (
     EPOCHS,
@@ -353,6 +355,33 @@ def test_where_something_happens_in_between_each_step_is_launched(settings, comp
     fitted = fit(plain(**settings), compile=compile)
     assert fitted._fit.step.mode == ("compiled" if compile else "captured"), fitted._fit.step.why
     assert GROUPED not in fitted._fit.step.notes
+
+
+@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("no room"), ValueError("no")], ids=["memory", "other"])
+def test_a_group_that_can_not_be_recorded_leaves_single_steps(error, monkeypatch):
+    recorded = Graphs._recorded
+
+    def failing(graphs, graph, stations, run):
+        def halfway():
+            run()
+            raise error
+
+        return recorded(graphs, graph, stations, halfway if run.__name__ == "all_of_them" else run)
+
+    monkeypatch.setattr(Graphs, "_recorded", failing)
+    whole = captured(plain())
+    (note,) = [note for note in whole._fit.step.notes if note.startswith("one step to a launch")]
+    assert str(error) in note
+    assert_same_fit(whole, fit(plain(), eager=True))
+
+
+def test_every_running_fit_has_a_stream_of_its_own():
+    with ExitStack() as fits:
+        streams = [fits.enter_context(own_stream(torch.device("cuda", 0))).cuda_stream for _ in range(20)]
+        assert len(set(streams)) == 20
+        for _ in range(50):  # torch hands out all of them again
+            with own_stream(torch.device("cuda", 0)) as another:
+                assert another.cuda_stream not in streams
 
 
 @pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])

@@ -49,6 +49,18 @@ def test_from_the_first_bad_run_on_nothing_is_allowed(bad):
     assert verdict.halted and verdict.at == 2
 
 
+@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_numbers_of_all_types_are_judged(at, bad):
+    types = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.bfloat16]
+    fine = [torch.tensor(1.5, dtype=dtype) for dtype in types]
+    verdict = Verdict(CPU)
+    verdict.judge([*fine, torch.tensor(1e300, dtype=torch.float64)])  # of which float32 would make an infinity
+    assert verdict.allowed.item()
+    verdict.judge([*fine[:at], torch.tensor(bad, dtype=types[at]), *fine[at + 1 :]])
+    assert not verdict.allowed.item()
+
+
 def test_it_starts_anew():
     verdict, _ = judged(([float("nan")], 1))
     verdict.clear()

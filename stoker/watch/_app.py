@@ -147,9 +147,9 @@ class Dashboard(App[None]):
         if self.scene is None:
             return
         text = panes.banner(self.scene, self.reader.hung)
-        banner = self.query_one("#banner", Static)
-        banner.display = text is not None
-        banner.update(text or "")
+        for banner in self.query("#banner").results(Static):  # none, where the screen has been taken down meanwhile
+            banner.display = text is not None
+            banner.update(text or "")
 
     def tell(self, text: str, wrong: bool) -> None:
         """An answer to a wish."""

@@ -153,6 +153,15 @@ def test_a_question_before_the_run_is_asked_to_stop(running):
     assert (control_of(running.path)["ask"], control_of(running.path)["by"]) == ("stop", "watch")
 
 
+def test_a_look_that_comes_when_the_screen_is_being_taken_down(running):
+    async def story(pilot):
+        await pilot.app.query_one("#banner").remove()
+        pilot.app.warn()  # as the clock does, once a second
+        return pilot.app.scene is not None
+
+    assert watching(["runs/digits"], story)
+
+
 def test_saving_needs_no_question(running):
     async def story(pilot):
         await pilot.press("c")

@@ -28,11 +28,12 @@ _IDLE = 256 * 2**20  # bytes that may stay unused, or a twentieth of all
 class Graphs:
     """Records steps as CUDA graphs that share their memory: the stations as they are, or a program of them."""
 
-    __slots__ = ("_device", "_plan", "_programs", "_under_way", "pool")
+    __slots__ = ("_device", "_memory", "_plan", "_programs", "_under_way", "pool")
 
     def __init__(self, device: torch.device, plan: Plan, under_way: UnderWay, programs: Programs | None) -> None:
         self._device, self._plan, self._under_way, self._programs = device, plan, under_way, programs
         self.pool: Pool | None = None  # from the first graph on
+        self._memory = 0  # bytes that recordings have taken
 
     def make(self, stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Made:
         """Records what happens to such a batch; nothing is computed."""
@@ -47,10 +48,7 @@ class Graphs:
         graph, inputs = torch.cuda.CUDAGraph(), static[:numbers]
         record = self._prepared(stations, own, kept, before)
         stations.forget()
-        clear_workspaces()
-        taken = torch.cuda.memory_reserved(self._device)
         shape, after, said, again = self._recorded(graph, stations, lambda: record(stations, own, kept, before))
-        self._note(torch.cuda.memory_reserved(self._device) - taken)
         stations.forget()
 
         def launch(tensors: list[Tensor]) -> None:
@@ -78,7 +76,6 @@ class Graphs:
                 record(stations, batch._replace(value=value, tensors=tensors), kept, before)
                 stations.forget()  # its memory is the next one's
 
-        clear_workspaces()
         self._recorded(graph, stations, all_of_them)
         self._plan.notes.append(f"{GROUP} steps to a launch")
 
@@ -90,6 +87,8 @@ class Graphs:
 
     def _recorded(self, graph: torch.cuda.CUDAGraph, stations: Stations, run: Callable[[], T]) -> T:
         """Records what a function launches, and the verdict on its way to the host."""
+        clear_workspaces()
+        taken = torch.cuda.memory_reserved(self._device)
         # Other threads (one that fetches data, one that writes a checkpoint) go on meanwhile.
         self.pool = self.pool or Pool(self._device)
         stream = torch.cuda.current_stream(self._device)  # torch's own for graphs is of whatever device came first
@@ -102,6 +101,7 @@ class Graphs:
             self.pool.abandon()
             self.pool = None
             raise
+        self._note(torch.cuda.memory_reserved(self._device) - taken)
         return found
 
     def _prepared(self, stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) -> Callable[..., Left]:
@@ -122,9 +122,9 @@ class Graphs:
             return _as_they_run
 
     def _note(self, grown: int) -> None:
-        start = "graph memory "
+        self._memory, start = self._memory + max(grown, 0), "graph memory "
         self._plan.notes = [note for note in self._plan.notes if not note.startswith(start)]
-        self._plan.notes.append(f"{start}{size(max(grown, 0))}, one pool for all shapes")
+        self._plan.notes.append(f"{start}{size(self._memory)}, one pool for all shapes")
 
 
 _one_at_a_time = threading.Lock()  # of the fits of a process that record

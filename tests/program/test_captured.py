@@ -487,6 +487,11 @@ def test_kernels_that_cudnn_chooses_by_their_time(monkeypatch, tmp_path):
     assert any("cudnn.benchmark is on" in text and "set it to False" in text for text in said(whole))
 
 
+def test_the_plan_says_what_all_graphs_take():
+    (note,) = [note for note in captured(everything())._fit.step.notes if note.startswith("graph memory")]
+    assert not note.startswith("graph memory 0 B")
+
+
 def peak(eager, judged):
     """The most memory that a fit held, in MiB; of this process, so it needs one of its own."""
     more = {"batch_size": 128, "epochs": 3} | ({"valid": images()} if judged else {})

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 _STREAMS = 32  # of torch's, for each device
-
-
 _running: set[int] = set()  # streams of fits
 _lock = threading.Lock()
 

@@ -226,7 +226,7 @@ class Before(metrics.Metric):
 def test_what_was_let_go_of_is_read_before_another_batch_comes_there(monkeypatch):
     """Eager batches, whose next ones are copied when the host has let go of old ones and the device has not come there.
 
-    So it was where eager batches ran on another stream than the rest of the fit.
+    On another stream than the rest of the fit, nobody would wait for that.
     """
     sent = _ahead._sent
     monkeypatch.setattr(_ahead, "_sent", lambda *given: time.sleep(0.004) or sent(*given))

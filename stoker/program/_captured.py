@@ -132,15 +132,18 @@ _one_at_a_time = threading.Lock()  # of the fits of a process that record
 
 @contextmanager
 def _recoverable(device: torch.device) -> Iterator[None]:
-    """A recording that fails leaves the device's generator in the middle of it: it gets a new state, where it stood."""
-    generator, stream = torch.cuda.default_generators[device.index or 0], torch.cuda.current_stream(device)
-    state = generator.clone_state()
+    """A recording that fails leaves the device's generator in the middle of it; one that ends well ends that, too.
+
+    A new state for the generator would be no help: the graphs that are there already go on with the one that it had.
+    """
+    stream = torch.cuda.current_stream(device)
     try:
         yield
     except BaseException:
         torch.cuda.set_stream(stream)  # torch leaves its own one only where the recording ends well
         torch.cuda.synchronize(device)
-        generator.graphsafe_set_state(state)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+            torch.zeros(1, device=device)
         raise
 
 

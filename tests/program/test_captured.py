@@ -160,7 +160,8 @@ def test_long_parameters_in_parts_are_stepped_to_the_same_bits(name, dtype, monk
     expected, parts = fit(feature, eager=True), []
     monkeypatch.setattr(_spread, "cut", lambda *given: parts.append(cut(*given)) or parts[-1])
     assert_same_fit(captured(feature), expected)
-    assert max(len(some[0]) for some in parts) > 20
+    if dtype == torch.float32 or "Adam" not in name:  # of several types it leaves the sorting to torch
+        assert max(len(some[0]) for some in parts) > 20
 
 
 # --- data
@@ -357,22 +358,34 @@ def test_where_something_happens_in_between_each_step_is_launched(settings, comp
     assert GROUPED not in fitted._fit.step.notes
 
 
-@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("no room"), ValueError("no")], ids=["memory", "other"])
-def test_a_group_that_can_not_be_recorded_leaves_single_steps(error, monkeypatch):
+def _full():
+    raise torch.cuda.OutOfMemoryError("no room")
+
+
+def _waits():
+    torch.ones(1, device=DEVICE).item()
+
+
+@pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
+@pytest.mark.parametrize(("fails", "why"), [(_full, "no room"), (_waits, "reads a value on the host")])
+def test_a_group_that_can_not_be_recorded_leaves_single_steps(fails, why, compile, monkeypatch):
+    """Which go on with the generator's random numbers."""
     recorded = Graphs._recorded
 
     def failing(graphs, graph, stations, run):
         def halfway():
             run()
-            raise error
+            fails()
 
         return recorded(graphs, graph, stations, halfway if run.__name__ == "all_of_them" else run)
 
     monkeypatch.setattr(Graphs, "_recorded", failing)
-    whole = captured(plain())
+    whole = fit(plain(), compile=compile)
     (note,) = [note for note in whole._fit.step.notes if note.startswith("one step to a launch")]
-    assert str(error) in note
-    assert_same_fit(whole, fit(plain(), eager=True))
+    assert why in note
+    monkeypatch.undo()
+    monkeypatch.setattr(_captured, "_SMALL", 0)
+    assert_same_fit(whole, fit(plain(), compile=compile))
 
 
 def test_every_running_fit_has_a_stream_of_its_own():

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from stoker.program._compiling import compiling
+from stoker.program._convolutions import convolved, convolved_back, pooled_back
 from stoker.program._made import Batch, Left, Made, NotYet
-from stoker.program._masks import table
+from stoker.program._masks import dropped
 from stoker.program._plan import Plan
 from stoker.program._reason import Cannot
 from stoker.program._repeated import Repeated
@@ -22,6 +23,16 @@ _OPTIONS = {
     "size_asserts": False,  # the tensors are always the same ones
     "triton.cudagraphs": False,  # the graph around it is ours
     "loop_ordering_after_fusion": False,  # asserts what does not hold, where an optimizer takes all parameters at once
+}
+
+_aten = torch.ops.aten
+_OTHERWISE: dict[str, dict[Any, Callable[..., Any]]] = {  # than torch does it, by device
+    "cpu": {_aten.native_dropout.default: dropped},
+    "cuda": {
+        _aten.convolution.default: convolved,
+        _aten.convolution_backward.default: convolved_back,
+        _aten._adaptive_avg_pool2d_backward.default: pooled_back,
+    },
 }
 
 Program = Callable[[list[Tensor]], Sequence[Tensor]]  # takes all inputs in a list that is its own
@@ -68,8 +79,8 @@ def traced(stations: Stations, batch: Batch, kept: Shape, before: list[Tensor]) 
 
     try:
         with torch.no_grad(), enable_python_dispatcher(), torch.autograd.set_multithreading_enabled(False), compiling():
-            other = table(stations.verdict.poison.device)
-            graph = make_fx(step, other, tracing_mode="fake")(*fixed, *batch.tensors)
+            otherwise = _OTHERWISE.get(stations.verdict.poison.device.type)
+            graph = make_fx(step, otherwise, tracing_mode="fake")(*fixed, *batch.tensors)
     except Opaque as error:
         raise Cannot(f"the step gives a {error}, which can't be taken apart into tensors") from None
     if made := stations.unsettled():

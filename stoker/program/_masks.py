@@ -1,18 +1,10 @@
 """Dropout in a compiled program on a CPU: its masks are drawn many elements at a time, not one after the other."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
 _BITS = 24  # of a hash that decide
 _ODD, _FIRST, _SECOND = -1640531535, -2048144789, -1028477387  # 32-bit constants of Knuth and of MurmurHash3
-
-
-def table(device: torch.device) -> dict[Any, Callable[..., Any]]:
-    """What is traced in another way than torch does, on a device."""
-    return {torch.ops.aten.native_dropout.default: dropped} if device.type == "cpu" else {}
 
 
 def dropped(given: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

@@ -66,10 +66,8 @@ def convolved_back(
     """`convolution_backward` as products of matrices, one of which has a row for what a filter meets at each place."""
     numbers, filters = prod(weight.shape[1:]), len(weight)
     is_few = 0 < filters <= _CHANNELS and numbers <= _FEW and grad.numel() * max(1, numbers / filters) <= _ROOM
-    if transposed or groups != 1 or prod(stride) != 1 or not is_few or not _is_plain(given, stride):
+    if transposed or groups != 1 or prod(stride) != 1 or not (is_few and _is_plain(given, stride) and _is_tf32()):
         return NotImplemented
-    if torch.get_float32_matmul_precision() == "highest" or not torch.backends.cudnn.allow_tf32:
-        return NotImplemented  # without TF32 products of matrices are slower, and rounded they may be only if both may
     way = _Way(weight.shape[2:], stride, padding, dilation)
     of_given, of_weight, rows = None, None, grad.movedim(1, -1).reshape(-1, filters)
     if wanted[0]:
@@ -94,6 +92,11 @@ def pooled_back(grad: Tensor, given: Tensor) -> Any:
 def _is_plain(given: Tensor, stride: Sequence[int]) -> bool:
     """Float32, for less precise types of which cuDNN has better kernels, and sums of sums would lose more."""
     return given.dtype == torch.float32 and given.dim() == 2 + len(stride)
+
+
+def _is_tf32() -> bool:
+    """Without it products of matrices are slower; and they may round only where convolutions may as well."""
+    return torch.get_float32_matmul_precision() != "highest" and torch.backends.cudnn.allow_tf32
 
 
 def _patches(given: Tensor, way: _Way) -> Tensor:

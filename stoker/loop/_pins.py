@@ -9,6 +9,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from stoker.loop._precision import rounding
 from stoker.loop._prints import CODE, MANY, PLAIN, Same, class_reads, print_of
 
 _OF_TORCH = {*vars(nn.Module())} - {"training"}
@@ -23,9 +24,8 @@ def pins_of(modules: Sequence[nn.Module], tensors: Iterable[Tensor], *others: An
         tuple((Same(module), *_prints(module).items()) for module in modules),
         tuple((name, print_of(value)) for kind in kinds for name, value in class_reads(kind)),
         tuple(map(Same, tensors)),
-        torch.get_float32_matmul_precision(),
+        rounding(),
         torch.get_default_dtype(),
-        torch.backends.cudnn.allow_tf32,
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.deterministic,
         torch.are_deterministic_algorithms_enabled(),

@@ -1,7 +1,7 @@
 """The types that a forward pass computes in, and the scale that keeps 16-bit gradients from vanishing."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -30,20 +30,52 @@ def forward_in(precision: str, device: torch.device) -> Any:
     return _AS_IT_IS
 
 
+def rounding() -> tuple[str, ...]:
+    """What PyTorch is set to for products, convolutions and recurrent layers of float32, however it was set."""
+    return tuple(place.fp32_precision for place in _places())
+
+
+def _places() -> tuple[Any, ...]:
+    backends: Any = torch.backends
+    return backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul
+
+
 @contextmanager
 def held(precision: str) -> Iterator[None]:
     """TF32 for the length of a fit; PyTorch's own setting comes back afterwards."""
     if precision != "tf32":
         yield
         return
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
+    before, old = rounding(), _old()
+    if old is not None:  # so that those who ask for them hear of it
+        _set_old("high", True)
+    else:
+        _set(["tf32"] * len(before))
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+        if old is not None:
+            _set_old(*old)
+        _set(before)
+
+
+def _old() -> tuple[str, bool] | None:
+    """PyTorch's older settings of the same; None where asking raises, since the newer ones say what they can't."""
+    try:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return None
+
+
+def _set_old(matmul: str, is_allowed: bool) -> None:
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = is_allowed
+
+
+def _set(precisions: Sequence[str]) -> None:
+    for place, each in zip(_places(), precisions, strict=True):
+        if place.fp32_precision != each:  # else it may be what a wider setting says
+            place.fp32_precision = each
 
 
 class Scaler:

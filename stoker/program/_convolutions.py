@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _TAPS = 16  # numbers of a filter that is written out
+_TERMS = 2**26  # of all sums together, which are not shared among the filters
 _FEW = 288  # numbers of a filter whose gradients are products of matrices
 _CHANNELS = 128  # filters that there may be then
 _ROOM = 12 * 2**20  # numbers of the largest of those matrices: what a cache of 50 MB has room for
@@ -43,6 +44,8 @@ def convolved(
         return NotImplemented
     ones = [1] * len(stride)
     patches = _patches(given, _Way(weight.shape[2:], stride, padding, dilation))
+    if patches.numel() * len(weight) > _TERMS:
+        return NotImplemented
     total: Any = 0 if bias is None else bias.view(1, -1, *ones)
     for channel, *place in product(*map(range, weight.shape[1:])):
         met = patches[(slice(None), channel, ..., *place)].unsqueeze(1)
@@ -96,7 +99,8 @@ def _is_plain(given: Tensor, stride: Sequence[int]) -> bool:
 
 def _is_tf32() -> bool:
     """Without it products of matrices are slower; and they may round only where convolutions may as well."""
-    return torch.get_float32_matmul_precision() != "highest" and torch.backends.cudnn.allow_tf32
+    backends: Any = torch.backends
+    return backends.cuda.matmul.fp32_precision == backends.cudnn.conv.fp32_precision == "tf32"
 
 
 def _patches(given: Tensor, way: _Way) -> Tensor:

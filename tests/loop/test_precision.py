@@ -11,6 +11,8 @@ import stoker
 from stoker import callbacks, metrics, optim
 from stoker.gradients import Gradients
 from stoker.loop import Scaler
+from stoker.loop._pins import pins_of
+from stoker.loop._precision import rounding
 from tests.checkpoint.trees import through
 from tests.loop.fits import line, linear, same
 
@@ -44,6 +46,53 @@ def test_tf32_holds_inside_fit_only():
     watch = callbacks.on(update=lambda ctx: seen.append(torch.get_float32_matmul_precision()))
     linear(precision="tf32").fit(line(), updates=1, callbacks=[watch], show=False)
     assert seen == ["high"] and torch.get_float32_matmul_precision() == before
+
+
+NEWER = {
+    "all": torch.backends,
+    "matrices": torch.backends.cuda.matmul,
+    "cudnn": torch.backends.cudnn,
+    "convolutions": torch.backends.cudnn.conv,
+    "recurrent": torch.backends.cudnn.rnn,
+    "matrices on a CPU": torch.backends.mkldnn.matmul,
+}
+
+
+@pytest.fixture(params=[(name, how) for name in NEWER for how in ("ieee", "tf32")], ids=" ".join)
+def newer(request):
+    """PyTorch's newer settings, after which asking for the older ones may raise."""
+    name, how = request.param
+    before = NEWER[name].fp32_precision
+    NEWER[name].fp32_precision = how
+    yield name, how
+    NEWER[name].fp32_precision = before
+
+
+def _all():
+    return {name: place.fp32_precision for name, place in NEWER.items()}
+
+
+def test_tf32_holds_inside_fit_however_pytorch_was_set(newer):
+    before, seen = _all(), []
+    watch = callbacks.on(update=lambda ctx: seen.append(rounding()))
+    linear(precision="tf32").fit(line(), updates=1, callbacks=[watch], show=False)
+    assert seen == [("tf32",) * 4] and _all() == before
+
+
+def test_nothing_is_asked_for_that_pytorch_refuses_to_say(newer):
+    before, pins = _all(), pins_of([], [])
+    linear(precision="fp32").fit(line(), updates=1, show=False)
+    assert _all() == before and pins_of([], []) == pins
+
+
+def test_a_program_is_made_anew_where_pytorch_was_set_otherwise():
+    place = torch.backends.cuda.matmul
+    before, pins = place.fp32_precision, pins_of([], [])
+    place.fp32_precision = "tf32"
+    try:
+        assert pins_of([], []) != pins
+    finally:
+        place.fp32_precision = before
 
 
 def by_hand(updates, *, limit, factor=65536.0):

@@ -52,6 +52,7 @@ def test_a_convolution_written_out_is_torchs(how):
         assert found is NotImplemented
     else:
         close(found, aten.convolution(*how))
+        assert found.is_contiguous()
 
 
 @settings(deadline=None)
@@ -108,16 +109,23 @@ def test_large_ones_are_left_to_torch(monkeypatch):
     assert _called(X, many)[0] is NotImplemented and _called(X, many)[1] is not NotImplemented
     assert _called(X, many, stride=2)[1] is NotImplemented  # whose patches would have to be put apart again
     assert _called(X, torch.ones(129, 4, 3, 3))[1] is NotImplemented
+    few = torch.ones(4, 4, 2, 2)
+    assert _called(X, few)[0] is not NotImplemented
+    monkeypatch.setattr(_convolutions, "_TERMS", 2 * 5 * 5 * 16 * 4 - 1)
+    assert _called(X, few)[0] is NotImplemented
     monkeypatch.setattr(_convolutions, "_ROOM", 2 * 4 * 4 * 36 - 1)
     assert _called(X, many)[1] is NotImplemented
     assert _called(X, torch.ones(37, 4, 3, 3))[1] is NotImplemented  # of which the gradients are a larger matrix
 
 
-@pytest.mark.parametrize(("matrices", "convolutions"), [("high", False), ("highest", True), ("highest", False)])
-def test_without_tf32_gradients_are_left_to_torch(matrices, convolutions, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", convolutions)
-    torch.set_float32_matmul_precision(matrices)
-    assert _called(X, torch.ones(4, 4, 2, 2))[1] is NotImplemented
+@pytest.mark.parametrize("place", [torch.backends.cuda.matmul, torch.backends.cudnn.conv])
+def test_without_tf32_gradients_are_left_to_torch(place):
+    assert _called(X, torch.ones(4, 4, 2, 2))[1] is not NotImplemented
+    before, place.fp32_precision = place.fp32_precision, "ieee"
+    try:
+        assert _called(X, torch.ones(4, 4, 2, 2))[1] is NotImplemented
+    finally:
+        place.fp32_precision = before
 
 
 def _small():

@@ -32,7 +32,11 @@ def forward_in(precision: str, device: torch.device) -> Any:
 
 def rounding() -> tuple[str, ...]:
     """What PyTorch is set to for products, convolutions and recurrent layers of float32, however it was set."""
-    return tuple(place.fp32_precision for place in _places())
+    return tuple("ieee" if each == "none" else each for each in _set_now())
+
+
+def _set_now() -> list[str]:
+    return [place.fp32_precision for place in _places()]
 
 
 def _places() -> tuple[Any, ...]:
@@ -46,7 +50,7 @@ def held(precision: str) -> Iterator[None]:
     if precision != "tf32":
         yield
         return
-    before, old = rounding(), _old()
+    before, old = _set_now(), _old()
     if old is not None:  # so that those who ask for them hear of it
         _set_old("high", True)
     else:

@@ -165,6 +165,9 @@ class Adafactor(Algorithm):
     def update(
         self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
     ) -> None:
+        least = self.eps[0]
+        if least is None and torch.compiler.is_compiling():  # where torch 2.11 does not look at the type
+            least = torch.finfo(parameters[0].dtype).eps
         adafactor(
             parameters,
             grads,
@@ -178,7 +181,7 @@ class Adafactor(Algorithm):
             lr=lr,
             beta2_decay=self.beta2_decay,
             weight_decay=self.weight_decay,
-            eps1=self.eps[0],  # pyright: ignore[reportArgumentType]  None: the type's own smallest step
+            eps1=least,  # pyright: ignore[reportArgumentType]  None: the type's own smallest step
             eps2=self.eps[1],
             maximize=self.maximize,
         )

@@ -8,7 +8,7 @@ from stoker.cli import _doctor, main
 def test_it_names_versions_devices_precisions_and_extras(capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert f"torch {torch.__version__}" in out and "\n  cpu  " in out
+    assert f"torch {torch.__version__.split('+')[0]}" in out and "\n  cpu  " in out
     assert all(f"\n  {name}  " in out for name in ("fp32", "tf32", "bf16", "fp16"))
     assert "stoker[plot]  matplotlib" in out and "stoker[dev]" not in out
 
@@ -26,7 +26,7 @@ def test_the_extras_are_those_of_the_package():
 
 
 def test_a_cpu_is_always_there_and_tf32_is_not_a_cpus():
-    assert list(_doctor.devices())[-1].startswith("cpu  ")
+    assert any(line.startswith("cpu  ") for line in _doctor.devices())
     assert (
         torch.cuda.is_available() or torch.backends.mps.is_available() or "tf32  not on a CPU" in _doctor.precisions()
     )

@@ -32,10 +32,10 @@ def forward_in(precision: str, device: torch.device) -> Any:
 
 def rounding() -> tuple[str, ...]:
     """What PyTorch is set to for products, convolutions and recurrent layers of float32, however it was set."""
-    return tuple("ieee" if each == "none" else each for each in _set_now())
+    return tuple("ieee" if each == "none" else each for each in _settings())
 
 
-def _set_now() -> list[str]:
+def _settings() -> list[str]:
     return [place.fp32_precision for place in _places()]
 
 
@@ -50,7 +50,7 @@ def held(precision: str) -> Iterator[None]:
     if precision != "tf32":
         yield
         return
-    before, old = _set_now(), _old()
+    before, old = _settings(), _old()
     if old is not None:  # so that those who ask for them hear of it
         _set_old("high", True)
     else:

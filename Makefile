@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 
-.PHONY: help demo test torture lint format types bench docs clean
+.PHONY: help demo test soak torture lint format types bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is to make
@@ -21,8 +21,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train on digits drawn by code, judge, save, and say where to look next
 	$(BIN)/stoker demo
 
-test: $(READY)  ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadscope
+test: $(READY)  ## everything a change could plausibly break, in five minutes
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not soak"
+
+soak: $(READY)  ## the long matrix: fuzzing, every resume point, many processes
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m soak
 
 torture: $(READY)  ## kills hundreds of trainings, each of which has to end in the same bits
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture

@@ -24,7 +24,7 @@ from stoker.distributed._wire import packed, unpacked
 from stoker.loop._agree import _NOTHING as NOTHING  # what a fit hands in after most batches
 from stoker.loop._merge import added, merged
 from stoker.loop._tally import Tally
-from stoker.step import ClassificationOutput
+from stoker.steps import ClassificationOutput
 
 PAUSE = 0.05  # seconds: the step that an agreement is measured beside
 COUNTS = (5, 20)  # metrics

@@ -2,7 +2,7 @@
 
 Data walks through the rooms in this order, and the names below stand in it:
 
-    data ─▶ step ─▶ gradients ─▶ schedule, optim        weights (module ⇄ file)
+    data ─▶ steps ─▶ gradients ─▶ schedule, optim        weights (module ⇄ file)
 
 >>> import torch, stoker
 >>> from stoker import data, optim
@@ -58,10 +58,9 @@ if TYPE_CHECKING:
         optim,
         program,
         record,
-        report,
         schedule,
-        show,
-        step,
+        steps,
+        view,
         weights,
     )
     from stoker._select import freeze, select, unfreeze
@@ -72,7 +71,7 @@ if TYPE_CHECKING:
     from stoker.gradients import Accumulator, Gradients, backward
     from stoker.learner import Fitted, Learner, load_for_inference, lr_find
     from stoker.record import Record
-    from stoker.step import (
+    from stoker.steps import (
         ClassificationOutput,
         MultiLabelOutput,
         Objective,
@@ -143,15 +142,14 @@ __all__ = [
     "program",
     "rank_zero",
     "record",
-    "report",
     "save",
     "schedule",
     "select",
-    "show",
-    "step",
+    "steps",
     "summary",
     "unfreeze",
     "valid",
+    "view",
     "weights",
     "world",
 ]
@@ -166,7 +164,7 @@ _HOMES = {
     "gradients": ("Accumulator", "Gradients", "backward"),
     "learner": ("Fitted", "Learner", "load_for_inference", "lr_find"),
     "record": ("Record",),
-    "step": (
+    "steps": (
         "ClassificationOutput",
         "MultiLabelOutput",
         "Objective",

@@ -3,6 +3,9 @@
 import os
 import signal
 
+# One thread per process: tests run in several processes at once, and more threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from hypothesis import settings

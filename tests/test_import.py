@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.test_house import LIGHT, ROOMS
+from tests.test_architecture import PACKAGES, WITHOUT_TORCH
 
 STATES = """
 import json, logging, os, random, signal, sys, warnings
@@ -80,30 +80,30 @@ def test_the_import_alone_loads_next_to_nothing():
     assert "torch" not in new and "numpy" not in new and len(new) < 30, new
 
 
-@pytest.mark.parametrize("room", [*LIGHT, "cli"])
-def test_a_light_room_can_be_the_first_to_be_imported_and_loads_no_torch(room):
-    loaded = in_a_fresh_process(f"import json, sys, stoker.{room}\nprint(json.dumps(sorted(sys.modules)))")
+@pytest.mark.parametrize("name", [*WITHOUT_TORCH, "cli"])
+def test_a_package_without_torch_can_be_the_first_to_be_imported_and_loads_no_torch(name):
+    loaded = in_a_fresh_process(f"import json, sys, stoker.{name}\nprint(json.dumps(sorted(sys.modules)))")
     assert "torch" not in loaded
 
 
 FORKS = """
 import json, os, sys, torch
 
-def failed(room):
+def failed(name):
     child = os.fork()
     if not child:
-        __import__(f"stoker.{room}")
+        __import__(f"stoker.{name}")
         os._exit(0)
     return os.waitpid(child, 0)[1] != 0
 
-print(json.dumps([room for room in sys.argv[1:] if failed(room)]))
+print(json.dumps([name for name in sys.argv[1:] if failed(name)]))
 """
 
 
-def test_any_other_room_can_be_the_first_to_be_imported():
-    """torch is imported once, and a process forked for each room: none of the others is there."""
-    rooms = [room for room in ROOMS if room not in (*LIGHT, "cli")]
-    done = subprocess.run([sys.executable, "-c", FORKS, *rooms], capture_output=True, text=True)
+def test_any_other_package_can_be_the_first_to_be_imported():
+    """torch is imported once, and a process forked for each package: none of the others is there."""
+    packages = [name for name in PACKAGES if name not in (*WITHOUT_TORCH, "cli")]
+    done = subprocess.run([sys.executable, "-c", FORKS, *packages], capture_output=True, text=True)
     assert (done.returncode, done.stderr, json.loads(done.stdout)) == (0, "", [])
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from stoker.errors import InvalidArgument
-from stoker.step import LossFunction, per_sample
+from stoker.steps import LossFunction, per_sample
 
 
 def mixed_loss(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stoker.callbacks._context import Context
 from stoker.errors import InvalidArgument, WrongType
-from stoker.step import Supervised
+from stoker.steps import Supervised
 
 
 class Pairing(NamedTuple):

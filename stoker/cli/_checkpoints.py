@@ -10,7 +10,7 @@ from rich.text import Text
 
 from stoker.errors import BadFile
 from stoker.record import Follower, Kept, Run, checkpoints, size, when
-from stoker.show import visible
+from stoker.view.console import visible
 
 if TYPE_CHECKING:
     from stoker.checkpoint import Store

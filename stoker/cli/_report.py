@@ -6,7 +6,7 @@ from pathlib import Path
 from stoker.cli._screen import screen
 from stoker.cli._show import find
 from stoker.errors import InvalidArgument
-from stoker.report import compare_html, report_html, write_report
+from stoker.view.report import compare_html, report_html, write_report
 
 
 def main(names: Sequence[str], output: str) -> None:

@@ -13,7 +13,7 @@ from stoker.cli._screen import screen
 from stoker.cli._show import find
 from stoker.errors import BadFile, InvalidArgument, RunExists
 from stoker.record import Run
-from stoker.show import visible
+from stoker.view.console import visible
 
 
 def main(name: str, *, yes: bool) -> int:

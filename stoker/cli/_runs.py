@@ -11,7 +11,7 @@ from rich.text import Text
 from stoker.cli._screen import screen, short
 from stoker.errors import InvalidArgument
 from stoker.record import Follower, runs_in, when
-from stoker.show import visible
+from stoker.view.console import visible
 
 STATES = {"running": "cyan", "finished": "green", "stopped": "yellow", "died": "red"}
 

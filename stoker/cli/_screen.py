@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from stoker.show import visible
+from stoker.view.console import visible
 
 
 class Screen(Console):

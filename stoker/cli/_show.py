@@ -12,7 +12,7 @@ from stoker.cli._runs import STATES, best, length, problems
 from stoker.cli._screen import Screen, screen
 from stoker.errors import BadFile, did_you_mean
 from stoker.record import Event, Follower, History, Points, Record, asked, duration, looks, panels, runs_in, when
-from stoker.show import Line, chart, legend, visible
+from stoker.view.console import Line, chart, legend, visible
 
 _PANELS, _LINES = 6, 6  # more pictures, and more lines in a picture, are left out
 

@@ -7,8 +7,8 @@ import webbrowser
 from rich.text import Text
 
 from stoker.cli._screen import screen
-from stoker.show import visible
-from stoker.ui import Server
+from stoker.view.console import visible
+from stoker.view.ui import Server
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -9,7 +9,7 @@ from stoker.cli._screen import screen
 from stoker.cli._show import find
 from stoker.errors import BadFile, MissingFile
 from stoker.record import Follower
-from stoker.watch import newest, page, wait_for, watch
+from stoker.view.watch import newest, page, wait_for, watch
 
 
 def main(names: Sequence[str], *, wait: bool = False, light: bool | None = None) -> int:

@@ -15,7 +15,7 @@ from stoker._select import Models, Selector, chosen_names, modules_of, named_par
 from stoker.errors import NotDifferentiable, WrongType
 from stoker.gradients._gradients import Gradients
 from stoker.gradients._shards import placed_as
-from stoker.step import was_viewed
+from stoker.steps import was_viewed
 
 
 def backward(

@@ -21,14 +21,14 @@ from stoker.learner._start import go_on, on_device
 from stoker.loop import Fit, evaluate, in_step, predict
 from stoker.metrics import Metric
 from stoker.record import Best, History, Record
-from stoker.step import Supervised
+from stoker.steps import Supervised
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from stoker.learner._learner import Learner
-    from stoker.report import Judged, Kind
+    from stoker.view.report import Judged, Kind
 
 
 class Fitted:
@@ -170,7 +170,7 @@ class Fitted:
         The last two are of the model's answers to `data`, whose classes have these `labels`; without data, a confusion
         matrix is the one that the run recorded.
         """
-        from stoker.report import plot  # what draws is loaded when something is to be drawn
+        from stoker.view.report import plot  # what draws is loaded when something is to be drawn
 
         found = None if data is None else self._judged(data, labels)
         return plot(self.record, *names, kind=kind, judgement=found, ax=ax)
@@ -180,7 +180,7 @@ class Fitted:
     ) -> Path:
         """Writes the fit as one HTML file; with `data`, also what the model gets wrong there, and its worst samples."""
 
-        from stoker.report import report_html, write_report
+        from stoker.view.report import report_html, write_report
 
         found = None if data is None else self._judged(data, labels)
 
@@ -217,7 +217,7 @@ class Fitted:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from stoker.report import fitted_html
+        from stoker.view.report import fitted_html
 
         name = "" if self._outcome.model is None else type(self._outcome.model).__name__
         return fitted_html(self.record, title=name, stopped=self.stopped)

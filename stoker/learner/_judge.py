@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from stoker.errors import BadData
-from stoker.step import Parts, Supervised
+from stoker.steps import Parts, Supervised
 
 if TYPE_CHECKING:
-    from stoker.report import Judged
+    from stoker.view.report import Judged
 
 
 def judge(
     answers: Any, walk: Callable[[], Iterable[Any]], *, supervised: Supervised, labels: Sequence[str] | None = None
 ) -> "Judged":
     """What a data set says of a model; `walk` gives its batches, twice, and of the samples only the worst are kept."""
-    from stoker.report import judged  # loaded when somebody asks for it
+    from stoker.view.report import judged  # loaded when somebody asks for it
 
     targets = [supervised.parts(batch).targets for batch in walk()]
     if not isinstance(answers, Tensor) or not all(isinstance(each, Tensor) for each in targets):

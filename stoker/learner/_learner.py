@@ -20,7 +20,7 @@ from stoker.learner._start import started
 from stoker.learner._wish import Wish
 from stoker.loop import train as loop
 from stoker.optim import AdamW
-from stoker.step import LossFunction
+from stoker.steps import LossFunction
 
 
 class Learner:

@@ -18,7 +18,7 @@ from stoker.learner._spec import Spec
 from stoker.loop import restore
 from stoker.metrics import Metric
 from stoker.record import Best, Record, Run
-from stoker.step import Supervised
+from stoker.steps import Supervised
 
 
 def load_for_inference(run: str | os.PathLike[str], model: nn.Module) -> nn.Module:

@@ -33,7 +33,7 @@ class LrCurve:
 
     def plot(self, ax: "Axes | None" = None) -> "Figure":
         """Draws the curve with the suggestion marked; needs matplotlib (`stoker[plot]`)."""
-        from stoker.report import lr_curve
+        from stoker.view.report import lr_curve
 
         return lr_curve(self.rates, self.losses, self.suggestion, ax=ax)
 

@@ -11,7 +11,7 @@ from stoker.distributed import World
 from stoker.loop import Fit
 from stoker.metrics import Metric
 from stoker.record import Best, Record
-from stoker.step import Supervised
+from stoker.steps import Supervised
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from stoker.loop import Fit, Scaler, Settings, agreed, length_of, planned
 from stoker.metrics import Loss, Meter, Metric, as_metric
 from stoker.optim import Adagrad, Algorithm, init
 from stoker.schedule import as_schedule
-from stoker.step import Supervised
+from stoker.steps import Supervised
 
 _ALONE = World()
 

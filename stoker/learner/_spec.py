@@ -10,7 +10,7 @@ from torch import nn
 from stoker.distributed import Parallel
 from stoker.errors import InvalidArgument, WrongType
 from stoker.loop import check_precision
-from stoker.step import LossFunction
+from stoker.steps import LossFunction
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish, check_limits
 from stoker.loop import Fit, put_back, restore, running, seed_of_rank, seeded, train
 from stoker.record import Event, Record, Run
-from stoker.show import console
+from stoker.view.console import console
 
 _TERMINATED = 143  # what a shell says of a process that SIGTERM has ended
 

@@ -14,7 +14,7 @@ from stoker.loop._forward import as_forward
 from stoker.loop._level import level_loss
 from stoker.loop._precision import forward_in
 from stoker.loop._tally import samples_in, weight_in
-from stoker.step import Objective, Output, SupervisedOutput
+from stoker.steps import Objective, Output, SupervisedOutput
 
 
 class Asked(NamedTuple):

@@ -15,7 +15,7 @@ from stoker.loop._merge import merged
 from stoker.loop._precision import forward_in
 from stoker.loop._tally import Tally, samples_in, weight_in
 from stoker.metrics import Metric
-from stoker.step import Output, Supervised, SupervisedOutput, valid
+from stoker.steps import Output, Supervised, SupervisedOutput, valid
 from stoker.weights import settle_shards
 
 _ALONE = World()

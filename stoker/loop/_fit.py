@@ -20,7 +20,7 @@ from stoker.metrics import GradientNorm, Meter, Metric, State
 from stoker.optim import Optimizer
 from stoker.program import Plan, Verdict
 from stoker.record import Control, Event, Record, Run
-from stoker.step import Supervised
+from stoker.steps import Supervised
 
 Stage = Literal["closed", "train", "validate"]
 

@@ -12,7 +12,7 @@ from stoker.errors import BadData
 from stoker.loop._evaluate import viewed
 from stoker.loop._forward import as_forward
 from stoker.loop._precision import forward_in
-from stoker.step import Supervised
+from stoker.steps import Supervised
 
 _ALONE = World()
 

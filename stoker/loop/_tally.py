@@ -11,7 +11,7 @@ from torch import Tensor
 from stoker.data import Pick
 from stoker.errors import StateMismatch
 from stoker.metrics import Metric, named, weight_of
-from stoker.step import Output
+from stoker.steps import Output
 
 HOST = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from stoker.loop._random import put_back
 from stoker.loop._signals import awaited
 from stoker.loop._tally import Tally, samples_in
 from stoker.loop._weights import snapshot
-from stoker.step import Output
+from stoker.steps import Output
 
 
 def validate(fit: Fit) -> None:

@@ -14,7 +14,7 @@ from stoker.metrics._sums import add, fresh_count, ratio, weighted, wide
 class Accuracy(Metric):
     """The share of samples, or of the positions in them, for which the right class has the largest score.
 
-    >>> from stoker.step import ClassificationOutput
+    >>> from stoker.steps import ClassificationOutput
     >>> logits, targets = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])
     >>> metric = Accuracy()
     >>> state = metric.init(torch.device("cpu"))

@@ -13,7 +13,7 @@ from stoker.metrics._sums import add, fresh, read, wide
 class ConfusionMatrix(Metric):
     """How often each class (row) was taken for each class (column), as nested lists.
 
-    >>> from stoker.step import ClassificationOutput
+    >>> from stoker.steps import ClassificationOutput
     >>> logits, targets = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])
     >>> metric = ConfusionMatrix()
     >>> state = metric.init(torch.device("cpu"))

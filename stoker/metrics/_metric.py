@@ -19,7 +19,7 @@ Direction = Literal["min", "max"]
 class Metric(Config):
     """What to measure. A metric is a frozen value; what it has seen so far is a state, passed in and given back.
 
-    >>> from stoker.step import Output
+    >>> from stoker.steps import Output
     >>> class Bias(Metric):
     ...     def init(self, device: torch.device) -> State:
     ...         return {"sum": torch.zeros((), device=device), "count": torch.zeros((), device=device)}

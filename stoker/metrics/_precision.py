@@ -15,7 +15,7 @@ from stoker.metrics._reading import Task, read_scores
 class Precision(Metric):
     """Of what was said to be a class, the share that is: the mean over classes, over everything, or one a class.
 
-    >>> from stoker.step import MultiLabelOutput
+    >>> from stoker.steps import MultiLabelOutput
     >>> logits, targets = torch.tensor([3.0, 1.0, -1.0, -2.0]), torch.tensor([1.0, 0.0, 1.0, 0.0])
     >>> metric = Precision(name="precision")
     >>> state = metric.update(metric.init(torch.device("cpu")), MultiLabelOutput(torch.tensor(0.5), logits, targets))

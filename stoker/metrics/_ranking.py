@@ -17,7 +17,7 @@ from stoker.metrics._sums import add, fresh, join, read, wide
 class AUROC(Metric):
     """The area under the ROC curve: how likely a yes has a larger score than a no (ties count half).
 
-    >>> from stoker.step import MultiLabelOutput
+    >>> from stoker.steps import MultiLabelOutput
     >>> logits, targets = torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1])
     >>> metric = AUROC()
     >>> state = metric.update(metric.init(torch.device("cpu")), MultiLabelOutput(torch.tensor(0.5), logits, targets))

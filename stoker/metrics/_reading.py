@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stoker.errors import InvalidArgument, WrongType
 from stoker.metrics._sums import wide
-from stoker.step import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput
+from stoker.steps import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput
 
 Task = Literal["binary", "multiclass", "multilabel"]
 

@@ -14,7 +14,7 @@ from stoker.metrics._sums import add, fresh, ratio, weighted, wide
 class MAE(Metric):
     """The mean absolute error, over all numbers of all samples.
 
-    >>> from stoker.step import RegressionOutput
+    >>> from stoker.steps import RegressionOutput
     >>> metric = MAE()
     >>> output = RegressionOutput(torch.tensor(2.5), torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0]))
     >>> metric.compute(metric.update(metric.init(torch.device("cpu")), output))
@@ -79,7 +79,7 @@ class RMSE(Metric):
 class R2(Metric):
     """The share of the targets' variance that is explained; the mean over the numbers of a sample.
 
-    >>> from stoker.step import RegressionOutput
+    >>> from stoker.steps import RegressionOutput
     >>> metric, targets = R2(), torch.tensor([1.0, 2.0, 3.0])
     >>> output = RegressionOutput(torch.tensor(0.0), targets, targets)
     >>> metric.compute(metric.update(metric.init(torch.device("cpu")), output))

@@ -17,7 +17,7 @@ from stoker.metrics._sums import add, fresh, ratio, weighted
 class Perplexity(Metric):
     """How many tokens the model wavers between: the exponential of the mean negative log-likelihood of a token.
 
-    >>> from stoker.step import SequenceOutput
+    >>> from stoker.steps import SequenceOutput
     >>> logits, targets = torch.zeros(1, 3, 8), torch.tensor([[1, 2, 0]])
     >>> metric = Perplexity()
     >>> state = metric.init(torch.device("cpu"))

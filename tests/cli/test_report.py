@@ -5,7 +5,7 @@ import pytest
 from stoker.cli import main
 from stoker.record import Run
 from tests.record.stories import fill
-from tests.report.pages import Page
+from tests.view.report.pages import Page
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import sys
 import httpx
 
 from stoker.cli import main
-from stoker.ui import Server
+from stoker.view.ui import Server
 from tests.record.stories import LIGHT
-from tests.ui.serving import make
-from tests.ui.test_serve import environment
+from tests.view.ui.serving import make
+from tests.view.ui.test_serve import environment
 
 PROGRAM = LIGHT + "from stoker.cli import main; sys.exit(main())"
 

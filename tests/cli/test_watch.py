@@ -9,8 +9,8 @@ import pytest
 
 import stoker
 from stoker.cli import main
-from tests.show.scenes import Terminal
-from tests.watch.scenes import make
+from tests.view.console.scenes import Terminal
+from tests.view.watch.scenes import make
 
 PROGRAM = "import sys; from stoker.cli import main; sys.exit(main())"
 

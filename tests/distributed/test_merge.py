@@ -7,7 +7,7 @@ from torchmetrics import classification, regression
 
 from stoker.distributed import joined
 from stoker.metrics import as_metric, named
-from stoker.step import RegressionOutput
+from stoker.steps import RegressionOutput
 from tests.metrics.cases import CASES, CPU, classes, numbers
 
 from .processes import run

@@ -8,7 +8,7 @@ from torch import nn
 from stoker.data import Loader
 from stoker.errors import BadData
 from stoker.learner._judge import judge
-from stoker.step import Supervised
+from stoker.steps import Supervised
 
 
 def judged(answers, source, *, model=None, batch_size=3, **how):

@@ -4,7 +4,7 @@ from stoker.distributed import World
 from stoker.loop._merge import added, merged
 from stoker.loop._tally import Tally
 from stoker.metrics import Accuracy
-from stoker.step import ClassificationOutput
+from stoker.steps import ClassificationOutput
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from torchmetrics import classification, regression, wrappers
 from stoker import StateMismatch, metrics
 from stoker.loop._tally import Tally, samples_in, weight_in
 from stoker.metrics import MAE, Accuracy, Metric, _precision, as_metric
-from stoker.step import ClassificationOutput, RegressionOutput, SupervisedOutput
+from stoker.steps import ClassificationOutput, RegressionOutput, SupervisedOutput
 from tests.checkpoint.trees import through
 from tests.metrics.cases import CASES
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from stoker import metrics
-from stoker.step import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput, SupervisedOutput
+from stoker.steps import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput, SupervisedOutput
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from sklearn.metrics import accuracy_score, hamming_loss, top_k_accuracy_score
 
 from stoker import InvalidArgument, WrongType
 from stoker.metrics import Accuracy, Hamming, TopKAccuracy
-from stoker.step import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput, SupervisedOutput
+from stoker.steps import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput, SupervisedOutput
 from tests.metrics.cases import value
 
 LOSS = torch.tensor(0.0)

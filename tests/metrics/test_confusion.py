@@ -2,7 +2,7 @@ import torch
 from sklearn.metrics import confusion_matrix, multilabel_confusion_matrix
 
 from stoker.metrics import ConfusionMatrix
-from stoker.step import ClassificationOutput, MultiLabelOutput
+from stoker.steps import ClassificationOutput, MultiLabelOutput
 from tests.metrics.cases import value
 
 LOSS = torch.tensor(0.0)

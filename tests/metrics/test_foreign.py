@@ -7,7 +7,7 @@ from torchmetrics import classification, image, regression, wrappers
 
 from stoker import InvalidArgument, WrongType
 from stoker.metrics import AUROC, MAE, Accuracy, as_metric, named
-from stoker.step import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput, SupervisedOutput
+from stoker.steps import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput, SupervisedOutput
 from tests.metrics.cases import CPU, value
 
 LOSS = torch.tensor(0.0)

@@ -6,7 +6,7 @@ import torch
 
 from stoker import InvalidArgument, WrongType
 from stoker.metrics import MAE, Accuracy, of
-from stoker.step import ClassificationOutput, SequenceOutput, SupervisedOutput
+from stoker.steps import ClassificationOutput, SequenceOutput, SupervisedOutput
 from tests.metrics.cases import value
 
 LOSS = torch.tensor(0.0)

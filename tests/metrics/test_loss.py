@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from stoker import WrongType
 from stoker.metrics import Loss
-from stoker.step import SequenceOutput, SupervisedOutput
+from stoker.steps import SequenceOutput, SupervisedOutput
 from tests.metrics.cases import value
 
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stoker import ConfigError, metrics
 from stoker.metrics import Metric, named
-from stoker.step import SequenceOutput
+from stoker.steps import SequenceOutput
 from tests.metrics.cases import CASES, CPU, value
 
 EACH = pytest.mark.parametrize(

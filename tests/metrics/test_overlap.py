@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score, jaccard_score
 
 from stoker.metrics import Dice, IoU
-from stoker.step import ClassificationOutput, SupervisedOutput
+from stoker.steps import ClassificationOutput, SupervisedOutput
 from tests.metrics.cases import value
 
 LOSS = torch.tensor(0.0)

@@ -10,7 +10,7 @@ from sklearn.metrics import fbeta_score, precision_score, recall_score
 
 from stoker import InvalidArgument
 from stoker.metrics import FBeta, Precision, Recall
-from stoker.step import ClassificationOutput, MultiLabelOutput
+from stoker.steps import ClassificationOutput, MultiLabelOutput
 from tests.metrics.cases import value
 
 LOSS = torch.tensor(0.0)

@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from stoker import InvalidArgument
 from stoker.metrics import AUROC, AveragePrecision
-from stoker.step import ClassificationOutput, MultiLabelOutput, SupervisedOutput
+from stoker.steps import ClassificationOutput, MultiLabelOutput, SupervisedOutput
 from tests.metrics.cases import value
 
 LOSS = torch.tensor(0.0)

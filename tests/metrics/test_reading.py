@@ -6,7 +6,7 @@ import torch
 
 from stoker.metrics import weight_of
 from stoker.metrics._reading import read_scores
-from stoker.step import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput, SupervisedOutput
+from stoker.steps import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput, SupervisedOutput
 
 LOSS = torch.tensor(0.5)
 MASK = torch.tensor([[True, False, True], [True, True, True]])

@@ -9,7 +9,7 @@ from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, r
 
 from stoker import InvalidArgument, WrongType
 from stoker.metrics import MAE, MSE, R2, RMSE
-from stoker.step import ClassificationOutput, RegressionOutput, SupervisedOutput
+from stoker.steps import ClassificationOutput, RegressionOutput, SupervisedOutput
 from tests.metrics.cases import value
 
 LOSS = torch.tensor(0.0)

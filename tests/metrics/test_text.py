@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stoker import InvalidArgument, WrongType
 from stoker.metrics import ErrorRate, Perplexity
 from stoker.metrics._text import edit_distance
-from stoker.step import SequenceOutput, SupervisedOutput
+from stoker.steps import SequenceOutput, SupervisedOutput
 from tests.metrics.cases import value
 
 LOSS = torch.tensor(0.0)

@@ -1,0 +1,1 @@
+"""Nested structures of tensors: mappings, lists, tuples, dataclasses."""

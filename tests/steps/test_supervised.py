@@ -1,0 +1,104 @@
+"""The supervised default: batches taken apart, predictions judged."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from stoker import BadData, InvalidArgument
+from stoker.steps import Supervised, SupervisedOutput
+
+
+class Two(nn.Module):
+    def forward(self, a, b, *, scale=1.0):
+        return (a + b) * scale
+
+
+class Optional(nn.Module):
+    def forward(self, x, mask=None):
+        return x
+
+
+x, y, z = torch.ones(4, 2), torch.zeros(4, 2), torch.full((4, 2), 2.0)
+
+
+def test_a_tuple_is_inputs_and_a_target():
+    step = Supervised(nn.Linear(2, 2), F.mse_loss)
+    for batch in ((x, y), [x, y]):
+        parts = step.parts(batch)
+        assert parts.args == (x,) and parts.targets is y and not parts.kwargs and parts.weight is None
+    parts = Supervised(Two(), F.mse_loss).parts((x, y, z))
+    assert parts.args == (x, y) and parts.targets is z
+
+
+def test_inputs_alone_have_no_target():
+    step = Supervised(nn.Linear(2, 2), F.mse_loss)
+    for batch in (x, (x,), [x]):
+        parts = step.parts(batch)
+        assert parts.args == (x,) and parts.targets is None
+
+
+def test_a_mapping_goes_by_the_names_of_forward():
+    step = Supervised(Two(), F.mse_loss)
+    parts = step.parts({"target": z, "b": y, "a": x})
+    assert parts.kwargs == {"a": x, "b": y} and parts.targets is z
+    assert step.parts({"a": x, "b": y, "scale": 3.0, "t": z}).kwargs["scale"] == 3.0
+    several = step.parts({"a": x, "b": y, "left": z, "right": x})
+    assert list(several.targets) == ["left", "right"]
+    assert step.parts({"a": x, "b": y}).targets is None
+
+
+def test_weights_are_taken_out_unless_forward_wants_them():
+    class Weighing(nn.Module):
+        def forward(self, a, weight):
+            return a * weight
+
+    weight = torch.ones(4)
+    parts = Supervised(Optional(), F.mse_loss).parts({"x": x, "y": y, "weight": weight})
+    assert parts.weight is weight and parts.targets is y
+    parts = Supervised(Weighing(), F.mse_loss).parts({"a": x, "weight": weight, "y": y})
+    assert parts.weight is None and parts.kwargs["weight"] is weight
+
+
+def test_what_is_left_out_for_a_prediction():
+    one, two = Supervised(nn.Linear(2, 2), None), Supervised(Two(), None)
+    assert one.inputs((x, y)).args == (x,)
+    assert two.inputs((x, y)).args == (x, y) and two.inputs((x, y, z)).args == (x, y)
+    assert one.inputs(x).args == (x,)
+    assert Supervised(Optional(), None).inputs((x, y)).args == (x,)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"), nn.DataParallel])
+def test_the_names_of_a_wrapped_model_are_those_inside(wrap):
+    if wrap is nn.DataParallel and torch.cuda.is_available():
+        wrap = lambda model: nn.DataParallel(model, device_ids=[])  # noqa: E731
+    parts = Supervised(wrap(Two()), F.mse_loss).parts({"b": y, "a": x, "t": z})
+    assert set(parts.kwargs) == {"a", "b"}
+
+
+def test_a_judgement_has_what_metrics_read():
+    step = Supervised(nn.Linear(2, 2), F.mse_loss)
+    output = step.judge(x, step.parts((x, y)))
+    assert isinstance(output, SupervisedOutput)
+    assert output.loss == 1 and output.predictions is x and output.targets is y and output.count is None
+
+
+def test_a_cross_entropy_says_what_it_is_a_mean_over():
+    logits, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, -100])
+    step = Supervised(nn.Linear(2, 3), nn.CrossEntropyLoss())
+    assert step.judge(logits, step.parts((x, targets))).count == 3
+    assert not step.sums and Supervised(nn.Linear(2, 3), nn.MSELoss(reduction="sum")).sums
+
+
+def test_errors():
+    step = Supervised(Two(), F.mse_loss)
+    with pytest.raises(
+        BadData, match=r"none of the batch's names \('c', 't'\) is an argument of forward\(a, b, scale\)"
+    ):
+        step.parts({"c": x, "t": y})
+    with pytest.raises(BadData, match="a batch of type str can't be taken apart into inputs and a target"):
+        step.parts("text")
+    with pytest.raises(BadData, match="the batch has inputs only, and the loss needs a target"):
+        step.judge(x, step.parts((x,)))
+    with pytest.raises(InvalidArgument, match="there is no loss: give Learner"):
+        Supervised(Two(), None).judge(x, step.parts((x, y, z)))

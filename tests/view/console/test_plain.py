@@ -1,0 +1,165 @@
+"""Plain lines, word for word."""
+
+import io
+
+import pytest
+
+from stoker.record import Event, Record
+from stoker.view.console._plain import Plain
+from tests.view.console.scenes import begin, cut_short, end, epoch, progress, resume
+
+
+class Paper:
+    def __init__(self, record):
+        self.stream = io.StringIO()
+        self.plain = Plain(record, self.stream)
+        record.subscribe(self.plain)
+
+    @property
+    def lines(self):
+        return self.stream.getvalue().splitlines()
+
+
+@pytest.fixture
+def record():
+    return Record()
+
+
+@pytest.fixture
+def paper(record):
+    return Paper(record)
+
+
+def test_a_whole_fit(record, paper):
+    begin(record, epochs=10)
+    epoch(record, 1, train={"loss": 1.0, "accuracy": 0.5}, valid={"loss": 0.75, "accuracy": 0.25}, lr=0.01)
+    epoch(record, 2, train={"loss": 0.5, "accuracy": 0.75}, valid={"loss": 0.8, "accuracy": 0.5}, lr=0.01)
+    record.append(Event("warning", 1004.5, text="the loss is odd"))
+    record.append(Event("note", 1004.5, text="hello"))
+    record.append(Event("stop", 1005.0, epoch=2, text="Early stopping at epoch 2 of 10: enough"))
+    end(record, 2, best=(1, 0.75))
+    paper.plain.close()
+    assert paper.lines == [
+        "Net (1,234 parameters) on cpu: 10 epochs of 10 batches (* = best so far)",
+        "epoch  1/10  train loss 1.000 accuracy 0.5000  valid loss 0.7500 accuracy 0.2500  lr 0.01  2.00 s",
+        "epoch  2/10  train loss 0.5000 accuracy 0.7500  valid loss 0.8000 accuracy 0.5000*  lr 0.01  2.00 s",
+        "warning: the loss is odd",
+        "hello",
+        "Early stopping at epoch 2 of 10: enough",
+        "2 epochs, 20 updates in 4.00 s; best valid/loss 0.7500 at epoch 1",
+    ]
+
+
+def test_without_validation_the_training_numbers_are_marked(record, paper):
+    begin(record, monitor=None)
+    for number, loss in enumerate([0.5, 0.25, 0.75], 1):
+        epoch(record, number, train=loss)
+    assert ["*" in line for line in paper.lines[1:]] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("extra", "line"),
+    [
+        ({"epochs": None, "updates": 500}, "Net (1,234 parameters) on cpu: 500 updates (* = best so far)"),
+        ({"epochs": 1, "minutes": 2.5}, "Net (1,234 parameters) on cpu: 1 epoch of 10 batches or 2.5 minutes (*"),
+        ({"epochs": None}, "Net (1,234 parameters) on cpu: until something stops it (*"),
+        ({"parameters": None, "device": None, "model": None}, "model: 4 epochs of 10 batches (*"),
+    ],
+)
+def test_the_first_line_says_what_will_happen(record, paper, extra, line):
+    begin(record, **extra)
+    assert paper.lines[0].startswith(line)
+
+
+def test_a_short_epoch_says_nothing_on_its_way(record, paper):
+    begin(record)
+    for batch in range(1, 11):
+        progress(record, 1, batch, at=1000.0 + 2.9 * batch)
+    assert len(paper.lines) == 1
+
+
+@pytest.mark.parametrize("seconds", [40.0, 600.0, 36_000.0])
+def test_a_long_epoch_says_a_handful(record, paper, seconds):
+    begin(record, batches=1000)
+    for batch in range(1, 1001):
+        progress(record, 1, batch, at=1000.0 + seconds * batch / 1000, batches=1000, values={"train/loss": 0.125})
+    said = paper.lines[1:]
+    assert 1 <= len(said) <= 5
+    assert said[0].startswith("epoch 1/4  batch ") and "train loss 0.1250  12.3k samples/s" in said[0]
+    assert said[0].endswith("left of this epoch")
+
+
+def test_a_long_epoch_of_unknown_length_says_ever_less(record, paper):
+    begin(record, batches=None)
+    for second in range(3601):
+        progress(record, 1, second, at=1000.0 + second, batches=None)
+    assert [line.split("batch ")[1].split()[0] for line in paper.lines[1:]] == [
+        *("30", "60", "120", "240", "480", "960", "1,920"),
+    ]
+
+
+def test_a_long_validation_is_called_one(record, paper):
+    begin(record)
+    progress(record, 1, 1, at=1000.0, phase="valid", batches=100)
+    progress(record, 1, 50, at=1040.0, phase="valid", batches=100, values={})
+    assert paper.lines[1:] == ["epoch 1/4  validating, batch 50/100  12.3k samples/s  0:40 left of this set"]
+
+
+def test_validations_inside_an_epoch_have_lines(record, paper):
+    begin(record, batches=100)
+    values = {"valid/loss": 0.5}
+    record.append(Event("valid", 1001.0, epoch=1, batch=50, update=50, values=values, extra={"name": "valid"}))
+    record.append(Event("valid", 1002.0, epoch=1, batch=100, update=100, values=values, extra={"name": "valid"}))
+    assert paper.lines[1:] == ["epoch 1/4  update 50  valid loss 0.5000"], "the last is in the epoch's line"
+
+
+def test_one_number_a_class(record, paper):
+    begin(record)
+    for count, text in ((3, "recall [0.000 0.5000 1.000]"), (12, "0.4000 … 2 more … 3.500")):
+        recall = {f"recall/{place}": place / 2 if place != 4 else 0.4 for place in range(count)}
+        epoch(record, 1, valid=recall)
+        assert text in paper.lines[-1]
+
+
+def test_an_exception_says_where(record, paper):
+    begin(record)
+    epoch(record, 1)
+    progress(record, 2, 3, at=1003.0)
+    record.append(Event("error", 1003.5, epoch=2, batch=3, text="RuntimeError: boom"))
+    paper.plain.close()
+    assert paper.lines[-2:] == ["failed in epoch 2, batch 3: RuntimeError: boom", "1 epoch, 13 updates in 3.50 s"]
+
+
+def test_closed_before_its_end_it_says_so_and_then_nothing(record, paper):
+    begin(record)
+    epoch(record, 1)
+    progress(record, 2, 3, at=1003.0)
+    paper.plain.close()
+    paper.plain.close()
+    epoch(record, 2)
+    assert paper.lines[-2:] == ["left in epoch 2, before its planned end", "1 epoch, 13 updates in 3.00 s"]
+
+
+def test_closed_before_its_begin_it_says_nothing(paper):
+    paper.plain.close()
+    assert paper.lines == []
+
+
+def test_a_resumed_fit(record):
+    kept = cut_short(record)
+    paper = Paper(record)
+    resume(record, kept)
+    record.append(Event("warning", 5000.5, epoch=3, text="a checkpoint was skipped: 00000030: torn"))
+    begin(record, at=5001.0)
+    record.append(Event("checkpoint", 5002.0, epoch=3, batch=8, update=28, extra={"name": "00000028"}))
+    epoch(record, 3, at=5003.0, valid=0.2)
+    epoch(record, 4, at=5005.0, valid=0.3)
+    record.append(Event("end", 5005.0, extra={"epochs": 4, "updates": 40, "seconds": 4.0}))
+    assert paper.lines == [
+        "resumed from 00000025: epoch 3, batch 5 of 10, update 25",
+        "warning: a checkpoint was skipped: 00000030: torn",
+        "Net (1,234 parameters) on cpu: 4 epochs of 10 batches (* = best so far)",
+        "epoch 3/4  train loss 0.3333  valid loss 0.2000*  2.00 s",
+        "epoch 4/4  train loss 0.2500  valid loss 0.3000  2.00 s",
+        "4 epochs, 40 updates in 9.00 s",
+    ]

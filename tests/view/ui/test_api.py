@@ -1,0 +1,264 @@
+"""The questions of the page and their answers, over real sockets."""
+
+import json
+import math
+from urllib.parse import quote
+
+import pytest
+
+import stoker
+from stoker.checkpoint import Place, Store
+from stoker.record import Control, Event, Run
+from tests.record.stories import fill
+from tests.view.ui.serving import exactly, long_run, make, serving
+
+CONFIG = {"lr": 0.1, "model": {"hidden": 64}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patience():
+    """Time to read also on a busy machine."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("stoker.view.ui._api._PATIENCE", 60.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """A client of a server that shows three runs."""
+    folder = tmp_path_factory.mktemp("runs")
+    make(folder / "a", config=CONFIG)
+    make(folder / "group" / "b", config={**CONFIG, "lr": 0.2}, epochs=3, stop="Early stopping", planned=9)
+    long_run(folder / "long")
+    with serving(folder) as (_, client):
+        yield client
+
+
+def test_the_list(asked):
+    answer = asked.get("api/runs")
+    assert answer.headers["content-type"] == "application/json"
+    found = answer.json()
+    assert set(found) == {"folder", "runs", "control", "problems"} and found["control"] is True
+    rows = {each["id"]: each for each in found["runs"]}
+    assert list(rows) == ["a", "group/b", "long"]
+    assert rows["group/b"]["name"] == "b"
+    assert (rows["group/b"]["state"], rows["group/b"]["reason"]) == ("stopped", "Early stopping")
+    row = rows["a"]
+    assert (row["state"], row["epoch"], row["epochs"], row["update"]) == ("finished", 5, 5, 50)
+    assert row["best"] == {"name": "valid/loss", "value": 0.5, "epoch": 3}
+    assert row["last"]["valid/loss"] == 0.7 and row["config"] == {"lr": 0.1, "model.hidden": 64}
+    assert (row["device"], row["model"], row["began"], row["seconds"]) == ("cpu", "Net", 1000.0, 50.0)
+
+
+def test_one_run(asked):
+    found = asked.get("api/run/group%2Fb").json()
+    assert found == asked.get("api/run/group/b").json()
+    assert found["row"] == {each["id"]: each for each in asked.get("api/runs").json()["runs"]}["group/b"]
+    assert found["config"] == {**CONFIG, "lr": 0.2} and found["facts"]["versions"]["stoker"] == stoker.__version__
+    assert found["groups"] == {
+        "loss": ["train/loss", "valid/loss"],
+        "accuracy": ["train/accuracy", "valid/accuracy"],
+        "lr": ["lr"],
+    }
+    assert sorted(found["names"]) == sorted(name for names in found["groups"].values() for name in names)
+    assert found["directions"]["valid/accuracy"] == "max" and found["units"]["valid/accuracy"] == "%"
+    assert found["status"]["phase"] == "over" and found["status"]["epoch"] == 3
+    assert [(each["kind"], each["text"]) for each in found["said"]] == [("stop", "Early stopping")]
+    assert found["begin"]["parameters"] == 1234 and found["plan"] == [] and found["checkpoints"] == []
+    assert [line.partition("  ")[2] for line in found["log"]] == ["stopped: Early stopping"]
+    assert found["problem"] == "" and found["system"] == [] and found["behind"] is False
+
+
+def test_checkpoints_log_and_the_machines_numbers(tmp_path):
+    run = Run.create(tmp_path / "a")
+    extra = {"metrics": {"gpu_use": {"direction": None, "unit": "%"}}, "plan": ["model Net", "data 10 samples"]}
+    run.record.append(Event("begin", 1.0, extra=extra))
+    run.record.append(Event("epoch", 2.0, 1, 0, 5, values={"train/loss": math.nan, "gpu_use": 40.0, "lr": 0.1}))
+    run.record.append(Event("warning", 3.0, text="look out"))
+    run.log("hello")
+    saved = Store(run.path / "checkpoints", run=run.id).write({"x": 1}, Place(epoch=1, batch=0, update=5, reason="end"))
+    Store(run.path / "checkpoints", run="other").write({"x": 1}, Place(epoch=1, batch=0, update=6))
+    with serving(tmp_path) as (_, client):
+        found = client.get("api/run/a").json()
+        (run.path / "checkpoints").rename(run.path / "gone")
+        (run.path / "checkpoints").write_text("no folder")
+    run.close()
+    assert found["checkpoints"] == [
+        {"name": saved.name, "update": 5, "epoch": 1, "reason": "end", "bytes": saved.bytes, "time": saved.time}
+    ]
+    assert found["system"] == ["gpu_use"] and found["plan"] == ["model Net", "data 10 samples"]
+    assert found["row"]["last"]["train/loss"] is None and found["row"]["state"] == "running"
+    assert found["log"][-1].endswith("  hello") and found["said"][0]["text"] == "look out"
+
+
+def test_points(asked):
+    found = asked.get("api/points/a", params={"name": ["valid/loss", "lr"], "source": "epochs"}).json()["series"]
+    assert found["valid/loss"] == {"x": [10, 20, 30, 40, 50], "y": pytest.approx([0.7, 0.6, 0.5, 0.6, 0.7])}
+    by = asked.get("api/points/a", params={"name": "lr", "by": "epoch", "source": "epochs"}).json()["series"]
+    assert by["lr"]["x"] == [1, 2, 3, 4, 5] and found["lr"]["y"][0] == 0.1
+    assert asked.get("api/points/a", params={"name": "no such"}).json()["series"] == {"no such": {"x": [], "y": []}}
+
+
+def test_a_long_curve_is_thinned_here_and_keeps_its_peak_and_its_dip(asked):
+    found = asked.get("api/points/long", params={"name": ["train/m0", "train/m1"], "most": 200}).json()["series"]
+    for name, y in ((name, curve["y"]) for name, curve in found.items()):
+        assert 50 < len(y) <= 210, name
+        assert max(y) >= 1e6 and min(y) <= -999_990
+    near = asked.get("api/points/long", params={"name": "train/m0", "most": 200, "from": 2400, "to": 2450})
+    curve = near.json()["series"]["train/m0"]
+    assert curve["x"] == list(range(2399, 2452)), "all of them, and one on either side"
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("", "expected from 1 to 1000 names (?name=train/loss&name=…); got 0"),
+        ("name=lr&most=abc", "most='abc'; expected a number from 2 to 20000"),
+        ("name=lr&most=-1", "most='-1'; expected a number from 2 to 20000"),
+        ("name=lr&most=1e9", "most='1e9'; expected a number from 2 to 20000"),
+        ("name=lr&from=nan", "from='nan'; expected a number"),
+        ("name=lr&to=x", "to='x'; expected a number"),
+        ("name=lr&from=3&to=2", "from=3.0 is after to=2.0; expected from ≤ to"),
+        (
+            "most=20000&" + "&".join(f"name={number}" for number in range(26)),
+            "26 names with most=20000; expected at most 500000 points in one answer: ask for fewer names, or for fewer",
+        ),
+        ("name=lr&by=hour", "by='hour'; expected one of update, epoch, time"),
+        ("name=lr&source=x", "source='x'; expected one of all, epochs, running"),
+        ("&".join(f"name={number}" for number in range(1001)), "expected from 1 to 1000 names"),
+    ],
+    ids=["none", "word", "negative", "too many", "nan", "to", "turned", "together", "by", "source", "names"],
+)
+def test_a_question_that_makes_no_sense(asked, query, error):
+    answer = asked.get(f"api/points/a?{query}")
+    assert answer.status_code == 400 and answer.json()["error"].startswith(error)
+
+
+def test_what_is_not_there(asked):
+    assert asked.get("api/run/aa").json() == {
+        "error": f"there is no run 'aa' in {folder_of(asked)!r}; did you mean 'a'?"
+    }
+    assert asked.get("api/nothing").json() == {"error": "there is nothing at '/api/nothing'"}
+    assert asked.get("api/compare", params={"id": ["a", "x"]}).status_code == 404
+    assert asked.post("api/runs").status_code == 405 and asked.get("api/control/a").status_code == 405
+    many = asked.get("api/compare", params={"id": [str(number) for number in range(201)]})
+    assert (many.status_code, many.json()["error"]) == (400, "expected at most 200 runs; got 201")
+
+
+def folder_of(client):
+    return client.get("api/runs").json()["folder"]
+
+
+def test_comparing(asked):
+    found = asked.get("api/compare", params={"id": ["a", "group/b", "a"]}).json()
+    assert [each["id"] for each in found["rows"]] == ["a", "group/b"]
+    assert found["config"] == {"same": {"model.hidden": 64}, "different": {"lr": {"a": 0.1, "group/b": 0.2}}}
+    assert found["final"]["valid/accuracy"] == {"a": 0.55, "group/b": 0.53}
+
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "__proto__",
+    "a b?c#d%2f&e=1",
+    "x\u2028\x07\U0001f525",
+    '"];alert(1)<!--',
+    "é" * 40,
+]
+
+
+def test_hostile_names_go_there_and_back(tmp_path):
+    for name in HOSTILE:
+        run = Run.create(tmp_path / name, config={name: name})
+        run.record.append(Event("epoch", 1.0, 1, 0, 5, values={f"train/{name}": 1.0, "train/\ud800": 2.0}, text=name))
+        run.close()
+    with serving(tmp_path) as (_, client):
+        rows = client.get("api/runs").json()["runs"]
+        assert sorted(each["id"] for each in rows) == sorted(HOSTILE)
+        for name in HOSTILE:
+            found = client.get("api/run/" + quote(name, safe="")).json()
+            assert found["row"]["config"] == {name: name} and found["names"][0] == f"train/{name}"
+            series = client.get("api/points/" + quote(name, safe=""), params={"name": found["names"]}).json()["series"]
+            assert [series[each]["y"] for each in found["names"]] == [[1], [2]]
+
+
+@pytest.fixture
+def alive(tmp_path):
+    """A run that a living process (this one) writes."""
+    run = Run.create(tmp_path / "alive")
+    fill(run.record, end=False)
+    yield run
+    run.close()
+
+
+def test_asking_a_run_to_stop_needs_the_token(tmp_path, alive):
+    control = Control(alive.path)
+    with serving(tmp_path) as (server, client):
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": f"Basic {server.token}"},
+            {"authorization": "Bearer é".encode()},
+        ):
+            answer = client.post("api/control/alive", json={"ask": "stop"}, headers=headers)
+            assert answer.status_code == 403 and "token" in answer.json()["error"]
+        assert control.asked() is None
+        headers = {"authorization": f"Bearer {server.token}"}
+        answer = client.post("api/control/alive", json={"ask": "stop"}, headers=headers)
+        assert (answer.status_code, answer.json()) == (200, {"asked": "stop"})
+        request = control.asked()
+        assert request is not None and (request.what, request.by) == ("stop", "ui")
+        for body in (b"", b"{", b"[]", b'{"ask": "die"}', b'{"ask": ["stop"]}', b"[" * 3000, b" " * 100_000):
+            answer = client.post("api/control/alive", content=body, headers=headers)
+            assert (answer.status_code, answer.json()["error"]) == (400, 'expected {"ask": "stop"} or {"ask": "save"}')
+        assert client.post("api/control/none", json={"ask": "save"}, headers=headers).status_code == 404
+        alive.close()
+        answer = client.post("api/control/alive", json={"ask": "save"}, headers=headers)
+        assert answer.status_code == 409 and "no living process writes that run" in answer.json()["error"]
+        assert control.asked() is None
+
+
+def test_read_only_there_is_no_token_to_guess(tmp_path, alive):
+    with serving(tmp_path, read_only=True) as (server, client):
+        assert server.token is None and client.get("api/runs").json()["control"] is False
+        for token in ("None", "null", "x"):
+            answer = client.post(
+                "api/control/alive", json={"ask": "stop"}, headers={"authorization": f"Bearer {token}"}
+            )
+            assert answer.status_code == 403 and "read-only" in answer.json()["error"]
+    assert not (alive.path / "control.json").exists()
+
+
+def test_reading_writes_nothing(tmp_path):
+    make(tmp_path / "a")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with serving(tmp_path) as (server, client):
+        client.get("api/runs"), client.get("api/run/a"), client.get("api/points/a?name=lr")
+        assert exactly(server, "/api/compare?id=a")[0] == 200
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_damaged_record_is_shown_as_far_as_it_goes(tmp_path):
+    make(tmp_path / "whole")
+    run = make(tmp_path / "damaged")
+    lines = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "events.jsonl").write_bytes(b"".join([*lines[:3], b"\xff\x00{{{\n", *lines[3:], b'{"kind": "tor']))
+    (run / "config.json").write_text("{")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "events.jsonl").touch()
+    with serving(tmp_path) as (_, client):
+        found = client.get("api/run/damaged").json()
+        assert found["problem"] == "a damaged line was left out" and found["config"] is None
+        y = client.get("api/points/damaged?name=valid/loss&source=epochs").json()["series"]["valid/loss"]["y"]
+        assert y == pytest.approx([0.7, 0.6, 0.5, 0.6, 0.7])
+        states = {each["id"]: each["state"] for each in client.get("api/runs").json()["runs"]}
+        assert states["whole"] == "finished" and set(states) == {"whole", "damaged", "empty"}
+        assert client.get("api/run/empty").json()["names"] == []
+
+
+def test_the_json_is_never_more_than_was_asked_for(tmp_path):
+    long_run(tmp_path / "wide", names=50, points=2000)
+    with serving(tmp_path) as (_, client):
+        names = [f"train/m{number}" for number in range(50)]
+        answer = client.get("api/points/wide", params={"name": names, "most": 100})
+        assert sum(len(curve["x"]) for curve in json.loads(answer.content)["series"].values()) <= 50 * 110
+        assert len(answer.content) < 50 * 110 * 20

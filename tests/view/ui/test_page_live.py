@@ -1,0 +1,161 @@
+"""A page that stays open while runs go on, end and vanish, and while its server goes away."""
+
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+from playwright.sync_api import expect
+
+from stoker.record import Event, Run
+from tests.record.stories import LIGHT
+from tests.view.ui.conftest import served
+from tests.view.ui.page_runs import train
+
+# A training process: appends a point for every line that it is sent.
+PROGRAM = (
+    LIGHT
+    + """
+import time
+from stoker.record import Event, Run
+began = time.time()  # of progress, only one event a second is kept, by its own time
+run = Run.create(sys.argv[1])
+run.record.append(Event("begin", extra={"epochs": 4, "batches": 10, "monitor": "train/loss",
+    "metrics": {"loss": {"direction": "min", "unit": ""}}}))
+print("ready", flush=True)
+for update, line in enumerate(sys.stdin, 1):
+    run.record.append(Event("progress", began + 2 * update, epoch=1, batch=update, update=update,
+        values={"train/loss": float(line)}, extra={"phase": "train", "batches": 10}))
+"""
+)
+
+
+@pytest.fixture
+def process(tmp_path):
+    path = tmp_path / "live"
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def tell(process, loss):
+    process.stdin.write(f"{loss}\n")
+
+
+def test_points_of_another_process_come_by_themselves_and_its_death_too(tmp_path, process, visit):
+    with served(tmp_path) as server, visit(server) as page:
+        row = page.locator("tbody tr")
+        expect(row).to_contain_text("●running")
+        tell(process, 0.75)
+        tell(process, 0.625)
+        expect(row).to_contain_text("1 / 4")
+        page.get_by_role("link", name="live").click()
+        value = page.get_by_role("region", name="loss", exact=True).locator(".legend .value")
+        expect(value).to_have_text("0.625")
+        tell(process, 0.5)
+        expect(value).to_have_text("0.5")
+        expect(page.locator(".facts")).to_contain_text("Update3")
+        expect(page.locator(".facts")).to_contain_text("train, batch 3 / 10")
+        process.kill()
+        process.wait()
+        expect(page.locator(".title .state")).to_have_text("✕died")
+        expect(page.locator(".reason")).to_contain_text("went away without a word")
+
+
+def test_what_was_asked_is_told_until_the_record_says_that_it_was_done(tmp_path, visit):
+    path = tmp_path / "going"
+    run = train(path, epochs=1, planned=4, end=False)
+    with served(tmp_path) as server, visit(server, "#/run/going") as page:
+        save, stop = page.get_by_role("button", name="Save a checkpoint"), page.get_by_role("button", name="Stop")
+        save.click()
+        page.get_by_label("Token").fill(server.token)
+        page.get_by_role("button", name="Save", exact=True).click()
+        expect(page.locator(".asked")).to_have_text("Asked to save a checkpoint, waiting for the next update …")
+        expect(save).to_be_disabled()
+        page.get_by_role("link", name="Runs").click()
+        page.get_by_role("link", name="going").click()
+        expect(save).to_be_disabled()
+        checkpoint(run, update=50)
+        expect(page.locator(".asked")).to_be_hidden()
+        expect(save).to_be_enabled()
+        stop.click()
+        page.get_by_role("button", name="Stop it").click()
+        expect(page.locator(".asked")).to_contain_text("Asked to stop")
+        expect(stop).to_be_disabled()
+        run.record.append(Event("stop", epoch=1, update=50, text="Asked to stop by ui"))
+        run.record.append(Event("end", epoch=1, update=50, extra={"epochs": 1, "seconds": 5.0}))
+        run.close()
+        expect(page.locator(".title .state")).to_contain_text("stopped")
+        expect(page.locator(".asked")).to_be_hidden()
+
+
+def checkpoint(run, *, update):
+    """A checkpoint as far as a viewer sees it."""
+    folder = run.path / "checkpoints" / f"{update:08}"
+    folder.mkdir(parents=True)
+    told = {"name": folder.name, "update": update, "epoch": 1, "reason": "asked for by ui", "bytes": 10, "time": 1.0}
+    told |= {"values": {}, "run": run.facts.get("id", "")}
+    (folder / "manifest.json").write_text(json.dumps(told))
+    run.record.append(Event("checkpoint", epoch=1, update=update, extra={"reason": told["reason"]}))
+
+
+def test_nothing_comes_and_goes_between_two_epochs(tmp_path, visit):
+    run = Run.create(tmp_path / "going")
+    write = run.record.append
+    write(Event("begin", 100.0, extra={"epochs": 4, "batches": 25}))
+    at = {"epoch": 1, "values": {"train/loss": 0.5}}
+    write(Event("progress", 101.0, batch=10, update=10, extra={"phase": "train", "batches": 25}, **at))
+    pace = {"phase": "train", "batches": 25, "samples_per_second": 640.0}
+    write(Event("progress", 102.0, batch=20, update=20, extra=pace, **at))
+    with served(tmp_path) as server, visit(server, "#/run/going") as page:
+        facts = page.locator(".facts")
+        expect(facts).to_contain_text("batch 20 / 25")
+        expect(facts).to_contain_text("Samples / s640")
+        names = facts.locator("dt").all_text_contents()
+        write(Event("epoch", 103.0, update=25, **at))
+        expect(facts).to_contain_text("batch 25 / 25")
+        expect(facts).to_contain_text("Samples / s640")
+        assert facts.locator("dt").all_text_contents() == names
+    run.close()
+
+
+def test_runs_come_and_go_in_the_list(tmp_path, visit):
+    train(tmp_path / "first", epochs=1)
+    with served(tmp_path) as server, visit(server) as page:
+        expect(page.locator("tbody tr")).to_have_count(1)
+        page.get_by_role("link", name="first").focus()
+        train(tmp_path / "second", epochs=1)
+        expect(page.locator("tbody tr")).to_have_count(2)
+        expect(page.get_by_role("link", name="first")).to_be_focused()
+        shutil.rmtree(tmp_path / "second")
+        expect(page.locator("tbody tr")).to_have_count(1)
+
+
+def test_a_run_that_is_deleted_while_it_is_shown(tmp_path, visit):
+    train(tmp_path / "digits", epochs=2)
+    with served(tmp_path) as server, visit(server, "#/run/digits", expected=["404"]) as page:
+        expect(page.locator(".panel canvas").first).to_be_visible()
+        shutil.rmtree(tmp_path / "digits")
+        expect(page.locator(".title .state")).to_have_text("○gone")
+        expect(page.locator(".reason")).to_have_text("the run's directory is gone")
+        expect(page.get_by_text("the run's directory is gone")).to_have_count(1)
+
+
+def test_a_lost_connection_is_said_and_taken_up_again(tmp_path, visit):
+    train(tmp_path / "digits", epochs=2)
+    lost = ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE"]
+    with ExitStack() as stack:
+        with served(tmp_path) as server:
+            page = stack.enter_context(visit(server, expected=lost))
+            expect(page.locator("tbody tr")).to_have_count(1)
+        expect(page.locator("#lost")).to_contain_text("Connection lost")
+        shutil.rmtree(tmp_path / "digits")
+        train(tmp_path / "meanwhile", epochs=1)
+        stack.enter_context(served(tmp_path, port=server.port))
+        expect(page.locator("tbody tr th")).to_have_text(["meanwhile"])
+        expect(page.locator("#lost")).to_be_hidden()

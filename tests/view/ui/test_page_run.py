@@ -1,0 +1,256 @@
+"""One run, in a real browser."""
+
+import json
+import re
+from itertools import pairwise
+
+import pytest
+from playwright.sync_api import expect
+
+from stoker import metrics
+from stoker.record import Event, Run
+from tests.view.ui.conftest import served
+from tests.view.ui.page_runs import PLAN, train
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    run = train(folder / "digits", epochs=4, end=False)
+    run.record.append(Event("checkpoint", epoch=1, extra={"reason": "end of the epoch"}))
+    run.record.append(Event("warning", epoch=2, text="two batches were empty"))
+    run.record.append(Event("end", epoch=4, update=200, extra={"epochs": 4, "seconds": 20.0}))
+    run.close()
+    going = train(folder / "going", epochs=2, planned=4, end=False)
+    with served(folder) as server:
+        yield server
+    going.close()
+
+
+def panel(page, title):
+    return page.get_by_role("region", name=title, exact=True)
+
+
+def chart(page, title, what):
+    """Something about a plot, as uPlot has it."""
+    return panel(page, title).evaluate(f"(element) => {{ const u = element.panel.chart; return {what}; }}")
+
+
+def until(page, title, what):
+    """Waits for something to be so in a plot; the page's own rules forbid to send it as a text to be run there."""
+    for _ in range(400):
+        if chart(page, title, f"Boolean(u && ({what}))"):
+            return
+        page.wait_for_timeout(25)
+    pytest.fail(f"{title}: {what} never came")
+
+
+def drawn(page, title):
+    expect(panel(page, title).locator("canvas")).to_be_visible()
+
+
+def across(page, title, start, end):
+    """Drags over a plot, from one share of its width to another."""
+    box = panel(page, title).locator(".u-over").bounding_box()
+    page.mouse.move(box["x"] + start * box["width"], box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + end * box["width"], box["y"] + 60, steps=5)
+    page.mouse.up()
+
+
+def test_train_and_valid_are_one_plot_in_their_colours(server, visit):
+    with visit(server) as page:
+        page.get_by_role("link", name="digits").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("digits")
+        expect(page.locator(".title .state")).to_have_text("✓finished")
+        expect(page.locator(".facts")).to_contain_text(re.compile(r"Epoch4 / 4.*Update200.*valid/loss, epoch 4"))
+        drawn(page, "loss")
+        expect(panel(page, "loss").locator(".legend")).to_contain_text(
+            re.compile(r"train/loss0\.6\d+.*valid/loss0\.6\d+|train/loss.*valid/loss")
+        )
+        assert chart(page, "loss", "u.series.slice(1).map((each) => each.stroke())") == ["#0072B2", "#E69F00"]
+        expect(page.locator(".warnings")).to_contain_text("two batches were empty")
+        assert page.title() == "digits · stoker"
+
+
+def test_the_words_of_a_run_are_in_its_tabs(server, visit):
+    with visit(server, "#/run/digits") as page:
+        page.get_by_role("tab", name="Config").click()
+        expect(page.get_by_role("row", name="model.norm layer")).to_be_visible()
+        expect(page.locator(".plan li")).to_have_text(PLAN)
+        page.get_by_role("tab", name="Config").press("ArrowRight")
+        expect(page.get_by_role("tab", name="System")).to_be_focused()
+        drawn(page, "gpu_memory")
+        expect(panel(page, "loss")).to_have_count(0)
+        page.get_by_role("tab", name="Log").click()
+        expect(page.locator("pre")).to_contain_text("warning: two batches were empty")
+        expect(page.locator("#tab-body h2")).to_have_text(["log.txt", "Notes and warnings"])
+        expect(page.locator("#tab-body tbody tr")).to_have_count(1)
+        page.get_by_role("tab", name="Checkpoints").click()
+        expect(page.get_by_text("None yet.")).to_be_visible()
+        page.go_back()
+        expect(page.get_by_role("tab", name="Log")).to_have_attribute("aria-selected", "true")
+
+
+def test_what_ran_is_a_line_for_a_shell_and_what_is_not_known_is_left_out(tmp_path, visit):
+    command = ["python", "train.py", "--name", "it's a", "--lr=0.1", ""]
+    Run.create(tmp_path / "told", facts={"command": command, "git": None}).close()
+    with served(tmp_path) as server, visit(server, "#/run/told?tab=config") as page:
+        expect(page.get_by_role("row", name="command")).to_have_text(
+            r"commandpython train.py --name 'it'\''s a' --lr=0.1 ''"
+        )
+        expect(page.get_by_role("row", name="host")).to_be_visible()
+        expect(page.get_by_role("row", name="git")).to_have_count(0)
+        page.get_by_role("tab", name="System").click()
+        said = page.locator("main .empty")
+        expect(said).to_contain_text("pip install 'stoker[monitor]'")
+        named = re.findall(r"metrics\.(\w+)\(\)", said.text_content())
+        assert set(named) == {name for name in metrics.__all__ if re.match("CPU|GPU|MemoryUse", name)}
+
+
+def test_every_epoch_is_a_row_with_its_numbers(server, visit):
+    with visit(server, "#/run/digits") as page:
+        page.get_by_role("tab", name="Epochs").click()
+        expect(page.locator("tbody th")).to_have_text(["4", "3", "2", "1"])
+        heads = page.locator("thead th").all_text_contents()
+        assert heads[0] == "Epoch" and {"train/loss", "valid/accuracy", "lr", "cpu"} < set(heads)
+        best = page.locator("tbody tr").first.locator("td.best")
+        expect(best).to_have_text(re.compile(r"^★0\.\d+$"))
+        assert heads[best.evaluate("(cell) => cell.cellIndex")] == "valid/loss"
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_the_progress_of_a_run_is_as_wide_as_the_page(server, visit, width):
+    with visit(server, "#/run/going", width=width) as page:
+        bar = page.get_by_role("progressbar", name="Progress of the run")
+        expect(bar).to_be_visible()
+        assert bar.bounding_box()["width"] == page.locator(".run").bounding_box()["width"]
+
+
+def test_a_drag_asks_the_server_for_that_stretch_and_a_double_click_for_all(server, visit):
+    with visit(server, "#/run/digits") as page:
+        drawn(page, "loss")
+        drawn(page, "accuracy")
+        with page.expect_request(lambda asked: "/api/points/" in asked.url and "from=" in asked.url) as asked:
+            across(page, "loss", 0.25, 0.5)
+        found = {name: float(value) for name, value in re.findall(r"(from|to)=([\d.]+)", asked.value.url)}
+        assert 50 < found["from"] < 65 and 95 < found["to"] < 110, found
+        page.wait_for_url(re.compile("from="))
+        until(page, "loss", "u.scales.x.max < 110")
+        assert chart(page, "accuracy", "u.scales.x.min") == pytest.approx(found["from"])
+        page.go_back()
+        until(page, "loss", "u.scales.x.max === 200")
+        page.go_forward()
+        until(page, "loss", "u.scales.x.max < 110")
+        panel(page, "loss").locator(".u-over").dblclick()
+        until(page, "loss", "u.scales.x.max === 200")
+        assert "from=" not in page.url
+
+
+def test_keys_zoom_move_and_go_back(server, visit):
+    with visit(server, "#/run/digits") as page:
+        drawn(page, "loss")
+        page.keyboard.press("j")
+        expect(panel(page, "loss")).to_be_focused()
+        page.keyboard.press("+")
+        page.wait_for_url(re.compile("from="))
+        until(page, "loss", "u.scales.x.min > 50")
+        before = chart(page, "loss", "u.scales.x.max")
+        page.keyboard.press("ArrowRight")
+        until(page, "loss", f"u.scales.x.max > {before}")
+        page.keyboard.press("Escape")
+        until(page, "loss", "u.scales.x.min === 10")
+        assert "from=" not in page.url
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+
+
+def test_log_scale_smoothing_and_axes(server, visit):
+    with visit(server, "#/run/digits") as page:
+        drawn(page, "loss")
+        assert chart(page, "loss", "[u.scales.y.distr, u.series.length]") == [1, 3]
+        page.keyboard.press("l")
+        expect(page.get_by_role("button", name="log scale")).to_have_attribute("aria-pressed", "true")
+        assert chart(page, "loss", "u.scales.y.distr") == 3
+        page.keyboard.press("s")
+        expect(page.locator(".slider output")).to_have_text("0.60")
+        assert chart(page, "loss", "u.series.slice(1).map((each) => each.alpha)") == [0.4, 1, 0.4, 1]
+        raw, smooth = chart(page, "loss", "[1, 2].map((each) => [...u.data[each]].filter((y) => y !== undefined))")
+        wobble = [sum(abs(a - b) for a, b in pairwise(line)) for line in (raw, smooth)]
+        assert len(raw) == len(smooth) and wobble[1] < wobble[0]
+        page.get_by_label("Horizontal axis").select_option("epoch")
+        until(page, "loss", "u.scales.x.max === 4")
+        page.get_by_label("Horizontal axis").select_option("time")
+        until(page, "loss", "u.scales.x.max === 20")
+        assert page.url.endswith("?log=1&smooth=0.6&by=time")
+
+
+def test_hovering_one_plot_reads_all_of_them(server, visit):
+    with visit(server, "#/run/digits") as page:
+        drawn(page, "loss")
+        drawn(page, "accuracy")
+        box = panel(page, "loss").locator(".u-over").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+        page.mouse.move(box["x"] + box["width"] / 2 + 1, box["y"] + 50)
+        expect(panel(page, "loss").locator(".readout")).to_have_text(re.compile(r"update \d+"))
+        expect(panel(page, "accuracy").locator(".readout")).to_have_text(re.compile(r"update \d+"))
+        page.mouse.move(5, 5)
+        expect(panel(page, "accuracy").locator(".readout")).to_have_text("")
+
+
+def test_metrics_are_searched_and_lines_switched_off(server, visit):
+    with visit(server, "#/run/digits") as page:
+        drawn(page, "loss")
+        panel(page, "loss").get_by_role("button", name="train/loss").click()
+        until(page, "loss", "u.series.length === 2")
+        page.keyboard.press("/")
+        page.keyboard.type("ACC")
+        expect(page.locator(".panel")).to_have_count(1)
+        drawn(page, "accuracy")
+        page.keyboard.type("x")
+        expect(page.get_by_text("No metric is called like that.")).to_be_visible()
+
+
+def test_a_run_that_is_not_there(server, visit):
+    with visit(server, "#/run/digit", expected=["404"]) as page:
+        expect(page.locator("main")).to_contain_text("there is no run 'digit'")
+        page.get_by_role("link", name="All runs").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+
+
+def test_stop_and_save_need_the_token_once(server, visit):
+    asked = server.folder / "going" / "control.json"
+    with visit(server, "#/run/going", expected=["403"]) as page:
+        page.get_by_role("button", name="Stop").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("Stop this run?")
+        dialog.get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_label("Token").fill("wrong")
+        dialog.get_by_role("button", name="Stop it").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("not the token")
+        assert not asked.exists()
+        page.get_by_label("Token").fill(server.token)
+        page.keyboard.press("Enter")
+        expect(dialog).to_be_hidden()
+        assert json.loads(asked.read_text())["ask"] == "stop"
+        expect(page.locator(".asked")).to_have_text("Asked to stop, waiting for the next update …")
+        expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+        expect(page.get_by_role("button", name="Save a checkpoint")).to_be_disabled()
+        page.reload()  # which forgets what was asked, but not the token
+        page.get_by_role("button", name="Save a checkpoint").click()
+        expect(page.get_by_label("Token")).to_be_hidden()
+        dialog.get_by_role("button", name="Save").click()
+        expect(dialog).to_be_hidden()
+        told = json.loads(asked.read_text())
+        assert (told["ask"], told["by"]) == ("save", "ui")
+
+
+def test_a_page_that_may_only_read_has_no_buttons(server, visit):
+    with served(server.folder, read_only=True) as reading, visit(reading, "#/run/going") as page:
+        expect(page.locator(".title .state")).to_have_text("●running")
+        drawn(page, "loss")
+        expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    with visit(server, "#/run/digits") as page:
+        expect(page.locator(".title .state")).to_have_text("✓finished")
+        expect(page.get_by_role("button", name="Stop")).to_be_hidden()

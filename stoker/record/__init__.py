@@ -5,6 +5,10 @@ and the console are questions to the record and nothing else. With a path each e
 other processes read while it grows; a `Run` is the directory that it stands in, beside the config and the log.
 """
 
+from stoker._text import format_duration as duration
+from stoker._text import format_number as number
+from stoker._text import format_size as size
+from stoker._text import format_time as when
 from stoker.record._chart import Line, chart, writable
 from stoker.record._checkpoints import Kept, checkpoints
 from stoker.record._control import Control, Request, Wish, ask
@@ -25,9 +29,7 @@ from stoker.record._runs_in import runs_in
 from stoker.record._scale import wants_log
 from stoker.record._status import Status, fraction_done
 from stoker.record._table import Source
-from stoker.record._text import number
 from stoker.record._tfevents import TensorBoardFile
-from stoker.record._words import duration, size, when
 
 __all__ = [
     "Best",

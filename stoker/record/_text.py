@@ -1,29 +1,14 @@
 """The table of epochs as lines of text."""
 
-import math
 from collections.abc import Mapping, Sequence
 
+from stoker._text import format_number as number
 from stoker.record._numbers import Best
 
 _ROWS = 20  # more are abbreviated in the middle
 _WIDTH = 120  # characters; columns past that are named below the table
 
 Rows = Mapping[int, Mapping[str, float]]
-
-
-def number(value: float | None) -> str:
-    """A number with four significant digits, of the same width where the size is the same.
-
-    >>> [number(value) for value in (0.1, 12345.678, 3e-7, float("nan"), None)]
-    ['0.1000', '12350', '3.000e-07', 'nan', '']
-    """
-    if value is None:
-        return ""
-    if not math.isfinite(value):
-        return str(float(value))
-    if 9999.5 <= abs(value) < 1e7:  # a count or a rate: no exponent
-        return f"{float(f'{value:.4g}'):.0f}"
-    return f"{value:#.4g}".rstrip(".")
 
 
 def table(rows: Rows, columns: Sequence[str], best: Best | None) -> str:

@@ -2,36 +2,12 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.record import Best, History
-from stoker.record._text import abbreviated, fitting, number, table
+from stoker.record._text import abbreviated, fitting, table
 from tests.record.stories import numbers, story
-
-
-@settings(deadline=None)
-@given(st.floats(-1e300, 1e300))
-def test_a_number_is_right_to_four_digits(value):
-    assert float(number(value)) == pytest.approx(value, rel=5.01e-4) and len(number(value)) <= 11
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1, "1.000"),
-        (0.93, "0.9300"),
-        (1234, "1234"),
-        (123456, "123500"),
-        (1e9, "1.000e+09"),
-        (0, "0.000"),
-        (-2.5, "-2.500"),
-    ]
-    + [(float("inf"), "inf"), (float("nan"), "nan"), (None, ""), (1e-3, "0.001000"), (1e-5, "1.000e-05")],
-)
-def test_how_numbers_look(value, text):
-    assert number(value) == text
 
 
 def test_a_whole_table():

@@ -1,5 +1,6 @@
 """The history of a record: columns, rows, text, HTML and data frames."""
 
+import itertools
 import math
 import re
 import sys
@@ -106,7 +107,7 @@ def test_a_long_table_shows_both_ends_and_the_best_epoch(best):
     shown = [line.removeprefix("*").split()[0] for line in text.splitlines()[1:-1]]
     expected = sorted({*range(1, 11), best, *range(91, 101)})
     assert [int(each) for each in shown if each != "…"] == expected
-    gaps = sum(after > before + 1 for before, after in zip(expected, expected[1:], strict=False))
+    gaps = sum(after > before + 1 for before, after in itertools.pairwise(expected))
     assert shown.count("…") == gaps and f"*{best:>6}" in text
 
 

@@ -274,22 +274,18 @@ def test_fit_computes_the_bits_of_the_torch_loop(ours, lr, theirs):
 
 
 def test_fit_computes_the_bits_of_a_loop_with_the_parts():
-    def loader():
+    def batches():
         return data.Loader((IMAGES, LABELS), batch_size=32, shuffle=5)
 
     adam = optim.Adam(fused=False)
     found = learner(Model(), loss=F.cross_entropy, optimizer=adam, lr=1e-3, seed=7).fit(
-        data.Loader((IMAGES, LABELS), batch_size=32, shuffle=5),
-        valid=(IMAGES, LABELS),
-        epochs=2,
-        keep="last",
-        show=False,
+        batches(), valid=(IMAGES, LABELS), epochs=2, keep="last", show=False
     )
-    model, loader = Model(), data.Loader((IMAGES, LABELS), batch_size=32, shuffle=5)
+    model, loader = Model(), batches()
     optimizer = adam.init(model)
     torch.manual_seed(7)
     for _ in range(2):
-        for batch in batches:
+        for batch in loader:
             optimizer.step(stoker.backward(loss_of(model, batch), model), lr=1e-3)
     assert same_weights(found.model, model)
 

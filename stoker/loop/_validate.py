@@ -30,7 +30,7 @@ def validate(fit: Fit) -> None:
     ctx, fire = fit.ctx, fit.hooks.fire
     level(fit)
     kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.ghost
-    with put_back(), _drawing_again(fit.valid.values()), fit.optimizer.evaluating(), fit.program.between() as lent:
+    with put_back(), _drawing_again(fit.valid.values()), fit.optimizer.evaluation_weights(), fit.program.between() as lent:
         for name, loader in fit.valid.items():
             ctx.phase, ctx.set_name, ctx.batches = "valid", name, length_of(loader)
             fire("on_valid_begin", ctx)

@@ -5,8 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from stoker.callbacks._sink import Ending, Tracked
-from stoker.callbacks._tracker import Tracker
+from stoker.callbacks._tracker import Ending, Tracked, Tracker
 from stoker.record import TensorBoardFile
 
 

@@ -264,7 +264,7 @@ class Stations:
     def place(self) -> tuple[Any, ...]:
         """Where the loop stands."""
         ctx = self._fit.ctx
-        return ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.ghost
+        return ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.is_padding
 
     def left_at(self, place: tuple[Any, ...]) -> None:
         """The last whole state is that before a run that was not finite, wherever the loop has come since."""
@@ -275,7 +275,7 @@ class Stations:
         fit, ctx = self._fit, self._fit.ctx
         self.forget()
         self.left_at(place)
-        ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.ghost = place
+        ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.is_padding = place
         fit.applied = fit.refused = False
         fit.accumulators.clear()
         fit.searching = True

@@ -383,7 +383,7 @@ def test_the_record_of_a_fit_is_not_for_writing():
 
 def test_the_hooks_come_in_the_documented_order():
     seen = []
-    names = [name.removeprefix("on_") for name in callbacks.MILESTONES]
+    names = [name.removeprefix("on_") for name in callbacks.HOOK_NAMES]
     fit((X[:32], Y[:32]), valid=(X[32:64], Y[32:64]), epochs=2, callbacks=[
         watch(**{name: lambda ctx, name=name: seen.append(name) for name in names})
     ])  # fmt: skip

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stoker
 from stoker import Callback, callbacks, data, metrics, optim, schedule
-from stoker.callbacks import MILESTONES
+from stoker.callbacks import HOOK_NAMES
 
 
 class Net(nn.Module):
@@ -154,7 +154,7 @@ def test_evaluate_gives_the_loss_and_the_metrics_of_the_test_set(fitted, parts):
     ],
 )
 def test_a_callback_runs_at_every_milestone_of_the_chapter(milestone):
-    assert f"on_{milestone}" in MILESTONES
+    assert f"on_{milestone}" in HOOK_NAMES
     seen = []
     hook = callbacks.on(**{milestone: lambda ctx: seen.append(ctx.epoch)})
     declared().fit((X[:64], Y[:64]), valid=(X[64:128], Y[64:128]), epochs=2, show=False, callbacks=[hook])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import Models, Selector, chosen_names
+from stoker.distributed import copy_into, to_local
 from stoker.errors import InvalidArgument, StateMismatch, WrongType, did_you_mean
 from stoker.weights._file import Contents, open_weights, read_checked
 from stoker.weights._header import Entry, Header, dtype_name
@@ -19,7 +20,6 @@ from stoker.weights._model_tensors import check_layout, first_names, model_tenso
 from stoker.weights._precision import cast
 from stoker.weights._reader import tensor_bytes
 from stoker.weights._rename import Rename, rename_all
-from stoker.weights._sharded import fill, local_of
 
 M = TypeVar("M", bound=Models)
 
@@ -74,7 +74,7 @@ def load(
         with torch.no_grad():
             for name, tensor in read_checked(file, contents, plan.targets):
                 for place, target in plan.targets[name].items():
-                    fill(place, target, tensor.to(target.dtype))  # cast on the CPU, as checked, then moved
+                    copy_into(place, target, tensor.to(target.dtype))  # cast on the CPU, as checked, then moved
     return model
 
 
@@ -97,7 +97,7 @@ class _MappingContents:
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise WrongType(f"expected tensors by name; got {name!r}: a {type(tensor).__name__}")
             check_layout(name, tensor)
-        own = {local_of(tensor).untyped_storage().data_ptr() for tensor in targets.values()}
+        own = {to_local(tensor).untyped_storage().data_ptr() for tensor in targets.values()}
         self._tensors = {
             name: tensor.detach().clone() if tensor.untyped_storage().data_ptr() in own else tensor.detach()
             for name, tensor in source.items()

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from stoker._select import WRAPPERS, Models, named_models
+from stoker.distributed import is_dtensor, reshard, to_local
 from stoker.errors import InvalidArgument
 from stoker.weights._header import DTYPES, dtype_name
-from stoker.weights._sharded import is_sharded, local_of, settle_shards
 
 
 def model_tensors(model: Models) -> dict[str, Tensor]:
@@ -19,10 +19,10 @@ def model_tensors(model: Models) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for key, each in named_models(model):
-        settle_shards(each)
+        reshard(each)
         tensors.update(_walk(each, "" if isinstance(model, nn.Module) else f"{key}."))
     for name, tensor in tensors.items():
-        check_layout(name, local_of(tensor))
+        check_layout(name, to_local(tensor))
     return tensors
 
 
@@ -48,7 +48,7 @@ def check_layout(name: str, tensor: Tensor) -> None:
     """Raises `InvalidArgument` for a tensor without dense numbers in memory."""
     if is_lazy(tensor):
         raise InvalidArgument(f"{name!r} has no shape yet (a lazy module); run one batch through the model first")
-    if is_sharded(tensor):
+    if is_dtensor(tensor):
         raise InvalidArgument(
             f"{name!r} is sharded over several processes (DTensor); gather it with full_tensor() on every process"
         )
@@ -79,7 +79,7 @@ def first_names(tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def _identity(tensor: Tensor) -> object:
-    if tensor.numel() == 0 or is_sharded(tensor):  # no memory here that could be shared
+    if tensor.numel() == 0 or is_dtensor(tensor):  # no memory here that could be shared
         return id(tensor)
     view = tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
     return tensor.device, tensor.data_ptr(), *view

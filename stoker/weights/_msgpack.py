@@ -1,4 +1,4 @@
-"""MessagePack files: one map of `stoker`, `metadata`, `tensors` (dtype and shape by name) and `data` (bytes by name)."""
+"""MessagePack files: a map of `stoker`, `metadata`, `tensors` (dtypes and shapes) and `data` (bytes), by name."""
 
 from collections.abc import Container, Iterable, Iterator
 from typing import IO, Any

@@ -6,7 +6,7 @@ complex128, and does not sync. Tests check that it reads these files and the oth
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -42,30 +42,6 @@ _DTYPES = {
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
-class Writable(Protocol):
-    """A file, or an object that computes a checksum on the way."""
-
-    def write(self, data: bytes | memoryview, /) -> object:
-        """Writes all of `data`."""
-        ...
-
-
-class Readable(Protocol):
-    """A file that is read from start to end."""
-
-    def read(self, count: int, /) -> bytes:
-        """At most `count` bytes; empty at the end."""
-        ...
-
-    def readinto(self, memory: memoryview, /) -> int:
-        """Fills the start of `memory` and returns the number of bytes."""
-        ...
-
-    def seek(self, position: int, /) -> object:
-        """Called with the current position only."""
-        ...
-
-
 def storage_order(tensors: Mapping[str, Entry]) -> list[str]:
     """Wide dtypes first, so that every tensor starts at a multiple of its item size."""
     return sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
@@ -78,7 +54,7 @@ def write(file: IO[bytes], header: Header, tensors: Iterable[tuple[str, Tensor]]
         file.write(tensor_bytes(tensor))
 
 
-def write_tensors(file: Writable, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Writes tensors as a safetensors file; tensors on other devices are copied to the CPU one at a time.
 
     >>> import io
@@ -100,9 +76,9 @@ def write_tensors(file: Writable, tensors: Mapping[str, Tensor], metadata: Mappi
         file.write(tensor_bytes(tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()))
 
 
-def read_tensors(file: Readable, *, name: str, size: int) -> dict[str, Tensor]:
+def read_tensors(file: IO[bytes], *, name: str, size: int) -> dict[str, Tensor]:
     """Reads all tensors of a safetensors file of `size` bytes; error texts call it `name`."""
-    contents = Contents(Reader(name, file, compressed=False, size=size, limit=size))  # pyright: ignore[reportArgumentType]
+    contents = Contents(Reader(name, file, compressed=False, size=size, limit=size))
     tensors = dict(contents.tensors(contents.header.tensors))
     pairs = parse_json(contents.header.metadata.get("complex128", "[]").encode(errors="replace"), name)
     if not isinstance(pairs, list) or not all(isinstance(key, str) for key in pairs):
@@ -114,7 +90,7 @@ def read_tensors(file: Readable, *, name: str, size: int) -> dict[str, Tensor]:
     return {key: tensors[key] for key in contents.header.tensors}
 
 
-def _write_header(file: Writable, tensors: Mapping[str, Entry], metadata: dict[str, str]) -> None:
+def _write_header(file: IO[bytes], tensors: Mapping[str, Entry], metadata: dict[str, str]) -> None:
     offsets: dict[str, int] = {}
     end = 0
     for name in storage_order(tensors):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stoker._files import write_atomically
 from stoker._select import Models
-from stoker.distributed import joined
+from stoker.distributed import full_tensor, is_dtensor, joined
 from stoker.errors import InvalidArgument, PeerFailed, WrongType, did_you_mean
 from stoker.weights import _msgpack
 from stoker.weights._file import FORMATS
@@ -20,7 +20,6 @@ from stoker.weights._model_tensors import first_names, model_tensors
 from stoker.weights._precision import PRECISIONS, cast, dtype_at
 from stoker.weights._reader import tensor_bytes
 from stoker.weights._safetensors import RESERVED_KEYS, storage_order
-from stoker.weights._sharded import is_sharded, whole_of
 
 Fetch: TypeAlias = Callable[[str], Tensor]  # the whole tensor of a name
 
@@ -95,21 +94,21 @@ def _save_on_rank_zero(tensors: Mapping[str, Tensor], write: Callable[[Fetch], P
 
     If `write` fails on rank 0, the other ranks raise `PeerFailed`. Without sharded tensors every process writes.
     """
-    if not any(map(is_sharded, tensors.values())):
+    if not any(map(is_dtensor, tensors.values())):
         return write(tensors.__getitem__)
     world = joined()
     if not world.is_first:
         while (name := world.told(None)) is not None:
-            whole_of(tensors[name])
+            full_tensor(tensors[name])
         path, failure = world.told(None)
         if failure is not None:
             raise PeerFailed(f"rank 0 could not save the model: {failure}")
         return Path(path)
 
     def fetch(name: str) -> Tensor:
-        if is_sharded(tensors[name]):
+        if is_dtensor(tensors[name]):
             world.told(name)
-        return whole_of(tensors[name])
+        return full_tensor(tensors[name])
 
     try:
         written = write(fetch)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.data import Ghost, moved
+from stoker.data import PaddingBatch, move_batch
 from stoker.distributed import World, is_sharded, reshard
 from stoker.loop._ask import BareLoss, as_objective, as_output
 from stoker.loop._forward import as_forward
@@ -42,8 +42,8 @@ def evaluate(
     tally = Tally(metrics, device)
     with viewed(model) as view, torch.no_grad():
         for batch in batches:
-            counting, own = (tally.empty(), batch.batch) if isinstance(batch, Ghost) else (tally, batch)
-            judged(view, supervised, moved(own, device), counting, lambda: forward_in(precision, device))
+            counting, own = (tally.empty(), batch.batch) if isinstance(batch, PaddingBatch) else (tally, batch)
+            judged(view, supervised, move_batch(own, device), counting, lambda: forward_in(precision, device))
     return {name.removeprefix("x/"): value for name, value in merged(tally, world).values("x").items()}
 
 

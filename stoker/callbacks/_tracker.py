@@ -302,12 +302,12 @@ class _Delivery:
 
 
 @contextlib.contextmanager
-def needs_package(package: str, *, owner: str) -> Iterator[None]:
+def needs_package(package: str, *, owner: str, install: str | None = None) -> Iterator[None]:
     """Turns an `ImportError` inside the block into one that says how to install the package."""
     try:
         yield
     except ImportError as error:
-        raise MissingExtra(f"{owner} needs {package}: pip install {package}") from error
+        raise MissingExtra(f"{owner} needs {package}: pip install {install or package}") from error
 
 
 def append_text(texts: str, text: str) -> str:

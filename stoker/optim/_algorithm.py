@@ -71,10 +71,11 @@ class Algorithm(Config):
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """The settings by the names of `function`'s arguments."""
+        """`make_arguments()`, computed once: it is used in every step."""
         return self.make_arguments()
 
     def make_arguments(self) -> dict[str, Any]:
+        """The settings by the names of `function`'s arguments."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         if "betas" in settings:
             settings["beta1"], settings["beta2"] = settings.pop("betas")

@@ -6,8 +6,8 @@
 
 Each number of processes is one launch of torchrun, one after the other and several times, with one thread for each
 process. A time is the median of many calls on the slowest rank. With more processes than cores the processes take
-turns: work that all of them do at once is slower for that reason; a flag that travels from one to the next is not. A whole
-update is the toy's, in `fit` and in a loop written by hand with DDP. Results are written to benchmarks/results/.
+turns: work that all of them do at once is slower for that reason; a flag that travels from one to the next is not. A
+whole update is the toy's, in `fit` and in a loop written by hand with DDP. Results are written to benchmarks/results/.
 """
 
 import argparse

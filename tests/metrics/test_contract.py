@@ -1,4 +1,4 @@
-"""The battery that every metric passes."""
+"""What every metric guarantees: see `cases.py` for the list."""
 
 import math
 from dataclasses import fields, is_dataclass
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stoker import ConfigError, metrics
-from stoker.metrics import Metric, named
+from stoker.metrics import Metric, flatten_value
 from stoker.steps import SequenceOutput
 from tests.metrics.cases import CASES, CPU, value
 
@@ -26,7 +26,7 @@ STATIC = pytest.mark.parametrize(
 
 
 def same(a, b):
-    a, b = named("x", a), named("x", b)
+    a, b = flatten_value("x", a), flatten_value("x", b)
     return a.keys() == b.keys() and all(
         (math.isnan(a[name]) and math.isnan(b[name])) or math.isclose(a[name], b[name], rel_tol=1e-9, abs_tol=1e-9)
         for name in a
@@ -34,11 +34,11 @@ def same(a, b):
 
 
 @EACH
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     cuts=st.lists(st.integers(0, 24), max_size=5), seed=st.integers(0, 2**32), order=st.randoms(use_true_random=False)
 )
-def test_the_value_depends_neither_on_the_split_nor_on_the_order_of_merging(metric, make, cuts, seed, order):
+def test_the_value_does_not_depend_on_batches_or_the_order_of_merging(metric, make, cuts, seed, order):
     output = make(torch.Generator().manual_seed(seed), 24)
     whole = value(metric, output(slice(None)))
     edges = [0, *sorted(cuts), 24]  # some batches are empty
@@ -54,7 +54,7 @@ def test_the_value_depends_neither_on_the_split_nor_on_the_order_of_merging(metr
 
 
 @EACH
-def test_an_update_changes_no_state_in_place(metric, make):
+def test_update_does_not_change_the_given_state(metric, make):
     output = make(torch.Generator().manual_seed(0), 8)
     state = metric.update(metric.init(CPU), output(slice(0, 4)))
     before = {name: each.clone() for name, each in state.items()}
@@ -64,21 +64,21 @@ def test_an_update_changes_no_state_in_place(metric, make):
 
 
 @EACH
-def test_nothing_counted_is_nan_or_an_empty_list(metric, make):
+def test_the_value_of_nothing_is_nan_or_an_empty_list(metric, make):
     output = make(torch.Generator().manual_seed(0), 4)
     for got in (metric.compute(metric.init(CPU)), value(metric, output(slice(0, 0)))):
         if isinstance(got, float):
             assert math.isnan(got)
         else:
-            assert all(number == 0 for number in named("x", got).values())
+            assert all(number == 0 for number in flatten_value("x", got).values())
 
 
 @EACH
-def test_an_update_reads_no_value(metric, make):
-    """Fake tensors have none: anything that asks for one fails."""
+def test_update_reads_no_value_on_the_host(metric, make):
+    # Fake tensors have no values: reading one raises.
     with FakeTensorMode():
         output = make(None, 8) if make.__name__ != "tokens" else None
-        if output is None:  # making this one selects by a mask, which is the loss's business
+        if output is None:  # computing its loss would select by a mask
             logits, targets = torch.randn(8, 5, 6), torch.zeros(8, 5, dtype=torch.long)
             batch = SequenceOutput(torch.zeros(()), logits, targets, torch.ones(8, 5, dtype=torch.bool))
         else:
@@ -88,9 +88,9 @@ def test_an_update_reads_no_value(metric, make):
             state = metric.update(state, batch)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch 2.11, by its own compiler
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # from torch 2.11's compiler
 @STATIC
-def test_an_update_is_one_graph_and_shapes_stay_after_the_first(metric, make):
+def test_update_is_one_graph_and_shapes_stay_after_the_first(metric, make):
     torch._dynamo.reset()
     output = make(torch.Generator().manual_seed(0), 16)
     graph = torch.compile(metric.update, fullgraph=True, backend="eager")
@@ -109,7 +109,7 @@ def on_gpu(output):
 @pytest.mark.cuda
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @EACH
-def test_an_update_on_a_gpu_does_not_wait_for_it(metric, make):
+def test_update_on_a_gpu_does_not_wait_for_it(metric, make):
     output = make(torch.Generator().manual_seed(0), 8)(slice(None))
     moved = on_gpu(output)
     torch.cuda.set_sync_debug_mode("error")
@@ -117,16 +117,16 @@ def test_an_update_on_a_gpu_does_not_wait_for_it(metric, make):
         state = metric.update(metric.init(torch.device("cuda")), moved)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    got, expected = named("x", metric.compute(state)), named("x", value(metric, output))
+    got, expected = flatten_value("x", metric.compute(state)), flatten_value("x", value(metric, output))
     assert got == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
-def test_every_metric_of_the_room_is_in_the_battery():
+def test_every_exported_metric_is_tested_here():
     exported = {each for each in vars(metrics).values() if isinstance(each, type) and issubclass(each, Metric)}
     assert exported - {Metric} <= {type(metric) for metric, _ in CASES}
 
 
-def test_a_metric_declares_what_is_better():
+def test_metrics_declare_their_direction():
     better = {metric.name: metric.direction for metric, _ in CASES}
     assert {name for name, each in better.items() if each == "min"} == {
         "loss", "hamming", "mae", "mse", "rmse", "perplexity", "cer", "wer"
@@ -134,7 +134,7 @@ def test_a_metric_declares_what_is_better():
     assert {name for name, each in better.items() if each is None} == {"confusion", "absolute"}
 
 
-def test_names_follow_the_settings_unless_given():
+def test_default_names_follow_the_settings():
     assert metrics.TopKAccuracy(5).replace(k=3).name == "top3_accuracy"
     assert metrics.TopKAccuracy(5, name="top").replace(k=3).name == "top"
     assert metrics.Accuracy(on="valid").on == "valid"
@@ -142,6 +142,6 @@ def test_names_follow_the_settings_unless_given():
         metrics.Accuracy(on="test")  # pyright: ignore
 
 
-def test_values_get_names():
-    assert named("valid/iou", {"cat": 0.5}) == {"valid/iou/cat": 0.5}
-    assert named("confusion", [[1.0, 0.0], [2.0, 3.0]])["confusion/1/0"] == 2.0
+def test_nested_values_are_flattened_with_names():
+    assert flatten_value("valid/iou", {"cat": 0.5}) == {"valid/iou/cat": 0.5}
+    assert flatten_value("confusion", [[1.0, 0.0], [2.0, 3.0]])["confusion/1/0"] == 2.0

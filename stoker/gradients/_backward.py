@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import Models, Selector, chosen_names, modules_of, named_parameters
+from stoker.distributed import place_like
 from stoker.errors import NotDifferentiable, WrongType
 from stoker.gradients._gradients import Gradients
-from stoker.gradients._shards import placed_as
 from stoker.steps import was_viewed
 
 
@@ -142,7 +142,7 @@ def in_our_words(error: RuntimeError) -> NotDifferentiable | None:
 
 def owned(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
     """The gradient in its parameter's layout, as `.backward()` would have left it, so that sums add in one order."""
-    tensor = placed_as(tensor, parameter)
+    tensor = place_like(tensor, parameter)
     if tensor.layout == torch.strided and tensor.stride() != parameter.stride():
         return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
     return tensor

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import Models, Selector, chosen_names, describe, named_parameters, places
+from stoker.distributed import stored_values
 from stoker.errors import (
     GradientsConsumed,
     InvalidArgument,
@@ -16,7 +17,6 @@ from stoker.errors import (
     did_you_mean,
 )
 from stoker.gradients._clip import clamped, finite, norm_factor, positive, scaled, single, total_norm
-from stoker.gradients._shards import values_of
 
 
 class Gradients(Mapping[str, Tensor]):
@@ -247,7 +247,7 @@ class Gradients(Mapping[str, Tensor]):
         width = max(map(len, self._tensors))
         lines = [f"Gradients of {len(self)} parameters, {count:,} elements, norm {float(self.norm().detach()):.4g}"]
         for name, tensor in self._tensors.items():
-            size = f"norm {float(torch.linalg.vector_norm(values_of(tensor).detach())):.4g}"
+            size = f"norm {float(torch.linalg.vector_norm(stored_values(tensor).detach())):.4g}"
             kind = "sparse " if tensor.is_sparse else ""
             lines.append(
                 f"  {name:<{width}}  {size:<15}  {kind}{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

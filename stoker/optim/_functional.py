@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from stoker.distributed import is_dtensor
 from stoker.errors import InvalidArgument, UnsupportedGradient
-from stoker.gradients import is_dtensor
 from stoker.optim._algorithm import Algorithm, Columns, Piece, Rate, State, any_sparse
 from stoker.optim._sharded import update_sharded
 from stoker.optim._state import moment

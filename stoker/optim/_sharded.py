@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stoker.gradients import from_local, is_dtensor, local_of, placed_as
+from stoker.distributed import from_local, is_dtensor, place_like, to_local
 from stoker.optim._algorithm import Algorithm, Rate
 
 Columns = dict[str, list[Any]]  # None where the first update makes it
@@ -31,7 +31,7 @@ def update_sharded(
         return
     here: Columns = {kept: [_here(each) for each in column] for kept, column in columns.items()}
     update(
-        [local_of(each) for each in parameters], [local_of(each) for each in grads], here, lr, has_complex=has_complex
+        [to_local(each) for each in parameters], [to_local(each) for each in grads], here, lr, has_complex=has_complex
     )
     for kept, column in columns.items():
         for place, parameter in enumerate(parameters):
@@ -40,7 +40,7 @@ def update_sharded(
 
 
 def _here(kept: Tensor | None) -> Tensor | None:
-    return None if kept is None else local_of(kept)
+    return None if kept is None else to_local(kept)
 
 
 def _update_whole(update: Callable[..., None], parameter: Any, grad: Any, columns: Columns, lr: Rate) -> None:
@@ -51,7 +51,7 @@ def _update_whole(update: Callable[..., None], parameter: Any, grad: Any, column
     held = [(parameter, updated), *((columns[kept][0], whole[kept][0]) for kept in columns)]
     for tensor, new in held:
         if is_dtensor(tensor):
-            local_of(tensor).copy_(local_of(placed_as(new, tensor)))
+            to_local(tensor).copy_(to_local(place_like(new, tensor)))
 
 
 def _whole(tensor: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stoker.distributed import place_like
 from stoker.errors import StateMismatch, did_you_mean
-from stoker.gradients import placed_as
 
 _MARK = "__kind__"  # a mapping with this key stands for something that JSON has no word for
 
@@ -69,7 +69,7 @@ def moment(value: Any, like: Tensor) -> Tensor | str:
     if value.is_complex() != like.is_complex() or value.is_floating_point() != like.is_floating_point():
         kinds = [str(each.dtype).removeprefix("torch.") for each in (value, like)]
         return f"is {kinds[0]} in the state, {kinds[1]} here"
-    return torch.empty_like(like).copy_(placed_as(value.detach(), like))
+    return torch.empty_like(like).copy_(place_like(value.detach(), like))
 
 
 def differences_of(state: Any, parameters: Mapping[str, Tensor], kinds: list[str]) -> list[str]:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import Models
+from stoker.distributed import place_like
 from stoker.errors import InvalidArgument, WrongType
-from stoker.gradients import backward, placed_as
+from stoker.gradients import backward
 from stoker.optim._algorithm import Piece, Rate, unshared
 from stoker.optim._state import from_plain, to_plain
 
@@ -251,7 +252,7 @@ def _beside(kept: Any, parameter: nn.Parameter) -> Any:
         return kept
     tensors = {key: value for key, value in kept.items() if isinstance(value, Tensor)}
     return kept | {
-        key: placed_as(value, parameter if value.shape == parameter.shape else None) for key, value in tensors.items()
+        key: place_like(value, parameter if value.shape == parameter.shape else None) for key, value in tensors.items()
     }
 
 

@@ -26,7 +26,7 @@ def scalars(folder, *, running=False):
 
 
 def text(found, name):
-    (point,) = found.Tensors(name)
+    (point,) = found.Tensors(f"{name}/text_summary")
     return point.tensor_proto.string_val[0].decode()
 
 
@@ -37,7 +37,7 @@ def test_tensorboard_reads_a_run(tmp_path):
     found = board(folder)
     assert json.loads(text(found, "config").strip("`\n")) == CONFIG
     assert json.loads(text(found, "run").strip("`\n"))["id"] == run.id
-    assert [meta.plugin_data.plugin_name for meta in [found.SummaryMetadata("config")]] == ["text"]
+    assert [meta.plugin_data.plugin_name for meta in [found.SummaryMetadata("config/text_summary")]] == ["text"]
     (first, *_) = found.Scalars("train/loss")
     assert first.wall_time == run.record.events_of("train")[0].time
     assert warnings(run) == []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 import numpy as np
 
 from stoker._text import format_clock, format_number, format_short, shorten
-from stoker.record import Event, Record, looks, wants_log
+from stoker.record import Event, Record, line_styles, use_log_scale
 from stoker.view._chart import MIN_HEIGHT, MIN_WIDTH, Line, chart, legend
 from stoker.view.console._progress import (
     FitProgress,
@@ -192,9 +192,9 @@ def _curves(progress: FitProgress, width: int, height: int, *, ascii_only: bool,
     over, curves = progress.loss_curves()
     if not curves or width < MIN_WIDTH + 8 or height < MIN_HEIGHT:
         return []
-    styles = looks(curves)
-    lines = [Line(name, np.array(x, float), np.array(y, float), styles[name].colour) for name, (x, y) in curves.items()]
-    log = wants_log(value for _, y in curves.values() for value in y)
+    styles = line_styles(curves)
+    lines = [Line(name, np.array(x, float), np.array(y, float), styles[name].color) for name, (x, y) in curves.items()]
+    log = use_log_scale(value for _, y in curves.values() for value in y)
     head = legend(lines, ascii_only=ascii_only, colours=colours)
     head.append(f"  by {over}{', log' if log else ''}", style=_GREY)
     return [head, *chart(lines, width, height, log=log, ascii_only=ascii_only, colours=colours)]

@@ -4,7 +4,7 @@ import sys
 from html import escape
 
 from stoker._text import format_duration, format_number, format_short
-from stoker.record import Event, Line, Record, chart, looks, wants_log
+from stoker.record import Event, Line, Record, chart, line_styles, use_log_scale
 from stoker.view.console._progress import (
     FitProgress,
     describe_end,
@@ -91,7 +91,7 @@ def _render(progress: FitProgress, notes: list[str], *, ended: bool) -> str:
 
 
 def _bar(label: str, fraction: float | None, text: str) -> str:
-    width, bar, colour = 100 * (fraction or 0.0), "height:6px;border-radius:3px", looks(["train"])["train"].colour
+    width, bar, colour = 100 * (fraction or 0.0), "height:6px;border-radius:3px", line_styles(["train"])["train"].color
     return (
         f'<div style="display:flex;gap:1em;align-items:center"><span style="min-width:9em">{escape(label)}</span>'
         f'<span style="width:20em;{bar};background:#8884">'
@@ -122,7 +122,7 @@ def _curves(progress: FitProgress) -> str:
     over, curves = progress.loss_curves()
     if not curves:
         return ""
-    styles = looks(curves)
+    styles = line_styles(curves)
     lines = [Line(name, x, y, styles[name]) for name, (x, y) in curves.items()]
-    log = wants_log(value for _, y in curves.values() for value in y)
+    log = use_log_scale(value for _, y in curves.values() for value in y)
     return chart("loss", lines, width=400, height=150, log=log, axis=over)

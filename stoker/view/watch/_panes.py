@@ -6,7 +6,7 @@ from rich.style import Style
 from rich.text import Text
 
 from stoker._text import escape_control, format_clock, format_count, format_number, shorten
-from stoker.record import Status, looks
+from stoker.record import Status, line_styles
 from stoker.view._chart import MIN_HEIGHT, MIN_WIDTH, QUIET, bars, chart, legend
 from stoker.view.watch._snapshot import KINDS, OTHERS, SMOOTHING, TRAIN, VALID, Row, RunSnapshot, Snapshot
 
@@ -136,10 +136,10 @@ def metrics(snapshot: Snapshot, width: int, height: int) -> Text:
     sets = sets[:fitting]
     names = max(6, width - _VALUE * len(sets) - (_VALUE + 4) * with_best)
     names = min(names, max(len(row.name) for row in run.rows))
-    styles = looks(sets)
+    styles = line_styles(sets)
     head = Text(" " * names)
     for group in sets:
-        head.append(f"{shorten(escape_control(group), _VALUE - 1):>{_VALUE}}", style=styles[group].colour)
+        head.append(f"{shorten(escape_control(group), _VALUE - 1):>{_VALUE}}", style=styles[group].color)
     head.append(f"{'best':>{_VALUE}}" if with_best else "", style=QUIET)
     room = max(0, height - 1)
     chosen = next((place for place, row in enumerate(run.rows) if row.name == snapshot.tab), 0)

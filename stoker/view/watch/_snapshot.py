@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._text import escape_control, format_time
-from stoker.record import Best, Follower, Points, Status, flat, looks, panels, wants_log
+from stoker.record import Best, Follower, Points, Status, flat, line_styles, group_by_metric, use_log_scale
 from stoker.view.console import Line
 
 Kind = Literal["history", "recent", "epochs"]
 KINDS: tuple[Kind, ...] = ("history", "recent", "epochs")
 SMOOTHING = (0.0, 0.01, 0.03, 0.1, 0.3)  # a smoothed point is the mean of this part of a line's points
 # The colours of lines, the same in every chart of stoker; colour-blind people can tell them apart.
-TRAIN, VALID, *OTHERS = (style.colour for style in looks(["train", "valid", *"abcde"]).values())
+TRAIN, VALID, *OTHERS = (style.color for style in line_styles(["train", "valid", *"abcde"]).values())
 _MAX_POINTS = 2000  # of a line: more than a screen has dots
 _RECENT_POINTS = 300  # about five minutes
 _MAX_LINES = 12
@@ -117,7 +117,7 @@ def take_snapshot(followers: Sequence[Follower], view: View) -> Snapshot:
     log = view.log
     if log is None:
         falls = any(follower.direction(name) == "min" for follower in followers for name in names)
-        log = falls and wants_log(value for line in lines for value in line.y.tolist())
+        log = falls and use_log_scale(value for line in lines for value in line.y.tolist())
     runs = tuple(_run_snapshot(follower, label) for follower, label in zip(followers, labels, strict=True))
     return Snapshot(view, runs, tuple(charts), tab, tuple(lines), log)
 
@@ -181,7 +181,7 @@ def _rows(follower: Follower, latest: Mapping[str, float], sets: Sequence[str]) 
 def _charts(followers: Sequence[Follower]) -> dict[str, list[str]]:
     """The charts and the names in each: for one run a chart per metric, for several runs a chart per name."""
     names = list(dict.fromkeys(name for follower in followers for name in follower.names))
-    return {name: [name] for name in names} if len(followers) > 1 else panels(names)
+    return {name: [name] for name in names} if len(followers) > 1 else group_by_metric(names)
 
 
 def _labels(followers: Sequence[Follower]) -> list[str]:
@@ -193,12 +193,12 @@ def _labels(followers: Sequence[Follower]) -> list[str]:
 def _lines(followers: Sequence[Follower], names: Sequence[str], labels: Sequence[str], view: View) -> list[Line]:
     """The thinned lines of a chart; if they are smoothed, the original ones are a faint background without names."""
     lines: list[Line] = []
-    styles = looks(names)
+    styles = line_styles(names)
     for place, (follower, label) in enumerate(zip(followers, labels, strict=True)):
         for name in names[:_MAX_LINES]:
             points = _points(follower, name, view)
             if len(points):
-                style = styles[name].colour if place == 0 else OTHERS[(place - 1) % len(OTHERS)]
+                style = styles[name].color if place == 0 else OTHERS[(place - 1) % len(OTHERS)]
                 text = escape_control(label if len(followers) > 1 else name)
                 lines.append(Line(text, _x_values(follower, points, view), points.value, style))
     if view.kind == "recent":

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from stoker.record._looks import Look
-from stoker.record._scale import ticks
-from stoker.record._text import number
+from stoker._text import format_number
+from stoker.record import LineStyle
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 22, 32  # pixels of margin: numbers, title, ticks and legend
 _LETTER = 6.2  # pixels of a letter in the legend, at most
@@ -20,7 +19,7 @@ class Line(NamedTuple):
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    look: Look
+    look: LineStyle
     best: tuple[float, float] | None = None  # a point of it that is marked
     faint: bool = False  # stands behind the others, and has no label
 
@@ -30,7 +29,7 @@ def chart(
 ) -> str:
     """The lines in one picture, with round numbers at its sides.
 
-    >>> line = Line("valid/loss", [1, 2, 3], [0.5, 0.2, 0.3], Look("#E69F00"), best=(2, 0.2))
+    >>> line = Line("valid/loss", [1, 2, 3], [0.5, 0.2, 0.3], LineStyle("#E69F00"), best=(2, 0.2))
     >>> chart("loss", [line]).startswith("<svg ")
     True
     """
@@ -81,19 +80,19 @@ def _share(value: float, low: float, high: float) -> float:
 
 def _line(area: _Area, line: Line) -> str:
     parts: list[str] = []
-    stroke = f'stroke="{line.look.colour}" stroke-width="1.5"{_DASHES[line.look.dash]}'
+    stroke = f'stroke="{line.look.color}" stroke-width="1.5"{_DASHES[line.look.dash]}'
     if line.faint:
         stroke += ' stroke-opacity="0.35"'
     for piece in _pieces(line):
         points = [(area.x(x), area.y(y)) for x, y in piece]
         if len(points) == 1:
-            parts.append(f'<circle cx="{points[0][0]:g}" cy="{points[0][1]:g}" r="2" fill="{line.look.colour}"/>')
+            parts.append(f'<circle cx="{points[0][0]:g}" cy="{points[0][1]:g}" r="2" fill="{line.look.color}"/>')
         else:
             path = " ".join(f"{x:g},{y:g}" for x, y in points)
             parts.append(f'<polyline points="{path}" fill="none" {stroke}/>')
     if line.best is not None and all(map(math.isfinite, line.best)):
         x, y = area.x(line.best[0]), area.y(line.best[1])
-        parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="3.5" fill="{line.look.colour}"><title>best</title></circle>')
+        parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="3.5" fill="{line.look.color}"><title>best</title></circle>')
     return "".join(parts)
 
 
@@ -125,7 +124,7 @@ def _frame(area: _Area, title: str, axis: str) -> str:
 def _tick(value: float) -> str:
     """A number beside an axis: short, as it is mostly a round one."""
     short = f"{value:.12g}"
-    return short if len(short.lstrip("-")) <= 5 else number(value)
+    return short if len(short.lstrip("-")) <= 5 else format_number(value)
 
 
 def _legend(area: _Area, title: str, lines: Sequence[Line]) -> str:
@@ -136,7 +135,7 @@ def _legend(area: _Area, title: str, lines: Sequence[Line]) -> str:
     for line in shown:
         label = _short(line.label, title)
         label = label if len(label) * _LETTER <= max(room, 60) else f"{label[: int(max(room, 60) / _LETTER) - 1]}…"
-        parts.append(f'<text x="{x:.0f}" y="{area.height - 4}" fill="{line.look.colour}">{escape(label)}</text>')
+        parts.append(f'<text x="{x:.0f}" y="{area.height - 4}" fill="{line.look.color}">{escape(label)}</text>')
         x += len(label) * _LETTER + 10
     return "".join(parts)
 
@@ -145,3 +144,32 @@ def _short(name: str, title: str) -> str:
     """What tells a line from the others in a picture that has a title: of "valid/recall/3" the "3"."""
     first, *rest = name.split("/")
     return rest[-1] if len(rest) > 1 and rest[0] == title else first if rest and rest[0] == title else name
+
+
+def ticks(low: float, high: float, most: int, *, log: bool = False) -> list[float]:
+    """Some round numbers between two others; those two where there is no room for round ones.
+
+    >>> ticks(0.13, 0.98, 5)
+    [0.2, 0.4, 0.6, 0.8]
+    >>> ticks(0.003, 2.3, 5, log=True)
+    [0.01, 0.1, 1.0]
+    """
+    found = _decades(low, high, most) if log else _round(low, high, most)
+    return found if len(found) > 1 else [low, high] if high > low else [low]
+
+
+def _round(low: float, high: float, most: int) -> list[float]:
+    rough = (high - low) / most
+    if not math.isfinite(rough) or rough <= abs(high) * 1e-12 or rough < 1e-300:
+        return []
+    power = 10.0 ** math.floor(math.log10(rough))
+    apart = next(power * each for each in (1, 2, 5, 10) if power * each >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / apart - 1e-9), math.floor(high / apart + 1e-9)
+    return [float(f"{place * apart:.12g}") for place in range(first, last + 1)]
+
+
+def _decades(low: float, high: float, most: int) -> list[float]:
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    every = max(1, -(-(last - first + 1) // most))
+    found = [float(f"1e{power}") for power in range(first, last + 1, every)]
+    return found if len(found) > 1 else sorted({low, *found, high})

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 MIN_WIDTH, MIN_HEIGHT = 16, 5  # the smallest chart, axes included
 QUIET = "#808080"  # axes, labels and side notes: readable on black and on white
 _GRID_LINE = "dim #808080"
-_FRAME = {False: "│┤└─┬┈", True: "|++-+ "}  # by `ascii_only`: left axis, its tick, corner, bottom axis, its tick, grid line
+_FRAME = {
+    False: "│┤└─┬┈",
+    True: "|++-+ ",
+}  # by `ascii_only`: left axis, its tick, corner, bottom axis, its tick, grid line
 _BRAILLE_BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # by row and column of a character
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
-_LETTERS = "*o+x#@"  # draw the lines where braille or colours are missing
+_LETTERS = "*o+x#@"  # draw the lines where braille or colors are missing
 _MAX_BAR_WIDTH = 5
 _MAX_VALUE = 1e300  # differences of larger values overflow
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200)  # seconds
@@ -33,7 +36,7 @@ _DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Named points and the colour (a `rich` style) to draw them in. NaN and infinities interrupt the line."""
+    """Named points and the color (a `rich` style) to draw them in. NaN and infinities interrupt the line."""
 
     name: str
     x: NDArray[np.float64]
@@ -49,7 +52,7 @@ def chart(
     log: bool = False,
     times: bool = False,
     ascii_only: bool = False,
-    colours: bool = True,
+    colors: bool = True,
 ) -> list["Text"]:
     """Draws lines as `height` rows of at most `width` characters; the last two rows are the x axis.
 
@@ -64,7 +67,7 @@ def chart(
          0            5
 
     Later lines are drawn over earlier ones; a line without a name is a background that named lines replace. `log` uses
-    a logarithmic y axis and leaves out values that are not positive; `times` reads x as seconds. Without `colours`,
+    a logarithmic y axis and leaves out values that are not positive; `times` reads x as seconds. Without `colors`,
     every line but the first is drawn with a letter, which `legend` names.
     """
     _check_size("chart", width, height)
@@ -77,7 +80,7 @@ def chart(
     x_ticks = {} if empty else x_axis.ticks(max(3, canvas.width // 10))
     dots: dict[tuple[int, int], int] = {}
     for place, line in enumerate(lines):
-        letter = _letter(place, ascii_only=ascii_only, colours=colours)
+        letter = _letter(place, ascii_only=ascii_only, colors=colors)
         x, y = x_axis.position(line.x), 1 - y_axis.position(line.y)
         _draw_line(canvas, x, y, line.style, letter, dots if line.name else {})
     rows = {round((1 - float(y_axis.position(value))) * (canvas.height - 1)): text for value, text in y_ticks.items()}
@@ -86,7 +89,7 @@ def chart(
 
 
 def bars(
-    lines: Sequence[Line], width: int, height: int, *, ascii_only: bool = False, colours: bool = True
+    lines: Sequence[Line], width: int, height: int, *, ascii_only: bool = False, colors: bool = True
 ) -> list["Text"]:
     """Draws lines over epochs as groups of bars; if not all epochs fit, the latest.
 
@@ -117,23 +120,23 @@ def bars(
         columns[min(left + bar * len(lines) // 2, canvas.width - 1)] = str(epoch)
         for place, (table, line) in enumerate(zip(tables, lines, strict=True)):
             if epoch in table:
-                letter = _letter(place, ascii_only=ascii_only, colours=colours)
+                letter = _letter(place, ascii_only=ascii_only, colors=colors)
                 _draw_bar(canvas, left + place * bar, bar, float(axis.position(table[epoch])), line.style, letter)
     top = canvas.height  # a tick label is beside the top of a bar of that height
     rows = {min(top - 1, top - round(float(axis.position(value)) * top)): text for value, text in ticks.items()}
     return canvas.render(rows, columns, ascii_only=ascii_only)
 
 
-def legend(lines: Sequence[Line], *, ascii_only: bool = False, colours: bool = True) -> "Text":
-    """The names of the lines in their colours, each after the character that it is drawn with.
+def legend(lines: Sequence[Line], *, ascii_only: bool = False, colors: bool = True) -> "Text":
+    """The names of the lines in their colors, each after the character that it is drawn with.
 
     >>> lines = [Line("train", np.empty(0), np.empty(0)), Line("valid", np.empty(0), np.empty(0))]
-    >>> legend(lines).plain, legend(lines, colours=False).plain
+    >>> legend(lines).plain, legend(lines, colors=False).plain
     ('━ train  ━ valid', '━ train  o valid')
     """
     from rich.text import Text
 
-    letters = [_letter(place, ascii_only=ascii_only, colours=colours) or "━" for place in range(len(lines))]
+    letters = [_letter(place, ascii_only=ascii_only, colors=colors) or "━" for place in range(len(lines))]
     named = [(letter, line) for letter, line in zip(letters, lines, strict=True) if line.name]
     return Text("  ").join(Text(f"{letter} {line.name}", style=line.style) for letter, line in named)
 
@@ -166,8 +169,11 @@ class Axis:
         low, high = float(values.min()), float(values.max())
         if scale == "log":
             return cls(low / 2, high * 2, scale) if high <= low * 1.000001 else cls(low, high, scale)
-        if high - low <= 1e-12 * max(abs(low), abs(high)):  # a single value: centred, or at the left of an x axis
-            margin = 1.0 if scale in ("count", "time") else abs(low) / 2 or 1.0
+        if high - low <= max(
+            1e-12 * max(abs(low), abs(high)), 1 / _MAX_VALUE
+        ):  # one value: centred, or left of an x axis
+            margin = abs(low) / 2 if abs(low) > 1 / _MAX_VALUE else 1.0
+            margin = max(1.0, 1e-9 * margin) if scale in ("count", "time") else margin
             return cls(low - (scale == "number") * margin, high + margin, scale)
         return cls(low, high, scale)
 
@@ -253,7 +259,9 @@ class _Canvas:
         lines: list[Text] = []
         for row, cells in enumerate(self.cells):
             line = Text(f"{rows.get(row, ''):>{margin}} {tick if row in rows else axis}", style=QUIET)
-            ruled = [(faint, _GRID_LINE) if row in rows and letter == " " else (letter, style) for letter, style in cells]
+            ruled = [
+                (faint, _GRID_LINE) if row in rows and letter == " " else (letter, style) for letter, style in cells
+            ]
             for style, run in groupby(ruled, lambda cell: cell[1]):
                 line.append("".join(letter for letter, _ in run), style=style)
             lines.append(line)
@@ -280,9 +288,9 @@ def _check_size(what: str, width: int, height: int) -> None:
         raise InvalidArgument(f"{what}: width and height are {width} and {height}; expected {least}")
 
 
-def _letter(place: int, *, ascii_only: bool, colours: bool) -> str | None:
+def _letter(place: int, *, ascii_only: bool, colors: bool) -> str | None:
     """The letter that the line at this place is drawn with; `None` for braille dots or blocks."""
-    return _LETTERS[place % len(_LETTERS)] if ascii_only or (place and not colours) else None
+    return _LETTERS[place % len(_LETTERS)] if ascii_only or (place and not colors) else None
 
 
 def _drop_undrawable(line: Line, *, log: bool) -> Line:

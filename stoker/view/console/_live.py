@@ -69,22 +69,22 @@ class LiveConsole:
 
     def _draw(self) -> None:
         width, height = self._block.writer.size()
-        colours = not self._rich.no_color and self._rich.color_system is not None
+        colors = not self._rich.no_color and self._rich.color_system is not None
         # One column and one line less than there are: a full last line would scroll the screen at every drawing.
         lines = _live_lines(
-            self._progress, width - 1, height - 1, ascii_only=not self._block.writer.unicode, colours=colours
+            self._progress, width - 1, height - 1, ascii_only=not self._block.writer.unicode, colors=colors
         )
         self._block.draw(self._render(lines))
 
     def _render(self, lines: list["Text"]) -> list[str]:
-        """The lines with the escape codes of this terminal's colours, unwrapped."""
+        """The lines with the escape codes of this terminal's colors, unwrapped."""
         with self._rich.capture() as captured:
             for line in lines:
                 self._rich.print(line, soft_wrap=True)
         return captured.get().split("\n")[: len(lines)]
 
 
-def _live_lines(progress: FitProgress, width: int, height: int, *, ascii_only: bool, colours: bool) -> list["Text"]:
+def _live_lines(progress: FitProgress, width: int, height: int, *, ascii_only: bool, colors: bool) -> list["Text"]:
     """The block in at most `width` columns and `height` lines; the first line is blank."""
     from rich.text import Text
 
@@ -93,9 +93,7 @@ def _live_lines(progress: FitProgress, width: int, height: int, *, ascii_only: b
     room = max(0, height - len(head))
     table = _table(progress, progress.rows(), room)
     left = max((line.cell_len for line in table), default=0)
-    curves = _curves(
-        progress, width - left - 2, min(_CHART_HEIGHT, room - 1), ascii_only=ascii_only, colours=colours
-    )
+    curves = _curves(progress, width - left - 2, min(_CHART_HEIGHT, room - 1), ascii_only=ascii_only, colors=colors)
     lines = [*head, *_side_by_side(table, curves, left + 2)][:height]
     for line in lines:
         line.truncate(width)
@@ -187,17 +185,20 @@ def _table(progress: FitProgress, rows: list[Row], room: int) -> list["Text"]:
     return lines
 
 
-def _curves(progress: FitProgress, width: int, height: int, *, ascii_only: bool, colours: bool) -> list["Text"]:
+def _curves(progress: FitProgress, width: int, height: int, *, ascii_only: bool, colors: bool) -> list["Text"]:
     """The losses as a chart under its legend; empty if there is no room or no curve."""
     over, curves = progress.loss_curves()
     if not curves or width < MIN_WIDTH + 8 or height < MIN_HEIGHT:
         return []
     styles = line_styles(curves)
-    lines = [Line(name, np.array(x, float), np.array(y, float), styles[name].color) for name, (x, y) in curves.items()]
+    lines = [
+        Line(name.removesuffix("/loss"), np.array(x, float), np.array(y, float), styles[name].color)
+        for name, (x, y) in curves.items()
+    ]
     log = use_log_scale(value for _, y in curves.values() for value in y)
-    head = legend(lines, ascii_only=ascii_only, colours=colours)
-    head.append(f"  by {over}{', log' if log else ''}", style=_GREY)
-    return [head, *chart(lines, width, height, log=log, ascii_only=ascii_only, colours=colours)]
+    head = legend(lines, ascii_only=ascii_only, colors=colors)
+    head.append(f"  loss by {over}{', log' if log else ''}", style=_GREY)
+    return [head, *chart(lines, width, height, log=log, ascii_only=ascii_only, colors=colors)]
 
 
 def _side_by_side(left: list["Text"], right: list["Text"], width: int) -> list["Text"]:

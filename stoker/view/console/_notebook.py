@@ -4,7 +4,8 @@ import sys
 from html import escape
 
 from stoker._text import format_duration, format_number, format_short
-from stoker.record import Event, Line, Record, chart, line_styles, use_log_scale
+from stoker.record import Event, Record, line_styles, use_log_scale
+from stoker.view._svg import SvgLine, svg_chart
 from stoker.view.console._progress import (
     FitProgress,
     describe_end,
@@ -91,11 +92,11 @@ def _render(progress: FitProgress, notes: list[str], *, ended: bool) -> str:
 
 
 def _bar(label: str, fraction: float | None, text: str) -> str:
-    width, bar, colour = 100 * (fraction or 0.0), "height:6px;border-radius:3px", line_styles(["train"])["train"].color
+    width, bar, color = 100 * (fraction or 0.0), "height:6px;border-radius:3px", line_styles(["train"])["train"].color
     return (
         f'<div style="display:flex;gap:1em;align-items:center"><span style="min-width:9em">{escape(label)}</span>'
         f'<span style="width:20em;{bar};background:#8884">'
-        f'<span style="display:block;width:{width:.1f}%;{bar};background:{colour}"></span></span>'
+        f'<span style="display:block;width:{width:.1f}%;{bar};background:{color}"></span></span>'
         f"<span>{escape(text)}</span></div>"
     )
 
@@ -123,6 +124,6 @@ def _curves(progress: FitProgress) -> str:
     if not curves:
         return ""
     styles = line_styles(curves)
-    lines = [Line(name, x, y, styles[name]) for name, (x, y) in curves.items()]
+    lines = [SvgLine(name, x, y, styles[name]) for name, (x, y) in curves.items()]
     log = use_log_scale(value for _, y in curves.values() for value in y)
-    return chart("loss", lines, width=400, height=150, log=log, axis=over)
+    return svg_chart("loss", lines, width=400, height=150, log=log, x_label=over)

@@ -66,7 +66,7 @@ class Block:
 
     Between drawings the cursor waits at the top left corner of the block, on a blank line. Output that bypasses Python
     (a C library, a worker process, the echo of Ctrl-C) therefore overwrites the block and stays above its next drawing,
-    a resized terminal loses nothing, and a killed process leaves a working terminal: no cursor is hidden, no mode is set.
+    a resized terminal loses nothing, and a killed process leaves a working terminal: no mode of it was changed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -179,12 +179,11 @@ class Pace:
     False
 
     After a drawing that took `cost` seconds the next is due in `cost / share` seconds, or `interval`, whichever is
-    longer: a slow terminal is drawn less often instead of delaying the training. With an interval of 0 every drawing is due.
+    longer: a slow terminal is drawn less often instead of delaying the training.
+    With an interval of 0 every drawing is due.
     """
 
-    def __init__(
-        self, interval: float, *, share: float = 0.01, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, interval: float, *, share: float = 0.01, clock: Callable[[], float] = time.perf_counter) -> None:
         self.interval = interval
         self.share = share
         self.clock = clock

@@ -74,7 +74,7 @@ class Pane(Widget):
 
     @property
     def link_style(self) -> Style:
-        """Links keep the colour that they are drawn in until the mouse is over them."""
+        """Links keep the color that they are drawn in until the mouse is over them."""
         return Style.null()
 
     def render(self) -> RenderResult:
@@ -118,7 +118,7 @@ class Dashboard(App[None]):
         super().__init__()
         self.snapshot: Snapshot | None = None
         self.failure: BaseException | None = None
-        self._view = View()
+        self.view = View()
         self._reader = Reader(
             followers,
             on_snapshot=lambda snapshot: self._call_soon(self._show, snapshot),
@@ -166,7 +166,7 @@ class Dashboard(App[None]):
             self.call_later(function, *args)
 
     def _show(self, snapshot: Snapshot) -> None:
-        if snapshot.view != self._view:  # the user has changed the view since; the next snapshot is on its way
+        if snapshot.view != self.view:  # the user has changed the view since; the next snapshot is on its way
             return
         self.snapshot = snapshot
         if not self.query(Pane):  # the screen is being closed
@@ -205,7 +205,7 @@ class Dashboard(App[None]):
             self.query_one("#settings-text", Static).update(panes.settings(self.snapshot.run))
 
     def _set_view(self, view: View) -> None:
-        self._view = view
+        self.view = view
         self._reader.set_view(view)
 
     @property
@@ -215,39 +215,39 @@ class Dashboard(App[None]):
     def action_tab(self, place: int) -> None:
         """Selects a metric by its place."""
         if place < len(self._tabs):
-            self._set_view(self._view.with_tab(self._tabs[place]))
+            self._set_view(self.view.with_tab(self._tabs[place]))
 
     def action_metric(self, by: int) -> None:
         """Selects the next or previous metric."""
-        self._set_view(self._view.move_tab(by, self._tabs))
+        self._set_view(self.view.move_tab(by, self._tabs))
 
     def action_kind(self, kind: Kind) -> None:
         """Selects history, recent or epochs."""
-        self._set_view(replace(self._view, kind=kind))
+        self._set_view(replace(self.view, kind=kind))
 
     def action_move_kind(self, by: int) -> None:
         """Selects the next or previous of history, recent and epochs."""
-        self._set_view(self._view.move_kind(by))
+        self._set_view(self.view.move_kind(by))
 
     def action_smooth(self, by: int) -> None:
         """Smooths more or less."""
-        self._set_view(self._view.change_smoothing(by))
+        self._set_view(self.view.change_smoothing(by))
 
     def action_log(self) -> None:
         """Switches between a linear and a logarithmic y axis."""
-        self._set_view(replace(self._view, log=not (self.snapshot is not None and self.snapshot.log)))
+        self._set_view(replace(self.view, log=not (self.snapshot is not None and self.snapshot.log)))
 
     def action_by(self) -> None:
         """Switches the x axis between updates and time."""
-        self._set_view(self._view.toggle_x_axis())
+        self._set_view(self.view.toggle_x_axis())
 
     def action_run(self, place: int) -> None:
         """Shows the status, log and progress of another run."""
-        self._set_view(replace(self._view, run=place % len(self._reader.followers)))
+        self._set_view(replace(self.view, run=place % len(self._reader.followers)))
 
     def action_next_run(self) -> None:
         """Shows the next run."""
-        self.action_run(self._view.run + 1)
+        self.action_run(self.view.run + 1)
 
     def action_page(self, page: str) -> None:
         """Opens a page of text, or returns from it to the run."""
@@ -271,12 +271,12 @@ class Dashboard(App[None]):
     def action_save_run(self) -> None:
         """Asks the run to save a checkpoint."""
         if self._check_running("save"):
-            self._reader.request(self._view.run, "save")
+            self._reader.request(self.view.run, "save")
 
     def action_stop_run(self) -> None:
         """Asks the run to stop, after a question to the user."""
         if self.snapshot is not None and self._check_running("stop"):
-            run = self._view.run
+            run = self.view.run
             question = f"Stop {escape_control(self.snapshot.run.name)} after this update? It saves a checkpoint first."
             self.push_screen(
                 Question(question, "stop it"), lambda yes: self._reader.request(run, "stop") if yes else None
@@ -340,8 +340,8 @@ class Help(ModalScreen[None]):
 
 def _draw_chart(snapshot: Snapshot, width: int, height: int) -> Text:
     ascii_only = os.environ.get("TERM") == "linux"  # the kernel's console fonts have no braille
-    colours = not os.environ.get("NO_COLOR")
-    return panes.draw_chart(snapshot, width, height, ascii_only=ascii_only, colours=colours)
+    colors = not os.environ.get("NO_COLOR")
+    return panes.draw_chart(snapshot, width, height, ascii_only=ascii_only, colors=colors)
 
 
 def _terminal_is_light() -> bool:

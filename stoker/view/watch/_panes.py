@@ -1,4 +1,4 @@
-"""The parts of the screen as coloured text: each function takes a snapshot and the width and height it has."""
+"""The parts of the screen as colored text: each function takes a snapshot and the width and height it has."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def header(snapshot: Snapshot, width: int, _: int = 1) -> Text:
     run, status = snapshot.run, snapshot.run.status
     left = f" · {format_clock(status.left)} left" if status.left is not None and run.state == "running" else ""
     times = f" {format_clock(status.seconds)}{left} "
-    line = Text.assemble(_badge(run.state, _state_colour(run.state)), (f"  {escape_control(run.path)}", "bold"))
+    line = Text.assemble(_badge(run.state, _state_color(run.state)), (f"  {escape_control(run.path)}", "bold"))
     line.append(f"  {escape_control(run.title)}", style=QUIET)
     if len(snapshot.runs) > 1:
         line.append(f"  ({snapshot.view.run % len(snapshot.runs) + 1} of {len(snapshot.runs)} runs)", style=QUIET)
@@ -40,7 +40,7 @@ def banner(snapshot: Snapshot, stalled: float = 0.0) -> Text | None:
     texts: list[Text] = []
     if run.state not in ("running", "finished"):
         reason = escape_control(run.reason) or "the run recorded no reason"
-        texts.append(Text.assemble(_badge("reason", _state_colour(run.state)), f" {reason}"))
+        texts.append(Text.assemble(_badge("reason", _state_color(run.state)), f" {reason}"))
     if run.problem and run.problem != run.reason:
         texts.append(Text.assemble(_badge("reading", BAD), f" {escape_control(run.problem)}"))
     if stalled:
@@ -66,10 +66,14 @@ def status(snapshot: Snapshot, width: int, height: int) -> Text:
         "speed": f"{format_count(now.samples_per_second)} samples/s" if now.samples_per_second else "",
         "time": format_clock(now.seconds) + (f", {format_clock(now.left)} left" if now.left and running else ""),
         # The name comes last because it may be cut.
-        "best": f"{format_number(now.best.value)} @{now.best.epoch} {escape_control(now.best.name)}" if now.best else "",
+        "best": f"{format_number(now.best.value)} @{now.best.epoch} {escape_control(now.best.name)}"
+        if now.best
+        else "",
         "warnings": f"{run.warnings:,}" if run.warnings else "",
     }
-    return _stack([Text.assemble((f"{name:<9}", QUIET), value) for name, value in facts.items() if value], width, height)
+    return _stack(
+        [Text.assemble((f"{name:<9}", QUIET), value) for name, value in facts.items() if value], width, height
+    )
 
 
 def plan(snapshot: Snapshot, width: int, height: int) -> Text:
@@ -90,7 +94,7 @@ def progress(snapshot: Snapshot, width: int, _: int = 2) -> Text:
     bar_width = max(4, width - label_width - 4 - max(len(batch), len(total), 18))
     within = 1.0 if not running and not now.batch else now.within  # ended between two epochs
     first = _bar(f" {label:<{label_width}} ", within, bar_width, VALID if now.phase == "valid" else TRAIN, batch)
-    second = _bar(f" {'run':<{label_width}} ", fraction, bar_width, _state_colour(run.state), total)
+    second = _bar(f" {'run':<{label_width}} ", fraction, bar_width, _state_color(run.state), total)
     return _stack([first, second], width, 2)
 
 
@@ -104,12 +108,12 @@ def log(snapshot: Snapshot, width: int, height: int) -> Text:
 
 def log_lines(run: RunSnapshot, most: int = 1000) -> list[Text]:
     """The last lines of the log with warnings, errors and stops highlighted."""
-    colours = {**_LOG_COLOURS, "stopped": _state_colour(run.state if run.state == "finished" else "stopped")}
+    colors = {**_LOG_COLOURS, "stopped": _state_color(run.state if run.state == "finished" else "stopped")}
     lines = [Text(escape_control(line)) for line in (run.log[-most:] if most else ())]
     for line in lines:
         word = line.plain[_TIMESTAMP:].partition(": ")[0]
-        if word in colours:
-            line.stylize(f"#000000 on {colours[word]}", _TIMESTAMP, _TIMESTAMP + len(word))
+        if word in colors:
+            line.stylize(f"#000000 on {colors[word]}", _TIMESTAMP, _TIMESTAMP + len(word))
     return lines
 
 
@@ -174,7 +178,7 @@ def _metrics_of_runs(snapshot: Snapshot, width: int, height: int) -> Text:
         bold = "bold " if place == snapshot.view.run % len(snapshot.runs) else ""
         style = Style.parse(f"{bold}{styles.get(name, QUIET)}") + _link(f"app.run({place})")
         line = Text().append(f"{shorten(name, names - 1):<{names}}", style=style)
-        line.append(f"{shorten(run.state, _VALUE - 1):>{_VALUE}}", style=_state_colour(run.state))
+        line.append(f"{shorten(run.state, _VALUE - 1):>{_VALUE}}", style=_state_color(run.state))
         lines.append(line.append(f" {format_number(run.status.latest.get(snapshot.tab)):>{values}}"))
     return _stack(lines, width, height)
 
@@ -209,20 +213,20 @@ def controls(snapshot: Snapshot, width: int, _: int = 1) -> Text:
     return line
 
 
-def draw_chart(snapshot: Snapshot, width: int, height: int, *, ascii_only: bool = False, colours: bool = True) -> Text:
+def draw_chart(snapshot: Snapshot, width: int, height: int, *, ascii_only: bool = False, colors: bool = True) -> Text:
     """The chart under its legend, or a short message if there is no room or nothing to draw."""
     if width < MIN_WIDTH or height < MIN_HEIGHT + 1:
         return Text("too small", style=QUIET)
     if not snapshot.lines:
         return Text("\n  nothing to draw yet", style=QUIET)
-    names = Text(" ").append_text(legend(snapshot.lines, ascii_only=ascii_only, colours=colours))
+    names = Text(" ").append_text(legend(snapshot.lines, ascii_only=ascii_only, colors=colors))
     names.truncate(width, overflow="ellipsis")
     if snapshot.view.kind == "epochs":
-        rows = bars(snapshot.lines, width, height - 1, ascii_only=ascii_only, colours=colours)
+        rows = bars(snapshot.lines, width, height - 1, ascii_only=ascii_only, colors=colors)
     else:
         times = snapshot.view.by == "time"
         rows = chart(
-            snapshot.lines, width, height - 1, log=snapshot.log, times=times, ascii_only=ascii_only, colours=colours
+            snapshot.lines, width, height - 1, log=snapshot.log, times=times, ascii_only=ascii_only, colors=colors
         )
     return Text("\n").join([names, *rows])
 
@@ -240,13 +244,13 @@ def _fit_around(chosen: int, sizes: list[int], room: int) -> range:
             return range(first, after)
 
 
-def _state_colour(state: str) -> str:
+def _state_color(state: str) -> str:
     return _STATE_COLOURS.get(state, BAD)
 
 
-def _badge(text: str, colour: str) -> Text:
-    """A word on a coloured background, readable on dark and light screens."""
-    return Text(f" {text} ", style=f"bold #000000 on {colour}")
+def _badge(text: str, color: str) -> Text:
+    """A word on a colored background, readable on dark and light screens."""
+    return Text(f" {text} ", style=f"bold #000000 on {color}")
 
 
 def _of(done: int, total: int | None, between: str = " of ") -> str:
@@ -263,9 +267,9 @@ def _has_timestamp(line: str) -> bool:
     return line[:_TIMESTAMP].translate(_DIGITS) == "0000-00-00 00:00:00  "
 
 
-def _bar(label: str, fraction: float | None, width: int, colour: str, text: str) -> Text:
+def _bar(label: str, fraction: float | None, width: int, color: str, text: str) -> Text:
     full = round(min(max(fraction or 0.0, 0.0), 1.0) * width)
-    return Text(label).append("━" * full, colour).append("─" * (width - full), QUIET).append(f"  {text}")
+    return Text(label).append("━" * full, color).append("─" * (width - full), QUIET).append(f"  {text}")
 
 
 def _tab_link(snapshot: Snapshot, name: str, style: str = "") -> Style:

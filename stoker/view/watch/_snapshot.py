@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._text import escape_control, format_time
-from stoker.record import Best, Follower, Points, Status, flat, line_styles, group_by_metric, use_log_scale
+from stoker.record import Best, Follower, Points, Status, flat, group_by_metric, line_styles, use_log_scale
 from stoker.view.console import Line
 
 Kind = Literal["history", "recent", "epochs"]
 KINDS: tuple[Kind, ...] = ("history", "recent", "epochs")
 SMOOTHING = (0.0, 0.01, 0.03, 0.1, 0.3)  # a smoothed point is the mean of this part of a line's points
-# The colours of lines, the same in every chart of stoker; colour-blind people can tell them apart.
+# The colors of lines, the same in every chart of stoker; color-blind people can tell them apart.
 TRAIN, VALID, *OTHERS = (style.color for style in line_styles(["train", "valid", *"abcde"]).values())
 _MAX_POINTS = 2000  # of a line: more than a screen has dots
 _RECENT_POINTS = 300  # about five minutes
@@ -255,10 +255,10 @@ def _thin(line: Line) -> Line:
     return Line(line.name, points.update, points.value, line.style)
 
 
-def _mix_with_grey(colour: str) -> str:
-    """A colour half way to grey, for the background.
+def _mix_with_grey(color: str) -> str:
+    """A color half way to grey, for the background.
 
     >>> _mix_with_grey("#0072B2")
     '#407999'
     """
-    return "#" + "".join(f"{(int(colour[at : at + 2], 16) + 128) // 2:02x}" for at in (1, 3, 5))
+    return "#" + "".join(f"{(int(color[at : at + 2], 16) + 128) // 2:02x}" for at in (1, 3, 5))

@@ -59,7 +59,7 @@ def page(followers: Sequence[Follower], *, width: int = 100, ascii_only: bool = 
     snapshots = [take_snapshot(followers, View(run=place)) for place in range(len(followers))]
     parts = [part for snapshot in snapshots for part in _describe_run(snapshot, width)]
     if snapshots and snapshots[0].lines:
-        parts.append(panes.draw_chart(snapshots[0], width, _CHART_LINES, ascii_only=ascii_only, colours=False))
+        parts.append(panes.draw_chart(snapshots[0], width, _CHART_LINES, ascii_only=ascii_only, colors=False))
     return "\n\n".join("\n".join(line.rstrip() for line in part.plain.split("\n")) for part in parts)
 
 

@@ -415,7 +415,7 @@ def meshes(rank, size, folder):
         path = save(model, f"{folder}/{kind}.safetensors")
         assert same(load(nn.Sequential(nn.Linear(4, rows), nn.Linear(rows, 4)), path).state_dict(), expected)
     rows = distribute_tensor(torch.arange(8), mesh, [Shard(0), _StridedShard(0, split_factor=2)], src_data_rank=None)
-    with pytest.raises(InvalidArgument, match="'it' is sharded twice along dimension 0, and this process's rows are not contiguous"):
+    with pytest.raises(InvalidArgument, match="'it' is sharded twice .* rows are not contiguous"):
         local_region("it", rows)
     return True
 

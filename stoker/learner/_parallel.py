@@ -112,5 +112,5 @@ def _doubts(fit: Fit) -> Iterable[str]:
         yield "dropout    is another one on each rank, so its numbers depend on how many there are"
     loaders: dict[str, Loader] = {"train": fit.train, **fit.valid}
     for name, loader in loaders.items():
-        if (note := loader.note_shared) is not None:
+        if (note := loader.sharing_note) is not None:
             yield f"{name:<10} {note}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stoker.data import Pick
+from stoker.data import RowSelection
 from stoker.gradients import Gradients
 from stoker.loop._ask import Asked, asked
 from stoker.loop._fit import Fit
@@ -49,8 +49,8 @@ class Half(Stations):
             super().run(given)
             return
         ctx.batch, ctx.loss_mix = given if isinstance(given, Mixed) else (given, None)
-        if isinstance(given, Pick):
-            ctx.batch = given.batch()
+        if isinstance(given, RowSelection):
+            ctx.batch = given.gather()
         with _by_itself(fit):
             for each in asked(fit):
                 if each.part is not None:

@@ -165,7 +165,7 @@ def _save(fit: Fit, reason: str, *, ended: str | None = None, resumable: bool = 
 def _warn_of_losses(fit: Fit) -> None:
     """What is kept where no checkpoint can see it is told once, with the first checkpoint that lacks it."""
     texts = [] if fit.unsaved is None else fit.unsaved.changed()
-    texts += [each.unrepeatable for each in (fit.train, *fit.valid.values()) if each.unrepeatable is not None]
+    texts += [each.resume_warning for each in (fit.train, *fit.valid.values()) if each.resume_warning is not None]
     odd = [name for name, value in fit.ctx.state.items() if not (is_storable(name) and is_storable(value))]
     texts += [
         f"ctx.state[{name!r}] is a {type(fit.ctx.state[name]).__name__}, which a checkpoint can't hold: a run that "

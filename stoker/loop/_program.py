@@ -115,7 +115,12 @@ def programmed(fit: Fit) -> Iterator[None]:
     if fit.device.type == "cuda":
         _settle_data(fit)
     near = fit.device.type == "cpu" or fit.train is not train  # the columns are where the program runs
-    fit.picks = near and fit.step.mode != "eager" and fit.train.picks and not fit.hooks.wanted("on_train_batch_begin")
+    fit.picks = (
+        near
+        and fit.step.mode != "eager"
+        and fit.train.has_row_selections
+        and not fit.hooks.wanted("on_train_batch_begin")
+    )
     told = _tell(fit, told)
     try:
         with device, fit.program.fitting():  # streams and events are the current device's

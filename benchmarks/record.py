@@ -93,14 +93,14 @@ def read(name, path):
         seconds = timed(lambda: kept.append(record.Record.open(path)))
         return {"first": [seconds], "whole": [seconds], "MB": [megabytes() - before]}
     if name == "json":
-        _decode._fast = lambda: None
+        _decode._msgspec_decoder = lambda: None
     start = time.perf_counter()
     follower = record.Follower(path)
     follower.refresh(seconds=0.1)
-    picture = [follower.points(each).thinned(1000) for each in follower.names]
+    picture = [follower.points(each).downsample(1000) for each in follower.names]
     first = time.perf_counter() - start
     assert picture, "the first look shows nothing"
-    while follower.behind:
+    while follower.has_unread:
         follower.refresh(seconds=0.1)
     return {"first": [first], "whole": [time.perf_counter() - start], "MB": [megabytes() - before]}
 

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.callbacks._sink import Ending, Known, Tracked
 from stoker.callbacks._tracker import Tracker
 from stoker.errors import MissingExtra
-from stoker.record import flat
+from stoker.record import flatten_config as flat
 
 _URI = "MLFLOW_TRACKING_URI"
 _TAG = "stoker.run"  # by which a resumed run finds its run of MLflow's

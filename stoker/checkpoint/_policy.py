@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
 
+from stoker._text import format_number as number
 from stoker.checkpoint._best import Directions, Measure
 from stoker.checkpoint._place import Moment, Saved
 from stoker.errors import InvalidArgument
-from stoker.record import Direction, number
+from stoker.record import Direction
 
 
 @dataclass(frozen=True)

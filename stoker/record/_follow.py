@@ -102,7 +102,7 @@ class Follower:
 
     @property
     def state(self) -> str:
-        """"running", "finished", "stopped" or "died"; "gone" if the directory can't be read any more."""
+        """One of "running", "finished", "stopped", "died"; or "gone" if the directory can't be read any more."""
         return "gone" if self._unreadable else self.summary["state"]
 
     @property
@@ -389,8 +389,8 @@ def find_runs(folder: str | os.PathLike[str] = "runs", *, read: bool = True) -> 
     """All runs in a directory and its subdirectories, oldest first.
 
     >>> from stoker.record import Run
-    >>> Run.create("runs/letters").close()
-    >>> [(run.name, run.state) for run in find_runs("runs")]
+    >>> Run.create("experiments/letters").close()
+    >>> [(run.name, run.state) for run in find_runs("experiments")]
     [('letters', 'died')]
 
     With `read=False`, only the start and the end of a large record are read, which is enough for its state.

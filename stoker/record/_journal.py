@@ -148,7 +148,9 @@ def _lock(file: io.FileIO) -> None:
             return
     else:
         writer = writer_of(Path(file.name))
-        advice = "close that run first" if writer == "this process" else "wait until it has ended, or choose another path"
+        advice = (
+            "close that run first" if writer == "this process" else "wait until it has ended, or choose another path"
+        )
         raise RunExists(f"{str(file.name)!r} is being written by {writer}; {advice}")
     _close_in_forks()
     _locked_files.add(file)

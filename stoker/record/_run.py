@@ -1,5 +1,6 @@
 """A run's directory: its config, what is known about the process, its events and its log."""
 
+import functools
 import os
 import platform
 import secrets
@@ -279,6 +280,7 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **{name: _version(name) for name in ("stoker", "torch", "numpy")}}
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -49,7 +49,7 @@ def monitored(columns: Columns) -> str | None:
 
 
 def _state(columns: Columns) -> tuple[str, str]:
-    """"running", "finished", "stopped" or "died", and the reason."""
+    """The state ("running", "finished", "stopped" or "died") and the reason for it."""
     state, reason = "running", ""
     for _, event in columns.events:
         if event.kind in ("begin", "resume"):

@@ -24,7 +24,7 @@ def test_a_large_run_is_mostly_progress_and_has_200_metrics(large):
 @pytest.mark.parametrize("name", list(record.READERS))
 def test_every_reader_reads_all_of_it(large, name, monkeypatch):
     read = []
-    monkeypatch.setattr(_decode, "_fast", _decode._fast)  # put back afterwards
+    monkeypatch.setattr(_decode, "_msgspec_decoder", _decode._msgspec_decoder)  # put back afterwards
     monkeypatch.setattr(
         Follower, "refresh", lambda self, refresh=Follower.refresh, **how: read.append(self) or refresh(self, **how)
     )

@@ -4,7 +4,8 @@ import math
 import sys
 from html import escape
 
-from stoker.record import Event, Record, line_styles, number, use_log_scale
+from stoker._text import format_number as number
+from stoker.record import Event, Record, line_styles, use_log_scale
 from stoker.view._svg import Line, chart
 from stoker.view.console._format import duration, plain_number
 from stoker.view.console._pace import Pace

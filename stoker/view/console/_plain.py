@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import TextIO
 
-from stoker.record import Event, Record, number
+from stoker._text import format_number as number
+from stoker.record import Event, Record
 from stoker.view.console._format import duration, plain_number
 from stoker.view.console._story import aside, ending, plan, reason, speed, title
 from stoker.view.console._stream import Writer

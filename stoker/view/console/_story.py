@@ -1,6 +1,7 @@
 """The sentences that every display says: what begins, how it ended."""
 
-from stoker.record import Event, number
+from stoker._text import format_number as number
+from stoker.record import Event
 from stoker.view.console._format import duration, plural, short
 from stoker.view.console._watch import Watch
 

@@ -4,7 +4,7 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from stoker.record import number
+from stoker._text import format_number as number
 from stoker.view.console._format import clock, plain_number
 from stoker.view.console._plot import as_text, dots
 from stoker.view.console._story import ending, reason, speed, title

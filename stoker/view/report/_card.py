@@ -1,6 +1,7 @@
 """A fit as a card in a notebook: what came out, above its curves and the table of its epochs. No script."""
 
-from stoker.record import History, Record, duration
+from stoker._text import format_duration as duration
+from stoker.record import History, Record
 from stoker.view.report._markup import Html, element, text
 
 _STYLE = (

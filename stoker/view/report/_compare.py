@@ -5,8 +5,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker._text import format_duration as duration
+from stoker._text import format_number as number
+from stoker._text import format_time as when
 from stoker.errors import InvalidArgument
-from stoker.record import LineStyle, Record, Run, asked, duration, flat, group_by_metric, line_styles, number, when
+from stoker.record import LineStyle, Record, Run, group_by_metric, line_styles
+from stoker.record import flatten_config as flat
+from stoker.record import run_settings as asked
 from stoker.view.report._curves import overlaid
 from stoker.view.report._markup import Html, element, joined, pairs, section, table
 from stoker.view.report._page import page

@@ -48,7 +48,7 @@ def _points(run: Readable, name: str) -> Points:
 
 
 def _line(run: Readable, label: str, name: str, points: Points, look: LineStyle) -> Line:
-    thinned = points.thinned(_POINTS)
+    thinned = points.downsample(_POINTS)
     best = run.summary.get("best") or {}
     marked = (best["update"], best["value"]) if best.get("name") == name else None
     return Line(label, thinned.update.tolist(), thinned.value.tolist(), look, marked)

@@ -1,6 +1,7 @@
 """What a data set said of a model, in a page: confusion, calibration, and the samples that went most wrong."""
 
-from stoker.record import LineStyle, number
+from stoker._text import format_number as number
+from stoker.record import LineStyle
 from stoker.view._svg import Line, chart
 from stoker.view.report._calibration import Calibration
 from stoker.view.report._heat import heat

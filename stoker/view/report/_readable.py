@@ -31,7 +31,7 @@ class Remembered:
         self.state, self.reason = self.summary["state"], self.summary["reason"]
         begins = record.events_of("begin")
         self.begin = begins[-1] if begins else None
-        self.said = [event for event in record.events if event.kind in _SAID]
+        self.messages = [event for event in record.events if event.kind in _SAID]
         self._rows = _rows(record.events)
         self.names = list(self._rows)
 

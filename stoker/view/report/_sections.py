@@ -3,7 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.record import duration, flat, group_by_metric, number, when
+from stoker._text import format_duration as duration
+from stoker._text import format_number as number
+from stoker._text import format_time as when
+from stoker.record import flatten_config as flat
+from stoker.record import group_by_metric
 from stoker.view.report._confusion import confusions, names_of
 from stoker.view.report._heat import heat
 from stoker.view.report._markup import Html, element, joined, pairs, section, table

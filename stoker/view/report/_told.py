@@ -1,6 +1,7 @@
 """The parts of a report that tell what a run said: warnings and errors, checkpoints, and its log."""
 
-from stoker.record import size, when
+from stoker._text import format_size as size
+from stoker._text import format_time as when
 from stoker.view.report._markup import Html, element, joined, section, table
 from stoker.view.report._readable import Readable
 
@@ -10,7 +11,7 @@ _KINDS = ("note", "warning", "stop", "error", "resume")
 
 def said(run: Readable) -> Html:
     """Notes, warnings and what went wrong, in order."""
-    events = [event for event in run.said if event.kind in _KINDS]
+    events = [event for event in run.messages if event.kind in _KINDS]
     left = max(0, len(events) - 2 * _TOLD)
     rows = []
     for event in [*events[:_TOLD], *events[_TOLD + left :]]:
@@ -23,7 +24,7 @@ def said(run: Readable) -> Html:
 
 def checkpoints(run: Readable) -> Html:
     """The newest checkpoints that were written."""
-    found = [event for event in run.said if event.kind == "checkpoint"]
+    found = [event for event in run.messages if event.kind == "checkpoint"]
     rows = [
         (
             event.extra.get("name", ""),

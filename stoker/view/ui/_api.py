@@ -88,7 +88,7 @@ class Api:
         if digest is not None:
             return Answer({"series": series(digest, asked), "behind": False})
         with self._shelf.follow(name) as opened:
-            found = {"series": series(opened.run, asked), "behind": opened.run.behind}
+            found = {"series": series(opened.run, asked), "behind": opened.run.has_unread}
         return Answer(found)
 
     def compare(self, request: Request) -> Response:
@@ -124,7 +124,7 @@ class Api:
     def _ask(self, name: str, what: Any) -> Response:
         with self._shelf.follow(name) as opened:
             try:
-                opened.run.ask(what, by="ui")
+                opened.run.request(what, by="ui")
             except StokerError as error:
                 return Answer({"error": str(error)}, 409)
         return Answer({"asked": what})

@@ -11,7 +11,7 @@ class Digest:
 
     def __init__(self, run: Follower) -> None:
         self.names = run.names
-        self._curves = {name: run.points(name).thinned(MOST) for name in self.names}
+        self._curves = {name: run.points(name).downsample(MOST) for name in self.names}
         self.bytes = sum(4 * points.value.nbytes for points in self._curves.values())
 
     def points(self, name: str, *, source: Source = "all") -> Points:

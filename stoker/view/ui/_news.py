@@ -83,7 +83,7 @@ class Told:
         version, run = (id(opened), opened.version), opened.run
         if version == self._version:
             return None
-        lines, ends = said(run.said), ends_of(run)
+        lines, ends = said(run.messages), ends_of(run)
         void = self._said != lines[: len(self._said)]  # by a resume, or because only a sample was read
         anew = self._version is None or (void and not self._last["behind"])
         new = lines if anew or void else lines[len(self._said) :]
@@ -95,7 +95,7 @@ class Told:
             "grown": [name for name, end in ends.items() if anew or self._ends.get(name) != end],
             "anew": anew,
             "problem": run.problem,
-            "behind": run.behind,
+            "behind": run.has_unread,
         }
         self._version, self._last, self._said, self._ends = version, told, lines, ends
         return told

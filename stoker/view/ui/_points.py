@@ -45,7 +45,7 @@ def series(run: Curves, wish: Wish) -> dict[str, dict[str, list[Any]]]:
 
 def _curve(points: Points, wish: Wish) -> dict[str, list[Any]]:
     points = ascending(points, wish.by)
-    points = within(points, wish.by, wish.start, wish.end).thinned(wish.most)
+    points = within(points, wish.by, wish.start, wish.end).downsample(wish.most)
     return {"x": _listed(getattr(points, wish.by)), "y": _listed(points.value)}
 
 
@@ -54,7 +54,7 @@ def ascending(points: Points, by: str) -> Points:
     x = getattr(points, by)
     if bool(np.all(x[1:] >= x[:-1])):
         return points
-    return points.at(np.argsort(x, kind="stable"))
+    return points.select(np.argsort(x, kind="stable"))
 
 
 def within(points: Points, by: str, start: float, end: float) -> Points:
@@ -63,7 +63,7 @@ def within(points: Points, by: str, start: float, end: float) -> Points:
     first, last = int(np.searchsorted(x, start, "left")), int(np.searchsorted(x, end, "right"))
     if first == 0 and last == len(x):
         return points
-    return points.at(np.arange(max(first - 1, 0), min(last + 1, len(x))))
+    return points.select(np.arange(max(first - 1, 0), min(last + 1, len(x))))
 
 
 def _listed(values: np.ndarray) -> list[Any]:

@@ -56,7 +56,7 @@ class Rows:
     def _read(self, name: str, path: Path, *, seconds: float = 0.0) -> None:
         try:
             with self._shelf.glance(name, seconds=seconds) as opened:
-                self._known[name] = _Known(row(name, opened.run), opened.stamp, not opened.run.behind)
+                self._known[name] = _Known(row(name, opened.run), opened.stamp, not opened.run.has_unread)
         except MissingFile:  # it was deleted just now
             self._known[name] = _Known(unread_row(name), None, True)
         except Exception as error:  # a fault in reading one run must not hide the others

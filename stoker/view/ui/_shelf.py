@@ -47,7 +47,7 @@ class Opened:
     def weight(self) -> int:
         """The bytes of events that it holds, about."""
         size = self.stamp[1] if self.stamp is not None else 0
-        return min(size, _SAMPLE) if self.run.behind else size
+        return min(size, _SAMPLE) if self.run.has_unread else size
 
 
 class Shelf:
@@ -94,7 +94,7 @@ class Shelf:
         """A run for a page, read up to now (a large one: as far as there was time), held for nobody else."""
         with self._held(name) as opened:
             now = time.monotonic()
-            if opened.run.behind or now - opened.read >= _PAUSE:
+            if opened.run.has_unread or now - opened.read >= _PAUSE:
                 opened.refresh(_SLICE if opened.asked is not None else _FIRST)
                 self._keep_digest(name, opened)
             opened.asked = now
@@ -108,14 +108,14 @@ class Shelf:
             if seconds:
                 self._keep_digest(name, opened)
             yield opened
-            unfinished = opened.run.state == "running" or (seconds and opened.run.behind)
+            unfinished = opened.run.state == "running" or (seconds and opened.run.has_unread)
             if opened.asked is None and not unfinished:
                 with self._lock:
                     self._open.drop(lambda _, each: each is not opened)
 
     def _keep_digest(self, name: str, opened: Opened) -> None:
         """What is over won't change, and reading it again is dear."""
-        if opened.run.behind or opened.stamp is None or opened.run.state == "running":
+        if opened.run.has_unread or opened.stamp is None or opened.run.state == "running":
             return
         key = (name, opened.stamp)
         with self._lock:

@@ -5,7 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker.errors import BadFile
-from stoker.record import Event, Follower, asked, checkpoints, group_by_metric
+from stoker.record import Event, Follower, group_by_metric, list_checkpoints
+from stoker.record import run_settings as asked
 from stoker.view.ui._json import plain
 
 Row = dict[str, Any]
@@ -70,19 +71,19 @@ def detail(name: str, run: Follower) -> dict[str, Any]:
         "groups": group_by_metric(names),
         "directions": {each: run.direction(each) for each in names},
         "units": {each: run.unit(each) for each in names},
-        "said": said(run.said[-SAID:]),
+        "said": said(run.messages[-SAID:]),
         "log": run.log,
         "checkpoints": _checkpoints(run),
         "problem": run.problem,
         "system": [each for each in names if "/" not in each and run.unit(each)],  # a metric belongs to a set
-        "behind": run.behind,
+        "behind": run.has_unread,
     }
 
 
 def _checkpoints(run: Follower) -> list[dict[str, Any]]:
     """A line for each checkpoint, oldest first; none where they can't be read."""
     try:
-        found = checkpoints(run.path, run.facts)
+        found = list_checkpoints(run.path, run.facts)
     except BadFile:
         return []
     return [{name: getattr(each, name) for name in _KEPT} for each in found]

@@ -74,7 +74,7 @@ def _points(follower: Follower, name: str, view: View) -> Points:
         return follower.points(name, source="epochs")
     points, status = follower.points(name), follower.status
     if status.phase == "valid" and name.startswith(f"{status.set_name}/"):
-        return points.at(points.update < status.update)  # what a validation says on the way is of a part of its set
+        return points.select(points.update < status.update)  # what a validation says on the way is of a part of its set
     return points
 
 
@@ -95,5 +95,5 @@ def _recent(lines: list[Line]) -> list[Line]:
 
 
 def _thinned(line: Line) -> Line:
-    points = Points(line.x, line.x, line.x, line.y).thinned(_MOST)
+    points = Points(line.x, line.x, line.x, line.y).downsample(_MOST)
     return Line(line.name, points.update, points.value, line.style)

@@ -2,7 +2,8 @@
 
 from rich.text import Text
 
-from stoker.record import Status, number
+from stoker._text import format_number as number
+from stoker.record import Status
 from stoker.view.console import clock, short, visible
 from stoker.view.watch._colours import BAD, QUIET, TRAIN, VALID
 from stoker.view.watch._scene import Glance, Scene
@@ -20,7 +21,7 @@ _MARKS = {"warning": VALID, "error": BAD}
 def header(scene: Scene, width: int, _: int = 1) -> Text:
     """How the run stands, what it is, how long it takes."""
     run, status = scene.run, scene.run.status
-    left = f" · {clock(status.left)} left" if status.left is not None and run.state == "running" else ""
+    left = f" · {clock(status.seconds_left)} left" if status.seconds_left is not None and run.state == "running" else ""
     times = f" {clock(status.seconds)}{left} "
     line = Text.assemble(badge(run.state, state_colour(run.state)), (f"  {visible(run.path)}", "bold"))
     line.append(f"  {visible(run.title)}", style=QUIET)
@@ -61,7 +62,8 @@ def status(scene: Scene, width: int, height: int) -> Text:
         "batch": of(_batch(now), now.batches) if run.state == "running" and _batch(now) else "",
         "update": of(now.update, now.updates) + pace,
         "speed": f"{short(now.samples_per_second)} samples/s" if now.samples_per_second else "",
-        "time": clock(now.seconds) + (f", {clock(now.left)} left" if now.left and run.state == "running" else ""),
+        "time": clock(now.seconds)
+        + (f", {clock(now.seconds_left)} left" if now.seconds_left and run.state == "running" else ""),
         "best": best,
         "warnings": f"{run.warnings:,}" if run.warnings else "",
     }
@@ -80,13 +82,13 @@ def progress(scene: Scene, width: int, _: int = 2) -> Text:
     over = run.state != "running"
     label = "valid" if now.phase == "valid" else f"epoch {of(now.epoch, now.epochs, '/')}"
     batch = "" if over else f"batch {of(_batch(now), now.batches, '/')}"
-    left = f" · {clock(now.left)} left" if now.left is not None and not over else ""
+    left = f" · {clock(now.seconds_left)} left" if now.seconds_left is not None and not over else ""
     fraction = 1.0 if run.state == "finished" else now.fraction
     share = f"{fraction:.0%}{left}" if fraction is not None else f"{now.update:,} updates"
     size = max(len(label), 5)
     long = max(4, width - size - 4 - max(len(batch), len(share), 18))
     colour = state_colour(run.state)
-    within = 1.0 if over and not now.batch else now.within  # ended between two epochs
+    within = 1.0 if over and not now.batch else now.phase_fraction  # ended between two epochs
     first = _bar(f" {label:<{size}} ", within, long, TRAIN if now.phase != "valid" else VALID, batch)
     second = _bar(f" {'run':<{size}} ", fraction, long, colour, share)
     return stacked([first, second], width, 2)
@@ -122,7 +124,7 @@ def settings(run: Glance) -> Text:
 
 def _batch(now: Status) -> int:
     """The batch that an epoch has come to: between two epochs, the last one."""
-    return now.batch or (now.batches if now.within == 1.0 and now.batches else 0)
+    return now.batch or (now.batches if now.phase_fraction == 1.0 and now.batches else 0)
 
 
 def _is_stamped(line: str) -> bool:

@@ -84,7 +84,7 @@ class Reader:
                     self.show(scene)
                     shown = scene
                 self.busy_since = None
-                if not any(follower.behind for follower in self.followers):
+                if not any(follower.has_unread for follower in self.followers):
                     self._woken.wait(_EVERY)
         except BaseException as error:
             self.failed(error)
@@ -95,7 +95,7 @@ class Reader:
                 run, wish = self._wishes.get_nowait()
                 follower = self.followers[run]
                 try:
-                    follower.ask(wish, by="watch")
+                    follower.request(wish, by="watch")
                     self.told(f"{follower.name} was asked to {wish}; it does so after this update", False)
                 except (StokerError, OSError) as error:
                     self.told(str(error), True)

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker.record import Best, Follower, Status, flat, use_log_scale, when
+from stoker._text import format_time as when
+from stoker.record import Best, Follower, Status, use_log_scale
+from stoker.record import flatten_config as flat
 from stoker.view.console import Line
 from stoker.view.watch._lines import labels_of, lines_of, tabs_of
 from stoker.view.watch._view import View
@@ -85,14 +87,14 @@ def glance(follower: Follower, label: str) -> Glance:
         state=follower.state,
         reason=follower.reason,
         problem=follower.problem,
-        behind=follower.behind,
+        behind=follower.has_unread,
         status=follower.status,
         title=_title(follower),
         plan=tuple(map(str, _begun(follower).get("plan") or ())),
         settings=tuple(_settings(follower)),
         sets=_sets(latest),
         rows=tuple(_rows(follower, latest)),
-        warnings=sum(event.kind == "warning" for event in follower.said),
+        warnings=sum(event.kind == "warning" for event in follower.messages),
         log=tuple(follower.log),
     )
 

@@ -3,7 +3,8 @@
 from rich.style import Style
 from rich.text import Text
 
-from stoker.record import line_styles, number
+from stoker._text import format_number as number
+from stoker.record import line_styles
 from stoker.view.console import visible
 from stoker.view.watch._colours import QUIET
 from stoker.view.watch._scene import Row, Scene

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.record import number
+from stoker._text import format_number as number
 from stoker.view.console._format import clock, duration, plural, short, visible
 
 

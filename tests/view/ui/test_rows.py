@@ -122,6 +122,6 @@ def test_a_file_that_can_be_read_again_is_read_again(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patched:
-        patched.setattr("stoker.record._tail.Tail.blocks", refused)
+        patched.setattr("stoker.record._follow._Tail.read_blocks", refused)
         assert rows.latest(seconds=30)["a"]["state"] == "gone"
     assert rows.latest(seconds=30)["a"]["state"] == "finished"

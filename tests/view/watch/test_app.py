@@ -198,7 +198,7 @@ def test_a_killed_run_shows_as_dead_while_it_is_watched(running):
         running.close()  # what remains when a process is killed: no end, and nobody who writes
         return await settled(pilot, until=lambda app: app.scene.run.state == "died")
 
-    assert "the process went away without a word" in watching(["runs/digits"], story)
+    assert "the process ended without finishing the run" in watching(["runs/digits"], story)
 
 
 def test_a_run_that_is_deleted_under_the_viewer(running):
@@ -214,7 +214,7 @@ def test_a_run_that_is_deleted_under_the_viewer(running):
 def test_a_damaged_record(running):
     with open("runs/digits/events.jsonl", "ab") as file:
         file.write(b"\x00\xff not json\n")
-    assert "a damaged line was left out" in watching(["runs/digits"], shown)
+    assert "a damaged line was skipped" in watching(["runs/digits"], shown)
 
 
 def test_numbers_that_come_while_it_watches(running):

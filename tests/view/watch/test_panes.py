@@ -43,7 +43,7 @@ def test_good_times_need_no_banner(scene):
         ({"state": "died", "reason": "it broke"}, 0, " last words  it broke"),
         ({"state": "stopped", "reason": "Ctrl-C"}, 0, " last words  Ctrl-C"),
         ({"state": "died", "reason": ""}, 0, " last words  no reason is written down"),
-        ({"problem": "3 damaged lines were left out"}, 0, " reading  3 damaged lines were left out"),
+        ({"problem": "3 damaged lines were skipped"}, 0, " reading  3 damaged lines were skipped"),
         ({"state": "gone", "reason": "it is gone", "problem": "it is gone"}, 0, " last words  it is gone"),
         ({"behind": True}, 0, " a large record: still reading …"),
         ({}, 7.0, " waiting  the disk has not answered for 0:07; this is what was read before"),

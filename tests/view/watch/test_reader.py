@@ -121,4 +121,4 @@ def test_a_process_that_writes_and_is_killed(tmp_path):
     writer.stdin.close()
     writer.stdout.close()
     assert (before.state, before.status.epoch) == ("running", 1)
-    assert "the process went away without a word" in text
+    assert "the process ended without finishing the run" in text

@@ -165,7 +165,7 @@ def _end(run: Follower) -> list[str]:
 
 def _print_charts(screen: Screen, run: Follower) -> None:
     """A chart per metric over the updates; with fewer than three epochs, running values are drawn too."""
-    options = {"ascii_only": screen.ascii_only, "colours": screen.has_colors}
+    options = {"ascii_only": screen.ascii_only, "colors": screen.has_colors}
     charts: dict[str, list[Line]] = {}
     for title, names in group_by_metric(run.names).items():
         styles = line_styles(names)

@@ -29,7 +29,7 @@ def test_a_directory_and_a_record_answer_alike(run):
         assert there.direction(name) == here.direction(name) and there.unit(name) == here.unit(name)
         assert there.best(name) == here.best(name)
     assert there.summary["best"] == here.summary["best"] and there.begin == here.begin
-    assert [event.kind for event in there.messages] == [event.kind for event in here.messages]
+    assert [event.kind for event in there.said] == [event.kind for event in here.said]
 
 
 def test_however_a_run_is_given(run):
@@ -56,5 +56,5 @@ def test_a_run_that_cannot_be_read_is_not_waited_for(run, monkeypatch):
             pytest.fail("it tries on and on")
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("stoker.record._follow._Tail.read_blocks", refused)
+    monkeypatch.setattr("stoker.record._tail.Tail.blocks", refused)
     assert "Permission denied" in as_readable(run.path).problem

@@ -201,12 +201,12 @@ def test_asking_a_run_to_stop_needs_the_token(tmp_path, alive):
         ):
             answer = client.post("api/control/alive", json={"ask": "stop"}, headers=headers)
             assert answer.status_code == 403 and "token" in answer.json()["error"]
-        assert control.poll() is None
+        assert control.asked() is None
         headers = {"authorization": f"Bearer {server.token}"}
         answer = client.post("api/control/alive", json={"ask": "stop"}, headers=headers)
         assert (answer.status_code, answer.json()) == (200, {"asked": "stop"})
-        request = control.poll()
-        assert request is not None and (request.action, request.by) == ("stop", "ui")
+        request = control.asked()
+        assert request is not None and (request.what, request.by) == ("stop", "ui")
         for body in (b"", b"{", b"[]", b'{"ask": "die"}', b'{"ask": ["stop"]}', b"[" * 3000, b" " * 100_000):
             answer = client.post("api/control/alive", content=body, headers=headers)
             assert (answer.status_code, answer.json()["error"]) == (400, 'expected {"ask": "stop"} or {"ask": "save"}')
@@ -214,7 +214,7 @@ def test_asking_a_run_to_stop_needs_the_token(tmp_path, alive):
         alive.close()
         answer = client.post("api/control/alive", json={"ask": "save"}, headers=headers)
         assert answer.status_code == 409 and "no living process writes that run" in answer.json()["error"]
-        assert control.poll() is None
+        assert control.asked() is None
 
 
 def test_read_only_there_is_no_token_to_guess(tmp_path, alive):
@@ -247,7 +247,7 @@ def test_a_damaged_record_is_shown_as_far_as_it_goes(tmp_path):
     (tmp_path / "empty" / "events.jsonl").touch()
     with serving(tmp_path) as (_, client):
         found = client.get("api/run/damaged").json()
-        assert found["problem"] == "a damaged line was skipped" and found["config"] is None
+        assert found["problem"] == "a damaged line was left out" and found["config"] is None
         y = client.get("api/points/damaged?name=valid/loss&source=epochs").json()["series"]["valid/loss"]["y"]
         assert y == pytest.approx([0.7, 0.6, 0.5, 0.6, 0.7])
         states = {each["id"]: each["state"] for each in client.get("api/runs").json()["runs"]}

@@ -8,12 +8,12 @@ import time
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
-
-from stoker.record import Event, Run
-from stoker.view.ui._api import Api
 from stoker.view.ui._news import News
 from stoker.view.ui._rows import Rows
 from stoker.view.ui._shelf import Shelf
+
+from stoker.record import Event, Run
+from stoker.view.ui._api import Api
 from tests.record.stories import fill
 from tests.view.ui.serving import at_once, long_run, make, serving
 
@@ -77,7 +77,7 @@ def test_a_run_that_ends_and_one_that_dies(tmp_path, run):
     run.close()
     (_, rows), (_, data) = told(news)
     assert rows["runs"][0]["state"] == data["row"]["state"] == "died"
-    assert data["row"]["reason"] == "the process ended without finishing the run"
+    assert data["row"]["reason"] == "the process went away without a word"
 
 
 def test_a_resume_makes_void_what_was_told(tmp_path, run):
@@ -109,7 +109,7 @@ def test_a_run_that_is_replaced_by_another_is_told_anew(tmp_path, run):
     told(news)
     (run.path / "events.jsonl").write_text(json.dumps({"kind": "note", "time": 1.0, "text": "new"}) + "\n")
     data = told(news)[-1][1]
-    assert "read again" in data["problem"] and [each["text"] for each in data["said"]] == ["new"]
+    assert "read anew" in data["problem"] and [each["text"] for each in data["said"]] == ["new"]
 
 
 def test_numbers_that_are_none_are_no_news(tmp_path, run):

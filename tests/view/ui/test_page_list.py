@@ -82,7 +82,7 @@ def test_a_run_that_could_not_be_read_whole_is_marked(server, visit):
     def damaged(route):
         told = route.fetch().json()
         for each in told["runs"]:
-            each["problem"] = "3 damaged lines were skipped" if each["id"] == SLOW else ""
+            each["problem"] = "3 damaged lines were left out" if each["id"] == SLOW else ""
         route.fulfill(json=told)
 
     with visit(server) as page:
@@ -90,7 +90,7 @@ def test_a_run_that_could_not_be_read_whole_is_marked(server, visit):
         page.route("**/api/runs", damaged)
         page.route("**/api/events*", lambda route: route.fulfill(content_type="text/event-stream", body=": none\n\n"))
         page.reload()
-        expect(row(page, SLOW).locator("th")).to_have_text("slow⚠ 3 damaged lines were skipped")
+        expect(row(page, SLOW).locator("th")).to_have_text("slow⚠ 3 damaged lines were left out")
         expect(page.locator("tbody .problem:visible")).to_have_count(1)
 
 

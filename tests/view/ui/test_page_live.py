@@ -64,7 +64,7 @@ def test_points_of_another_process_come_by_themselves_and_its_death_too(tmp_path
         process.kill()
         process.wait()
         expect(page.locator(".title .state")).to_have_text("✕died")
-        expect(page.locator(".reason")).to_contain_text("ended without finishing the run")
+        expect(page.locator(".reason")).to_contain_text("went away without a word")
 
 
 def test_what_was_asked_is_told_until_the_record_says_that_it_was_done(tmp_path, visit):

@@ -1,11 +1,11 @@
 """The list of runs."""
 
 import pytest
+from stoker.view.ui._rows import Rows
+from stoker.view.ui._shelf import Shelf
 
 from stoker.record import Event, Run
 from stoker.view.ui import _shelf
-from stoker.view.ui._rows import Rows
-from stoker.view.ui._shelf import Shelf
 from tests.record.stories import fill
 from tests.view.ui.serving import at_once, counted_reads, long_run, make, open_runs
 
@@ -122,6 +122,6 @@ def test_a_file_that_can_be_read_again_is_read_again(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patched:
-        patched.setattr("stoker.record._follow._Tail.read_blocks", refused)
+        patched.setattr("stoker.record._tail.Tail.blocks", refused)
         assert rows.latest(seconds=30)["a"]["state"] == "gone"
     assert rows.latest(seconds=30)["a"]["state"] == "finished"

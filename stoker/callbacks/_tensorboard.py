@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.callbacks._sink import Ending, Tracked
-from stoker.callbacks._tracker import Tracker
-from stoker.errors import MissingExtra
+from stoker.callbacks._tracker import Ending, Tracked, Tracker, needs_package
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -45,10 +43,8 @@ class _EventFiles:
         self._writer: SummaryWriter | None = None
 
     def prepare(self) -> None:
-        try:
+        with needs_package("tensorboard", owner="TensorBoard", install='"stoker[tensorboard]"'):
             import torch.utils.tensorboard  # noqa: F401
-        except ImportError as error:
-            raise MissingExtra('TensorBoard needs tensorboard: pip install "stoker[tensorboard]"') from error
 
     def open(self, run: Tracked) -> None:
         self.prepare()

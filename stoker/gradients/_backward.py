@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from stoker._select import Models, Selector, chosen_names, modules_of, named_parameters
+from stoker._select import Models, Selector, modules_of, named_parameters, select_names
 from stoker.distributed import place_like
 from stoker.errors import NotDifferentiable, WrongType
 from stoker.gradients._gradients import Gradients
@@ -95,7 +95,7 @@ def _asked_for(parameters: dict[str, nn.Parameter], model: Models, wrt: Selector
     """The parameters to differentiate with respect to; at least one."""
     trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     if wrt is not None:
-        chosen = chosen_names(wrt, parameters, model)
+        chosen = select_names(wrt, parameters, model)
         trainable = {name: parameter for name, parameter in trainable.items() if name in chosen}
     if not trainable:
         chosen_text = "" if wrt is None else f" that {wrt!r} chooses"

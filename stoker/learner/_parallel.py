@@ -58,7 +58,7 @@ def share(fit: Fit, *, dry: bool = False) -> None:
         mode = _mode(fit.model)
         fit.shared = Shared(fit.model, split, mode=mode, reduce=fit.reduce, bucket_mb=fit.parallel.bucket_mb)
     if world.size > 1 and not dry:
-        fit.accord, fit.ctx.wishes = Accord(world), {}
+        fit.accord, fit.ctx._requests.pending = Accord(world), {}
         check_same(world, lambda: trained(fit))
 
 

@@ -29,8 +29,9 @@ def validate(fit: Fit) -> None:
         return
     ctx, fire = fit.ctx, fit.hooks.fire
     level(fit)
-    kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.ghost
-    with put_back(), _drawing_again(fit.valid.values()), fit.optimizer.evaluating(), fit.program.between() as lent:
+    kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.is_padding
+    evaluated = fit.optimizer.evaluation_weights()
+    with put_back(), _drawing_again(fit.valid.values()), evaluated, fit.program.between() as lent:
         for name, loader in fit.valid.items():
             ctx.phase, ctx.set_name, ctx.batches = "valid", name, length_of(loader)
             fire("on_valid_begin", ctx)
@@ -44,7 +45,7 @@ def validate(fit: Fit) -> None:
             fire("on_valid_end", ctx)
         _keep_best(fit)
         ctx.phase, ctx.set_name = "train", "train"
-        ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.ghost = kept
+        ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.is_padding = kept
     if not fit.interrupted:
         fit.validated = ctx.update
         fire("on_validation", ctx)
@@ -87,7 +88,7 @@ def judge(
 
     with viewed(fit.judged) as view:
         for number, batch in enumerate(batches, start=1):
-            ctx.ghost = isinstance(batch, PaddingBatch)
+            ctx.is_padding = isinstance(batch, PaddingBatch)
             counting, own = (tally.empty(), batch.batch) if isinstance(batch, PaddingBatch) else (tally, batch)
             ctx.batch_number, ctx.batch = number, move_batch(own, fit.device)
             fire("on_valid_batch_begin", ctx)

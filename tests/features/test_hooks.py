@@ -19,7 +19,7 @@ from tests.features.models import CLASSES, Net, X, Y, fit, learner, linear, same
 
 def test_hooks_run_in_the_documented_order():
     seen = []
-    names = [name.removeprefix("on_") for name in callbacks.MILESTONES]
+    names = [name.removeprefix("on_") for name in callbacks.HOOK_NAMES]
     hooks = on(**{name: lambda ctx, name=name: seen.append(name) for name in names})
     fit((X[:32], Y[:32]), valid=(X[32:64], Y[32:64]), epochs=2, callbacks=[hooks])
     train = [f"train_batch_{each}" for each in ("begin", "after_pred", "after_loss", "after_backward", "after_step")]

@@ -171,7 +171,7 @@ def _unflatten_from(tensors: Iterator[Tensor], structure: Structure) -> Any:
     parts = [_unflatten_from(tensors, child) for child in structure.children]
     if issubclass(kind, tuple | list):
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
-    named = dict(zip(keys, parts, strict=True))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    named: Any = dict(zip(keys, parts, strict=True))  # pyright: ignore[reportArgumentType, reportCallIssue]
     return named if kind is dict else kind(**named)
 
 

@@ -1,4 +1,7 @@
+"""Copying batches to a GPU in a background thread."""
+
 import gc
+import itertools
 import threading
 import weakref
 from collections import namedtuple
@@ -9,6 +12,7 @@ import pytest
 import torch
 
 from stoker.data import Loader, prefetch
+from stoker.data._prefetch import BackgroundIterator
 from stoker.errors import InvalidArgument
 
 GPU = torch.device("cuda")
@@ -17,7 +21,7 @@ cuda = pytest.mark.cuda
 
 
 def value(batch):
-    """The number that all of a batch is, exactly; a mean would round."""
+    """The number that fills a batch, exactly; a mean would round."""
     return (batch.double().amax() + batch.double().amin()) / 2
 
 
@@ -28,7 +32,7 @@ class Batch:
 
 
 class Boxed:
-    """What moves itself, as a tokenizer's batches do."""
+    """Moves itself, as the batches of a tokenizer do."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -38,41 +42,41 @@ class Boxed:
 
 
 def numbers(count, size=1000):
-    """A new tensor for each batch, all of whose numbers are the batch's."""
+    """Yields a new tensor for each batch, filled with the number of the batch."""
     for number in range(count):
         yield torch.full((size,), float(number))
 
 
 def busy(milliseconds=5):
-    """Keeps the current stream at work; an H200 has about 2 million cycles in a millisecond."""
+    """Keeps the current stream busy; an H200 has about 2 million cycles per millisecond."""
     torch.cuda._sleep(int(milliseconds * 2e6))
 
 
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "stoker-ahead"]
+    return [thread for thread in threading.enumerate() if thread.name == "stoker-prefetch"]
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left():
+def no_thread_remains():
     yield
     gc.collect()
     assert threads() == []
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_only_a_gpu_is_copied_to(device):
+def test_the_device_has_to_be_a_gpu(device):
     with pytest.raises(InvalidArgument, match=f"to a CUDA device only; got {device}; use move_batch instead"):
         prefetch(iter([]), torch.device(device))
 
 
-def test_some_depth_is_needed():
+def test_the_depth_has_to_be_positive():
     with pytest.raises(InvalidArgument, match="depth has to be at least 1; got 0"):
         prefetch(iter([]), GPU, depth=0)
 
 
 @cuda
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_batches_arrive_whole_and_in_order(depth):
+def test_batches_arrive_complete_and_in_order(depth):
     found = [batch.clone() for batch in prefetch(numbers(50), GPU, depth=depth)]
     assert all(batch.device.type == "cuda" for batch in found)
     assert [set(batch.tolist()) for batch in found] == [{float(number)} for number in range(50)]
@@ -81,8 +85,8 @@ def test_batches_arrive_whole_and_in_order(depth):
 @cuda
 @pytest.mark.parametrize("size", [1, 1000, 3_000_000])
 @pytest.mark.parametrize("where", ["before", "after", "both"])
-def test_values_are_right_while_the_device_is_behind(size, where):
-    """The step reads its batch long after the host has let go of it and asked for others."""
+def test_values_are_right_if_the_device_is_behind(size, where):
+    """The step reads its batch long after the host has released it and requested others."""
     sums = torch.zeros(40, dtype=torch.float64, device=GPU)
     for place, batch in enumerate(prefetch(numbers(40, size), GPU)):
         if where in ("before", "both"):
@@ -95,8 +99,8 @@ def test_values_are_right_while_the_device_is_behind(size, where):
 
 
 @cuda
-def test_a_batch_is_kept_until_the_next_is_asked_for():
-    """A step may let go of a part of it while another stream works on that."""
+def test_a_batch_lives_until_the_next_one_is_requested():
+    """A step may release a part of it while another stream reads that part."""
     batches = prefetch(numbers(3), GPU)
     gone = weakref.ref(next(batches))
     gc.collect()
@@ -120,8 +124,8 @@ def test_values_are_right_under_load_on_another_stream():
 
 
 @cuda
-def test_memory_is_not_handed_out_again_while_the_step_reads_it():
-    """Each batch is dropped at once, with the device far behind, so that its memory is wanted by the next copies."""
+def test_memory_is_not_reused_while_the_step_reads_it():
+    """Each batch is released at once, with the device far behind, so that the next copies need its memory."""
     kept = []
     for batch in prefetch(numbers(30, 2_000_000), GPU, depth=4):
         busy(20)
@@ -131,13 +135,13 @@ def test_memory_is_not_handed_out_again_while_the_step_reads_it():
 
 
 @cuda
-def test_batches_that_are_kept_stay_as_they_are():
+def test_batches_that_the_caller_keeps_do_not_change():
     kept = list(prefetch(numbers(30, 100_000), GPU))
     assert [set(batch.tolist()) for batch in kept] == [{float(number)} for number in range(30)]
 
 
 @cuda
-def test_a_source_that_uses_one_buffer_again():
+def test_a_source_may_reuse_one_buffer():
     def one_buffer(pinned):
         buffer = torch.empty(1_000_000, pin_memory=pinned)
         for number in range(20):
@@ -152,7 +156,7 @@ def test_a_source_that_uses_one_buffer_again():
 
 
 @cuda
-def test_a_host_that_is_ahead_does_not_fill_the_device():
+def test_a_host_that_is_ahead_does_not_fill_the_device_memory():
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before, size = torch.cuda.memory_allocated(), 8_000_000  # 32 MB a batch
@@ -165,7 +169,7 @@ def test_a_host_that_is_ahead_does_not_fill_the_device():
 
 
 @cuda
-def test_everything_in_a_batch():
+def test_every_kind_of_part_in_a_batch():
     x = torch.arange(6.0).view(2, 3)
     there = torch.ones(2, device=GPU)
     parts = {
@@ -211,7 +215,7 @@ def test_every_dtype(dtype):
 
 
 @cuda
-def test_what_the_source_makes_on_the_device_is_waited_for():
+def test_the_caller_waits_for_what_the_source_computes_on_the_device():
     def made_there():
         for number in range(20):
             busy(3)
@@ -221,7 +225,7 @@ def test_what_the_source_makes_on_the_device_is_waited_for():
 
 
 @cuda
-def test_what_the_caller_wrote_before_is_seen_by_the_source():
+def test_the_source_sees_what_the_caller_wrote_before():
     columns = torch.zeros(1_000_000, device=GPU)
     busy(30)
     columns.fill_(5)
@@ -231,13 +235,13 @@ def test_what_the_caller_wrote_before_is_seen_by_the_source():
 
 @cuda
 def test_the_caller_never_waits_for_the_device():
-    """With the device asleep, batches are given all the same, as many as there is room for."""
+    """While the device is busy, the batches that are in flight are returned all the same."""
     full = threading.Event()
 
     def source():
         for number, batch in enumerate(numbers(10)):
             if number == 3:
-                full.set()  # those before it have been sent
+                full.set()  # the batches before this one are sent
             yield batch
 
     batches = prefetch(source(), GPU, depth=3)
@@ -257,7 +261,7 @@ def test_the_caller_never_waits_for_the_device():
 
 
 @cuda
-def test_no_hidden_wait_anywhere():
+def test_nothing_synchronises():
     torch.cuda.set_sync_debug_mode("error")
     try:
         total = torch.zeros((), device=GPU)
@@ -288,8 +292,8 @@ def test_an_exception_comes_out_in_its_place(at):
 
 
 @cuda
-@pytest.mark.parametrize("how", ["break", "close", "error", "garbage", "interrupt", "never begun"])
-def test_leaving_early_ends_the_thread_and_closes_the_source(how):
+@pytest.mark.parametrize("how", ["break", "close", "error", "garbage", "interrupt", "not started"])
+def test_abandoning_the_iterator_ends_the_thread_and_closes_the_source(how):
     closed = threading.Event()
 
     def endless():
@@ -301,7 +305,7 @@ def test_leaving_early_ends_the_thread_and_closes_the_source(how):
 
     source = endless()
     batches = prefetch(source, GPU)
-    if how != "never begun":
+    if how != "not started":
         next(batches)
         busy(20)
         assert len(threads()) == 1
@@ -317,12 +321,12 @@ def test_leaving_early_ends_the_thread_and_closes_the_source(how):
                 raise KeyboardInterrupt if how == "interrupt" else ZeroDivisionError
     del batches, source
     gc.collect()
-    assert closed.is_set() or how == "never begun"
-    assert float(torch.ones(1000, device=GPU).sum()) == 1000  # the device is as well as before
+    assert closed.is_set() or how == "not started"
+    assert float(torch.ones(1000, device=GPU).sum()) == 1000  # the device still works
 
 
 @cuda
-def test_many_one_after_another_and_side_by_side():
+def test_many_iterations_in_sequence_and_at_once():
     for _ in range(20):
         assert len(list(prefetch(numbers(5), GPU))) == 5
     pairs = zip(prefetch(numbers(9), GPU), prefetch(numbers(9), GPU), strict=True)
@@ -331,8 +335,8 @@ def test_many_one_after_another_and_side_by_side():
 
 
 @cuda
-def test_a_captured_graph_can_be_fed():
-    """A thread that allocates is no trouble to a capture in the thread's own mode."""
+def test_a_cuda_graph_can_be_captured_meanwhile():
+    """The allocations of the thread do not break a capture in thread-local mode."""
     static = torch.zeros(1000, device=GPU)
     total = torch.zeros((), device=GPU, dtype=torch.float64)
     batches = prefetch(numbers(50), GPU)
@@ -353,15 +357,190 @@ def triple(number):
 
 @cuda
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loaders_batches(workers):
+def test_batches_of_a_loader(workers):
     rows = torch.arange(200.0).view(100, 2)
     source = list(range(100)) if workers else rows
     loader = Loader(source, batch_size=8, shuffle=0, workers=workers, transform=triple if workers else None)
     assert not loader.needs_main_thread
     loader.prepare(0)
     for epoch in range(3):
-        walk = loader.at(epoch=epoch)
-        pairs = zip(prefetch(walk.raw(), GPU), list(walk), strict=True)
+        batches = loader.at(epoch=epoch)
+        pairs = zip(prefetch(batches.raw(), GPU), list(batches), strict=True)
         assert all(torch.equal(batch.cpu(), expected) for batch, expected in pairs)
         loader.prepare(epoch + 1)
     loader.close()
+
+
+# --- the background thread, without a GPU
+
+
+class Source:
+    """Yields numbers, and records which threads use it."""
+
+    def __init__(self, stop=None, error=None):
+        self.stop, self.error = stop, error
+        self.given, self.closed = 0, threading.Event()
+        self.threads = set()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.threads.add(threading.current_thread())
+        if self.given == self.stop:
+            raise self.error or StopIteration
+        self.given += 1
+        return self.given
+
+    def close(self):
+        self.threads.add(threading.current_thread())
+        self.closed.set()
+
+
+def has_ended(source):
+    """Waits for the thread; returns whether it closed the source."""
+    for thread in source.threads - {threading.current_thread()}:
+        thread.join()
+    return source.closed.is_set()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7])
+def test_items_come_in_order_from_one_other_thread(depth):
+    source = Source(stop=20)
+    items = BackgroundIterator(source, depth=depth)
+    assert list(items) == list(range(1, 21))
+    assert has_ended(source)
+    assert len(source.threads) == 1
+    assert threading.current_thread() not in source.threads
+    assert next(items, "over") == "over"
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_thread_is_at_most_depth_items_ahead(depth):
+    full, given = threading.Event(), []
+
+    def counting():
+        for number in itertools.count():
+            given.append(number)
+            if number == depth - 1:
+                full.set()
+            yield number
+
+    items = BackgroundIterator(counting(), depth=depth)
+    full.wait()
+    assert len(given) == depth  # nothing is taken yet
+    assert next(items) == 0
+    items.close()
+    assert len(given) <= depth + 1
+
+
+@pytest.mark.parametrize("error", [LookupError("no such file"), KeyboardInterrupt(), SystemExit(3)])
+def test_an_exception_of_the_source_comes_in_its_place(error):
+    source = Source(stop=3, error=error)
+    items = BackgroundIterator(source, depth=8)
+    assert [next(items), next(items), next(items)] == [1, 2, 3]
+    with pytest.raises(type(error)) as caught:
+        next(items)
+    assert caught.value is error
+    assert has_ended(source)
+    assert list(items) == []
+
+
+def test_closing_ends_the_thread():
+    source = Source()
+    items = BackgroundIterator(source, depth=2)
+    next(items)
+    items.close()
+    assert source.closed.is_set()
+    assert not any(thread.is_alive() for thread in source.threads)
+    assert list(items) == []
+    items.close()  # a second time does nothing
+
+
+def test_garbage_collection_ends_the_thread():
+    source = Source()
+    items = BackgroundIterator(source, depth=2)
+    next(items)
+    gone = weakref.ref(items)
+    del items
+    gc.collect()
+    assert gone() is None
+    assert has_ended(source)
+
+
+def test_breaking_out_of_a_loop_ends_the_thread():
+    source = Source()
+    for number in BackgroundIterator(source, depth=2):
+        if number == 3:
+            break
+    gc.collect()
+    assert has_ended(source)
+
+
+def test_its_own_thread_may_collect_it():
+    """The thread can't wait for itself."""
+    box, source, kept = [], Source(), threading.Event()
+
+    def dropping():
+        yield next(source)
+        kept.wait()
+        box.clear()
+        yield from source
+
+    box.append(BackgroundIterator(dropping(), depth=5))
+    assert next(box[0]) == 1
+    gone = weakref.ref(box[0])
+    kept.set()
+    assert has_ended(source)
+    assert gone() is None
+
+
+def test_items_are_not_kept_alive():
+    class Thing:
+        pass
+
+    items = BackgroundIterator((Thing() for _ in range(3)), depth=1)
+    seen = [weakref.ref(thing) for thing in items]
+    gc.collect()
+    assert [each() for each in seen] == [None] * 3
+
+
+@pytest.mark.parametrize("ending", ["", "import sys; sys.exit(0)", "next(items)"])
+def test_a_program_ends_while_the_thread_runs(run, ending):
+    code = f"""
+        from stoker.data._prefetch import BackgroundIterator
+        def source():
+            try:
+                while True:
+                    yield torch.rand(1000)
+            finally:
+                print("closed")
+        items = BackgroundIterator(source(), depth=2)
+        next(items)
+        {ending}
+    """
+    done = run(code)
+    assert (done.status, done.out, done.err) == (0, "closed\n", "")
+
+
+def test_ctrl_c_interrupts_waiting_for_an_item(run):
+    code = """
+        import signal, threading
+        from stoker.data._prefetch import BackgroundIterator
+        begun, waiting = threading.Event(), threading.Event()
+        def source():
+            begun.wait()
+            os.kill(os.getpid(), signal.SIGINT)
+            waiting.wait()
+            yield 1
+        items = BackgroundIterator(source(), depth=2)
+        try:
+            begun.set()
+            next(items)
+        except KeyboardInterrupt:
+            waiting.set()
+            items.close()
+            print("stopped", threading.active_count())
+    """
+    done = run(code)
+    assert (done.status, done.out, done.err) == (0, "stopped 1\n", "")

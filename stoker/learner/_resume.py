@@ -119,7 +119,7 @@ def open_run(fit: Fit, wish: Wish, *, again: bool) -> Opened:
         opened = Opened(run, found, notes)
         fit.record = fit.ctx.record = run.record
         if fit.world.is_first:
-            fit.tell_facts, fit.control = run.learn, Control(run.path)
+            fit.tell_facts, fit.control = run.update_facts, Control(run.path)
         _make_durable(fit, wish, opened)
     except BaseException:
         run.close()

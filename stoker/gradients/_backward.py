@@ -15,7 +15,6 @@ from stoker._select import Models, Selector, chosen_names, modules_of, named_par
 from stoker.distributed import place_like
 from stoker.errors import NotDifferentiable, WrongType
 from stoker.gradients._gradients import Gradients
-from stoker.steps import was_viewed
 
 
 def backward(
@@ -231,12 +230,7 @@ def _check(loss: Tensor, model: Models) -> None:
             "the loss was computed under torch.no_grad() or inference_mode(), so there is no graph: "
             "compute it outside of that block"
         )
-    if any(was_viewed(each) for each in modules_of(model)):
-        raise NotDifferentiable(
-            "the loss was probably computed through stoker.valid(model), which has no autograd (call the model itself "
-            "to train), or detached on the way (.detach(), .item(), numpy)"
-        )
     raise NotDifferentiable(
-        "the loss is attached to no graph: it was computed under torch.no_grad(), detached on the way "
-        "(.detach(), .item(), numpy, torch.tensor(...)), or all parameters of the model were frozen"
+        "the loss has no graph: it was computed through stoker.valid(model) or under torch.no_grad(), it was detached "
+        "(.detach(), .item(), numpy, torch.tensor(...)), or all parameters of the model are frozen"
     )

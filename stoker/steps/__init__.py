@@ -16,7 +16,7 @@ from stoker.steps._outputs import (
 )
 from stoker.steps._summary import Layer, Summary, summary
 from stoker.steps._supervised import Parts, Supervised, SupervisedOutput
-from stoker.steps._valid import valid, was_viewed
+from stoker.steps._valid import valid
 
 __all__ = [
     "ClassificationOutput",
@@ -34,6 +34,5 @@ __all__ = [
     "per_sample",
     "summary",
     "valid",
-    "was_viewed",
     "weighted_mean",
 ]

@@ -67,7 +67,7 @@ def named_leaves(
     if parts is None:
         yield name, tree
         return
-    if isinstance(tree, tuple | list):
+    if isinstance(tree, (tuple, list)):
         keys = [f"[{place}]" for place in range(len(tree))]
     elif _is_dataclass(tree):
         keys = [f".{field}" for field in _field_names(tree)]
@@ -138,7 +138,7 @@ def _flatten_into(tensors: list[Tensor], tree: Any) -> Structure:
         if isinstance(tree, _PLAIN):
             return Structure(None, (type(tree), tree))
         raise OpaqueValue(type(tree).__name__)
-    if isinstance(tree, tuple | list):
+    if isinstance(tree, (tuple, list)):
         kind, keys = type(tree), len(tree)
     elif _is_dataclass(tree):
         kind, keys = type(tree), _field_names(tree)
@@ -171,7 +171,7 @@ def _children(tree: Any) -> list[Any] | None:
     """The parts of a container, or None for a leaf."""
     if isinstance(tree, Tensor):
         return None
-    if isinstance(tree, tuple | list):
+    if isinstance(tree, (tuple, list)):
         return list(tree)
     if type(tree) is dict:
         return list(tree.values())
@@ -197,7 +197,7 @@ def _field_names(tree: Any) -> tuple[str, ...]:
 
 def _rebuild(tree: Any, parts: list[Any]) -> Any:
     """A container like `tree` with other parts."""
-    if isinstance(tree, tuple | list):
+    if isinstance(tree, (tuple, list)):
         return type(tree)(*parts) if is_namedtuple(tree) else type(tree)(parts)
     if _is_dataclass(tree):
         return dataclasses.replace(tree, **dict(zip(_field_names(tree), parts, strict=True)))

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint._tree import MOST_DEPTH
-from stoker.weights import check_tensor, is_sharded, local_of, with_local
+from stoker.distributed import from_local as with_local
+from stoker.distributed import is_dtensor as is_sharded
+from stoker.distributed import to_local as local_of
+from stoker.weights import check_tensor
 
 Path: TypeAlias = tuple[Any, ...]  # the keys and places that lead to a tensor
 

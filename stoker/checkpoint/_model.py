@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint._places import Spot, first_names, named_modules, spots
+from stoker.distributed import copy_into as fill
+from stoker.distributed import reshard as settle_shards
 from stoker.errors import StateMismatch, did_you_mean
-from stoker.weights import fill, settle_shards
 
 _PARTS = {"parameters": Mapping, "buffers": Mapping, "tied": Mapping, "empty": list, "extra": Mapping}
 _PARTS |= {"trainable": list, "evaluating": list}

@@ -16,8 +16,10 @@ from stoker.checkpoint._names import MANIFEST, STATE, is_shards, part_of
 from stoker.checkpoint._reshard import read_shards
 from stoker.checkpoint._tree import joined, tensor_paths
 from stoker.distributed import World
+from stoker.distributed import is_dtensor as is_sharded
+from stoker.distributed import shard_like as part_for
 from stoker.errors import BadFile, MissingFile, StokerError
-from stoker.weights import is_sharded, part_for, read_tensors
+from stoker.weights import read_tensors
 
 _PIECE = 1 << 20  # bytes that are read and summed at a time
 

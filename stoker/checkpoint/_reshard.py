@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stoker.distributed import from_local as with_local
+from stoker.distributed import local_region as region_of
+from stoker.distributed import to_local as local_of
 from stoker.errors import BadFile
-from stoker.weights import local_of, region_of, with_local
 
 Region = tuple[slice, ...]
 

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from stoker.checkpoint._manifest import Sum
 from stoker.checkpoint._write import NewFile, new_file
+from stoker.distributed import is_dtensor as is_sharded
+from stoker.distributed import local_region as region_of
+from stoker.distributed import to_local as local_of
 from stoker.errors import InvalidArgument
-from stoker.weights import is_sharded, local_of, region_of
 
 _MOST = 1 << 30  # bytes to a file, where a tensor isn't larger: DCP holds a file in memory while it writes it
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint._names import part_of, tensors_file
+from stoker.distributed import to_local as local_of
 from stoker.errors import BadFile, InvalidArgument, StokerError, WrongType
-from stoker.weights import check_tensor, local_of
+from stoker.weights import check_tensor
 
 MOST_DEPTH = 64  # levels
 _MOST_BITS = 2048  # of an integer; Python refuses to read longer ones as text, 2126 bits at the strictest

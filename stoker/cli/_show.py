@@ -11,7 +11,19 @@ from stoker.cli import _checkpoints as checkpoints
 from stoker.cli._runs import STATES, best, length, problems
 from stoker.cli._screen import Screen, screen
 from stoker.errors import BadFile, did_you_mean
-from stoker.record import Event, Follower, History, Points, Record, asked, duration, looks, panels, runs_in, when
+from stoker.record import (
+    Event,
+    Follower,
+    History,
+    Points,
+    Record,
+    asked,
+    duration,
+    group_by_metric,
+    line_styles,
+    runs_in,
+    when,
+)
 from stoker.view.console import Line, chart, legend, visible
 
 _PANELS, _LINES = 6, 6  # more pictures, and more lines in a picture, are left out
@@ -103,11 +115,11 @@ def ending(run: Follower) -> list[str]:
 def pictures(run: Follower) -> dict[str, list[Line]]:
     """The lines of each picture: every number over the updates; of a short run also what came in on the way."""
     found: dict[str, list[Line]] = {}
-    for title, names in panels(run.names).items():
-        colours = looks(names)
+    for title, names in group_by_metric(run.names).items():
+        colours = line_styles(names)
         points = {name: _points(run, name) for name in names[:_LINES]}
         found[title] = [
-            Line(visible(name), each.update, each.value, colours[name].colour)
+            Line(visible(name), each.update, each.value, colours[name].color)
             for name, each in points.items()
             if len(each) > 1
         ]

@@ -168,7 +168,7 @@ def _make_durable(fit: Fit, wish: Wish, opened: Opened) -> None:
     policy = wanted.policy(fit.record.direction)
     fit.saver = Saver(store, policy, background=wanted.background, ignored=damaged)
     fit.clocked = policy.pace is None
-    fit.ctx.can_save = True
+    fit.ctx._requests.can_save = True
     by = deadline(wanted, os.environ)
     fit.leave_at = None if by is None else by - _MARGIN
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import named_parameters
-from stoker.data import Pick
+from stoker.data import RowSelection
 from stoker.distributed import is_dtensor, reduce_shards
 from stoker.gradients import Gradients, spread
 from stoker.loop._fit import Fit
@@ -108,8 +108,8 @@ def first_not_finite(fit: Fit, loss: Tensor | None, grads: Gradients) -> str:
 
 def _first_given(fit: Fit) -> str | None:
     """What was not finite before the forward began."""
-    if isinstance(fit.ctx.batch, Pick):  # gathered by a program, which has not left it here
-        fit.ctx.batch = fit.ctx.batch.batch()
+    if isinstance(fit.ctx.batch, RowSelection):  # gathered by a program, which has not left it here
+        fit.ctx.batch = fit.ctx.batch.gather()
     for name, tensor in _tensors(fit.ctx.batch, "the batch"):
         if not _fine(tensor):
             return f"{name} holds NaN or infinity already: look at the data"

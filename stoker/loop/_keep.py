@@ -37,7 +37,7 @@ def begin(fit: Fit) -> None:
         fit.extras = [module for module in fit.model.modules() if has_extra(module)]
         mark(fit)
         if fit.resumed is None:  # else it is there, and this would only use up the room of an older one
-            _save(fit, fit.ctx.saving or "the beginning")
+            _save(fit, fit.ctx._requests.save_reason or "the beginning")
             fit.saver.wait()  # what can't be written is known now, and not after the first epoch
     fit.resumed = None
 
@@ -65,7 +65,7 @@ def between(fit: Fit, *, epoch_ended: bool = False) -> None:
         ctx.save("to tell of one that failed")  # which all ranks then raise together
     if ctx.stopping is not None:
         return  # saved when it has ended, or where it was cut short
-    reason = ctx.saving
+    reason = ctx._requests.save_reason
     if reason is None and (epoch_ended or fit.validated == ctx.update or saver.may_be_due(ctx.update)):
         moment = Moment(**_place(fit), epoch_ended=epoch_ended)
         reason = saver.due(moment) if fit.accord is None else _due(fit, moment)
@@ -106,7 +106,7 @@ def end(fit: Fit) -> None:
     saver, ctx = fit.saver, fit.ctx
     if saver is None:
         return
-    ctx.can_save = False
+    ctx._requests.can_save = False
     try:
         _settle_earlier(fit)
         if not fit.interrupted:
@@ -154,7 +154,7 @@ def _save(fit: Fit, reason: str, *, ended: str | None = None, resumable: bool = 
         fit.program.settle()  # nothing is saved that a late verdict could be about
     place = Place(**_place(fit, at), reason=reason, ended=ended, resumable=resumable)
     stands = (place.epoch, place.batch, place.update, fit.stage if at is None else at.stage, ended, resumable)
-    fit.ctx.saving, fit.is_due = None, False
+    fit.ctx._requests.save_reason, fit.is_due = None, False
     if fit.saved == stands:
         return
     _warn_of_losses(fit)
@@ -165,7 +165,7 @@ def _save(fit: Fit, reason: str, *, ended: str | None = None, resumable: bool = 
 def _warn_of_losses(fit: Fit) -> None:
     """What is kept where no checkpoint can see it is told once, with the first checkpoint that lacks it."""
     texts = [] if fit.unsaved is None else fit.unsaved.changed()
-    texts += [each.unrepeatable for each in (fit.train, *fit.valid.values()) if each.unrepeatable is not None]
+    texts += [each.resume_warning for each in (fit.train, *fit.valid.values()) if each.resume_warning is not None]
     odd = [name for name, value in fit.ctx.state.items() if not (is_storable(name) and is_storable(value))]
     texts += [
         f"ctx.state[{name!r}] is a {type(fit.ctx.state[name]).__name__}, which a checkpoint can't hold: a run that "

@@ -56,9 +56,8 @@ def agreed(fit: Fit, plan: Plan) -> Plan:
 
 def _listeners(fit: Fit, milestones: Sequence[str]) -> Iterator[str]:
     for milestone in milestones:
-        for callback in fit.hooks:
-            if fit.hooks.listens(callback, milestone):
-                yield f"{type(callback).__name__}.{milestone} comes between forward and step"
+        for callback in fit.hooks.listeners(milestone):
+            yield f"{type(callback).__name__}.{milestone} comes between forward and step"
 
 
 def _reasons_for_the_update(fit: Fit) -> Iterator[str]:
@@ -115,7 +114,9 @@ def programmed(fit: Fit) -> Iterator[None]:
     if fit.device.type == "cuda":
         _settle_data(fit)
     near = fit.device.type == "cpu" or fit.train is not train  # the columns are where the program runs
-    fit.picks = near and fit.step.mode != "eager" and fit.train.picks and not fit.hooks.wanted("on_train_batch_begin")
+    fit.picks = (
+        near and fit.step.mode != "eager" and fit.train.has_row_selections and not fit.hooks.has("on_train_batch_begin")
+    )
     told = _tell(fit, told)
     try:
         with device, fit.program.fitting():  # streams and events are the current device's

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import named_parameters
-from stoker.data import Pick
+from stoker.data import RowSelection
 from stoker.errors import NotFinite
 from stoker.gradients import Accumulator
 from stoker.loop._ask import asked
@@ -66,8 +66,8 @@ class Stations:
     def run(self, given: Any) -> None:
         """Batch, forward, loss, gradients, update, metrics."""
         fit, ctx = self._fit, self._fit.ctx
-        if isinstance(given, Pick):
-            ctx.batch = given.batch()
+        if isinstance(given, RowSelection):
+            ctx.batch = given.gather()
         elif isinstance(given, Mixed):
             ctx.batch, ctx.loss_mix = given
         else:
@@ -224,7 +224,7 @@ class Stations:
         """What a step calls and is no module: a loss that is a function, a transform of batches."""
         step = self._fit.supervised
         loss = None if step is None or isinstance(step.loss, nn.Module) else step.loss
-        return [each for each in (loss, self._fit.train.after) if each is not None]
+        return [each for each in (loss, self._fit.train.batch_transform) if each is not None]
 
     def obstacle(self) -> str:
         """Why the step can't be a program any more: modules are looked at anew, and somebody may listen to them."""
@@ -264,7 +264,7 @@ class Stations:
     def place(self) -> tuple[Any, ...]:
         """Where the loop stands."""
         ctx = self._fit.ctx
-        return ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.ghost
+        return ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.is_padding
 
     def left_at(self, place: tuple[Any, ...]) -> None:
         """The last whole state is that before a run that was not finite, wherever the loop has come since."""
@@ -275,7 +275,7 @@ class Stations:
         fit, ctx = self._fit, self._fit.ctx
         self.forget()
         self.left_at(place)
-        ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.ghost = place
+        ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.is_padding = place
         fit.applied = fit.refused = False
         fit.accumulators.clear()
         fit.searching = True

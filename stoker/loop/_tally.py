@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stoker.data import Pick
+from stoker.data import RowSelection
 from stoker.errors import StateMismatch
 from stoker.metrics import Metric, named, weight_of
 from stoker.steps import Output
@@ -269,7 +269,7 @@ def weight_in(output: Output, batch: Any, *, read: bool = True) -> float | Tenso
 
 def samples_in(batch: Any) -> int:
     """The length of the first tensor in a batch; 1 where there is none."""
-    if isinstance(batch, Pick):
+    if isinstance(batch, RowSelection):
         return len(batch)
     found = _first(batch)
     return len(found) if found is not None and found.dim() else 1

@@ -40,7 +40,7 @@ def use(fit: Fit, grads: Gradients, asked: Asked) -> None:
     # Each batch by itself: at the end of the window nobody could tell any more which one it was.
     joining = _for_window(fit, grads, asked)
     if joining is not None:
-        window.add(joining, weight=1 if fit.reduce == "sum" and not ctx.ghost else asked.weight)
+        window.add(joining, weight=1 if fit.reduce == "sum" and not ctx.is_padding else asked.weight)
     if not ctx.accumulating and len(window):
         _close(fit, window)
 

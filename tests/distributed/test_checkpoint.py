@@ -14,10 +14,10 @@ from torch import nn
 
 from stoker.checkpoint import Place, Saver, Store, composed, every, keep_last, load_model_state, model_state
 from stoker.checkpoint._copy import Copies
-from stoker.distributed import joined
+from stoker.distributed import joined, local_region
 from stoker.errors import BadFile, CheckpointFailed, InvalidArgument, PeerFailed
 from stoker.optim import AdamW
-from stoker.weights import load, region_of, save
+from stoker.weights import load, save
 
 from .processes import run
 
@@ -416,7 +416,7 @@ def meshes(rank, size, folder):
         assert same(load(nn.Sequential(nn.Linear(4, rows), nn.Linear(rows, 4)), path).state_dict(), expected)
     rows = distribute_tensor(torch.arange(8), mesh, [Shard(0), _StridedShard(0, split_factor=2)], src_data_rank=None)
     with pytest.raises(InvalidArgument, match="'it' is sharded twice along dimension 0 in parts that are not in a row"):
-        region_of("it", rows)
+        local_region("it", rows)
     return True
 
 

@@ -107,7 +107,7 @@ def in_between(run, place=None):
 
 def at_all_of_them(run):
     """From the second epoch on at every milestone, the last ones too."""
-    milestones = [name.removeprefix("on_") for name in callbacks.MILESTONES if name != "on_exception"]
+    milestones = [name.removeprefix("on_") for name in callbacks.HOOK_NAMES if name != "on_exception"]
     act = dict.fromkeys(milestones, lambda ctx: send(signal.SIGTERM) if ctx.epoch == 2 else None)
     script(run, hooks=[callbacks.on(**act)])
 

@@ -4,14 +4,15 @@ import math
 import sys
 from html import escape
 
-from stoker.record import Event, Line, Record, chart, looks, number, wants_log
+from stoker.record import Event, Record, line_styles, number, use_log_scale
+from stoker.view._svg import Line, chart
 from stoker.view.console._format import duration, plain_number
 from stoker.view.console._pace import Pace
 from stoker.view.console._story import aside, ending, reason, speed, title
 from stoker.view.console._watch import Watch
 
 _WIDTH, _HEIGHT = 400, 150  # of the plot, in pixels
-_COLOUR = looks(["train"])["train"].colour
+_COLOUR = line_styles(["train"])["train"].color
 _STYLE = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.5"
 
 
@@ -115,7 +116,7 @@ def _plot(watch: Watch) -> str:
     every = [value for values in curves.values() for value in values]
     if not any(map(math.isfinite, every)):
         return ""
-    colours = looks(curves)
+    colours = line_styles(curves)
     lines = [Line(name, range(1, len(values) + 1), values, colours[name]) for name, values in curves.items()]
     axis = "epoch" if curves["train/loss"] is not watch.running else ""
-    return chart("loss", lines, width=_WIDTH, height=_HEIGHT, log=wants_log(every), axis=axis)
+    return chart("loss", lines, width=_WIDTH, height=_HEIGHT, log=use_log_scale(every), axis=axis)

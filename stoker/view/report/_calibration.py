@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker.errors import InvalidArgument
-from stoker.record import figure_of, paper
+from stoker.record import figure_of, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def calibration(probabilities: Any, targets: Any, *, bins: int = 15, ax: "Axes |
 
 def drawn(found: Calibration, *, ax: "Axes | None" = None) -> "Figure":
     """The picture of what `calibrated` found."""
-    axes = paper(4.5, 4.5).subplots() if ax is None else ax
+    axes = new_figure(4.5, 4.5).subplots() if ax is None else ax
     seen = found.count > 0
     share = found.count[seen] / found.count.sum()
     axes.plot([0, 1], [0, 1], "--", color="#888888", label="as sure as right")

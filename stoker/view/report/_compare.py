@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.errors import InvalidArgument
-from stoker.record import Look, Record, Run, asked, duration, flat, looks, number, panels, when
+from stoker.record import LineStyle, Record, Run, asked, duration, flat, group_by_metric, line_styles, number, when
 from stoker.view.report._curves import overlaid
 from stoker.view.report._markup import Html, element, joined, pairs, section, table
 from stoker.view.report._page import page
@@ -29,7 +29,7 @@ def compare_html(*runs: Readable | Record | Run | str | os.PathLike[str]) -> str
     if len(runs) < 2:
         raise InvalidArgument(f"compare_html compares two runs or more; got {len(runs)}")
     told = [as_readable(run) for run in runs]
-    look = dict(enumerate(looks(map(str, range(len(told)))).values()))
+    look = dict(enumerate(line_styles(map(str, range(len(told)))).values()))
     keys = [_key(run, look[place]) for place, run in enumerate(told)]
     title = f"{len(told)} runs"
     return page(
@@ -61,8 +61,8 @@ def differing(configs: Sequence[Any]) -> tuple[dict[str, Any], dict[str, list[An
     )
 
 
-def _key(run: Readable, look: Look) -> Html:
-    return element("span", run.name, class_="key", style=f"--own:{look.colour}")
+def _key(run: Readable, look: LineStyle) -> Html:
+    return element("span", run.name, class_="key", style=f"--own:{look.color}")
 
 
 def _endings(runs: Sequence[Readable], keys: Sequence[Html]) -> Html:
@@ -89,7 +89,7 @@ def _last(runs: Sequence[Readable], keys: Sequence[Html]) -> Html:
 
 def _shared(runs: Sequence[Readable]) -> list[str]:
     """The numbers that any run has, validation first, as that is what runs are judged by; no cells of matrices."""
-    names = list(dict.fromkeys(name for run in runs for names in panels(run.names).values() for name in names))
+    names = list(dict.fromkeys(name for run in runs for names in group_by_metric(run.names).values() for name in names))
     return sorted(names, key=lambda name: (not name.startswith("valid/"), not name.startswith("train/")))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker.errors import InvalidArgument
-from stoker.record import Points, figure_of, matrices, paper, written
+from stoker.record import Points, escape_label, figure_of, matrix_sizes, new_figure
 from stoker.view.report._readable import Readable
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def confusions(run: Readable) -> dict[str, np.ndarray]:
     """The matrices that a run has recorded, as they were in its best epoch, else in its last; rows are the truth."""
     best = run.summary.get("best") or {}
     found: dict[str, np.ndarray] = {}
-    for name, many in matrices(run.names).items():
+    for name, many in matrix_sizes(run.names).items():
         matrix = np.full((many, many), np.nan)
         for row, column in np.ndindex(many, many):
             matrix[row, column] = _at(run.points(f"{name}/{row}/{column}", source="epochs"), best.get("update"))
@@ -39,7 +39,7 @@ def confusion(matrix: Any, labels: Sequence[str] | None = None, *, ax: "Axes | N
     counts = square(matrix)
     names = names_of(labels, len(counts))
     many = len(counts)
-    axes = paper(min(2.5 + 0.45 * many, 11), min(2 + 0.4 * many, 9)).subplots() if ax is None else ax
+    axes = new_figure(min(2.5 + 0.45 * many, 11), min(2 + 0.4 * many, 9)).subplots() if ax is None else ax
     portions = shares(counts)
     axes.imshow(portions, cmap="Blues", vmin=0, vmax=1)
     if many <= _WRITTEN:
@@ -48,8 +48,10 @@ def confusion(matrix: Any, labels: Sequence[str] | None = None, *, ax: "Axes | N
             axes.text(column, row, f"{counts[row, column]:.4g}", ha="center", va="center", color=ink, fontsize="small")
     axes.set(xlabel="taken for", ylabel="is")
     if many <= 2 * _WRITTEN:
-        axes.set_xticks(range(many), [written(name) for name in names], rotation=45 if max(map(len, names)) > 3 else 0)
-        axes.set_yticks(range(many), [written(name) for name in names])
+        axes.set_xticks(
+            range(many), [escape_label(name) for name in names], rotation=45 if max(map(len, names)) > 3 else 0
+        )
+        axes.set_yticks(range(many), [escape_label(name) for name in names])
     return figure_of(axes)
 
 

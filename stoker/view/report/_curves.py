@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from stoker.record import Line, Look, Points, chart, looks, panels, wants_log
+from stoker.record import LineStyle, Points, group_by_metric, line_styles, use_log_scale
+from stoker.view._svg import Line, chart
 from stoker.view.report._markup import Html, element
 from stoker.view.report._readable import Readable
 
@@ -13,12 +14,12 @@ _POINTS = 300  # of a line: one for each pixel is more than an eye tells apart
 
 def curves(run: Readable) -> Html:
     """A picture for each metric, training and validation together; what came in on the way stands behind, faint."""
-    grouped = panels(run.names)
+    grouped = group_by_metric(run.names)
     pictures = [_picture(run, title, names[:_LINES]) for title, names in list(grouped.items())[:_PANELS]]
     return _grid(pictures, len(grouped) - len(pictures))
 
 
-def overlaid(runs: Sequence[Readable], names: Sequence[str], look: Mapping[int, Look]) -> Html:
+def overlaid(runs: Sequence[Readable], names: Sequence[str], look: Mapping[int, LineStyle]) -> Html:
     """A picture for each number, with a line for each run; `look` has one for each place in `runs`."""
     pictures: list[str] = []
     for name in names[:_PANELS]:
@@ -30,7 +31,7 @@ def overlaid(runs: Sequence[Readable], names: Sequence[str], look: Mapping[int, 
 
 
 def _picture(run: Readable, title: str, names: Sequence[str]) -> str:
-    look = looks(names)
+    look = line_styles(names)
     lines = [_line(run, name, name, _points(run, name), look[name]) for name in names]
     lines += [
         _line(run, name, name, on_the_way, look[name])._replace(faint=True, best=None)
@@ -46,7 +47,7 @@ def _points(run: Readable, name: str) -> Points:
     return epochs if len(epochs) >= _ENOUGH else run.points(name, source="all")
 
 
-def _line(run: Readable, label: str, name: str, points: Points, look: Look) -> Line:
+def _line(run: Readable, label: str, name: str, points: Points, look: LineStyle) -> Line:
     thinned = points.thinned(_POINTS)
     best = run.summary.get("best") or {}
     marked = (best["update"], best["value"]) if best.get("name") == name else None
@@ -54,7 +55,7 @@ def _line(run: Readable, label: str, name: str, points: Points, look: Look) -> L
 
 
 def _chart(title: str, lines: Sequence[Line], *, falling: bool) -> str:
-    log = falling and wants_log(value for line in lines for value in line.y)
+    log = falling and use_log_scale(value for line in lines for value in line.y)
     return chart(title, lines, log=log, axis="update", width=350, height=200)
 
 

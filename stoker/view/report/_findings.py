@@ -1,6 +1,7 @@
 """What a data set said of a model, in a page: confusion, calibration, and the samples that went most wrong."""
 
-from stoker.record import Line, Look, chart, number
+from stoker.record import LineStyle, number
+from stoker.view._svg import Line, chart
 from stoker.view.report._calibration import Calibration
 from stoker.view.report._heat import heat
 from stoker.view.report._judged import Judged, Sample, few
@@ -26,9 +27,9 @@ def _calibration(found: Calibration) -> Html:
     seen = found.count > 0
     sure = found.sure[seen].tolist()
     lines = [
-        Line("as sure as right", [0.0, 1.0], [0.0, 1.0], Look("#888888", 1)),
-        Line("right answers", sure, found.right[seen].tolist(), Look("#0072B2")),
-        Line("share of samples", sure, (found.count[seen] / found.count.sum()).tolist(), Look("#888888", 2)),
+        Line("as sure as right", [0.0, 1.0], [0.0, 1.0], LineStyle("#888888", 1)),
+        Line("right answers", sure, found.right[seen].tolist(), LineStyle("#0072B2")),
+        Line("share of samples", sure, (found.count[seen] / found.count.sum()).tolist(), LineStyle("#888888", 2)),
     ]
     told = f"How often it is right where it is so sure; they lie {100 * found.error:.2g} % apart (expected error)."
     drawn = chart("how often right", lines, width=350, height=260, axis="how sure")

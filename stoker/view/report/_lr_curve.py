@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stoker.record import figure_of, paper
+from stoker.record import figure_of, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ def lr_curve(
     >>> lr_curve([1e-3, 1e-2, 1e-1], [2.3, 1.1, 3.0], 1e-2).axes[0].get_xscale()
     'log'
     """
-    axes = paper(6, 3.6).subplots() if ax is None else ax
+    axes = new_figure(6, 3.6).subplots() if ax is None else ax
     axes.plot(rates, losses, color="#0072B2")
     if suggestion is not None:
         axes.axvline(suggestion, linestyle="--", color="#E69F00", label=f"suggestion {suggestion:.2g}")

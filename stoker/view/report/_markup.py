@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from stoker.record import writable
+from stoker.view._svg import writable
 
 _VOID = ("img", "meta")  # elements that have no end
 

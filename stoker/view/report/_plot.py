@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Literal
 
 from stoker.errors import InvalidArgument
-from stoker.record import History, Record, figure_of, looks, paper, wants_log, written
+from stoker.record import History, Record, escape_label, figure_of, line_styles, new_figure, use_log_scale
 from stoker.view.report._calibration import drawn
 from stoker.view.report._confusion import confusion, confusions
 from stoker.view.report._judged import Judged
@@ -55,10 +55,10 @@ def _lr(record: Record, ax: "Axes | None") -> "Figure":
         raise InvalidArgument(
             "plot: no learning rate was recorded; add metrics.LearningRate() to the learner's metrics"
         )
-    axes = paper(7, 3.2).subplots() if ax is None else ax
-    for name, look in looks(found).items():
-        axes.plot(found[name].update, found[name].value, color=look.colour, label=written(name))
-    if wants_log(value for points in found.values() for value in points.value.tolist()):
+    axes = new_figure(7, 3.2).subplots() if ax is None else ax
+    for name, look in line_styles(found).items():
+        axes.plot(found[name].update, found[name].value, color=look.color, label=escape_label(name))
+    if use_log_scale(value for points in found.values() for value in points.value.tolist()):
         axes.set_yscale("log")
     axes.set(xlabel="update", ylabel="learning rate")
     axes.grid(alpha=0.3)

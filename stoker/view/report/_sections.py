@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.record import duration, flat, number, panels, when
+from stoker.record import duration, flat, group_by_metric, number, when
 from stoker.view.report._confusion import confusions, names_of
 from stoker.view.report._heat import heat
 from stoker.view.report._markup import Html, element, joined, pairs, section, table
@@ -104,7 +104,7 @@ def environment(run: Readable) -> Html:
 
 def _names(run: Readable) -> list[str]:
     """All numbers but the cells of matrices, those of one metric beside each other."""
-    return [name for names in panels(run.names).values() for name in names]
+    return [name for names in group_by_metric(run.names).values() for name in names]
 
 
 def _texts(found: Any) -> Sequence[str]:

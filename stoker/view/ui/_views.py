@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker.errors import BadFile
-from stoker.record import Event, Follower, asked, checkpoints, panels
+from stoker.record import Event, Follower, asked, checkpoints, group_by_metric
 from stoker.view.ui._json import plain
 
 Row = dict[str, Any]
@@ -67,7 +67,7 @@ def detail(name: str, run: Follower) -> dict[str, Any]:
         "plan": begin.get("plan") or run.facts.get("plan") or [],
         "begin": begin,
         "names": names,
-        "groups": panels(names),
+        "groups": group_by_metric(names),
         "directions": {each: run.direction(each) for each in names},
         "units": {each: run.unit(each) for each in names},
         "said": said(run.said[-SAID:]),

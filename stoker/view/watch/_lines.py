@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.record import Follower, Points, looks, panels
+from stoker.record import Follower, Points, group_by_metric, line_styles
 from stoker.view.console import Line, visible
 from stoker.view.watch._colours import OTHERS, faint
 from stoker.view.watch._view import SMOOTHING, View
@@ -23,7 +23,7 @@ def tabs_of(followers: Sequence[Follower]) -> dict[str, list[str]]:
     names = list(dict.fromkeys(name for follower in followers for name in follower.names))
     if len(followers) > 1:
         return {name: [name] for name in names}
-    return panels(names)
+    return group_by_metric(names)
 
 
 def labels_of(followers: Sequence[Follower]) -> list[str]:
@@ -35,10 +35,10 @@ def labels_of(followers: Sequence[Follower]) -> list[str]:
 def lines_of(followers: Sequence[Follower], names: Sequence[str], view: View) -> list[Line]:
     """The lines to draw, thinned; where they are smoothed, the true ones lie faint and nameless below."""
     found: list[Line] = []
-    styles, labels = looks(names), labels_of(followers)
+    styles, labels = line_styles(names), labels_of(followers)
     for place, follower in enumerate(followers):
         for name in names[:_LINES]:
-            style = styles[name].colour if place == 0 else OTHERS[(place - 1) % len(OTHERS)]
+            style = styles[name].color if place == 0 else OTHERS[(place - 1) % len(OTHERS)]
             points = _points(follower, name, view)
             if len(points):
                 label = visible(labels[place] if len(followers) > 1 else name)

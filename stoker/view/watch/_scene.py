@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker.record import Best, Follower, Status, flat, wants_log, when
+from stoker.record import Best, Follower, Status, flat, use_log_scale, when
 from stoker.view.console import Line
 from stoker.view.watch._lines import labels_of, lines_of, tabs_of
 from stoker.view.watch._view import View
@@ -153,4 +153,4 @@ def _rows(follower: Follower, latest: Mapping[str, float]) -> Iterator[Row]:
 def _calls_for_log(followers: Sequence[Follower], names: Sequence[str], lines: Sequence[Line]) -> bool:
     """Whether numbers that should fall span more than a line can show: a loss from 9 down to 0.01."""
     falls = any(follower.direction(name) == "min" for follower in followers for name in names)
-    return falls and wants_log(value for line in lines for value in line.y.tolist())
+    return falls and use_log_scale(value for line in lines for value in line.y.tolist())

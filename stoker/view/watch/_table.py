@@ -3,7 +3,7 @@
 from rich.style import Style
 from rich.text import Text
 
-from stoker.record import looks, number
+from stoker.record import line_styles, number
 from stoker.view.console import visible
 from stoker.view.watch._colours import QUIET
 from stoker.view.watch._scene import Row, Scene
@@ -25,10 +25,10 @@ def metrics(scene: Scene, width: int, height: int) -> Text:
     sets = sets[:fitting]
     widest = max(6, width - _CELL * len(sets) - (_CELL + 4) * with_best)
     widest = min(widest, max((len(row.name) for row in run.rows), default=6))
-    colours = looks(sets)
+    colours = line_styles(sets)
     head = Text(" " * widest)
     for group in sets:
-        head.append(f"{cut(visible(group), _CELL - 1):>{_CELL}}", style=colours[group].colour)
+        head.append(f"{cut(visible(group), _CELL - 1):>{_CELL}}", style=colours[group].color)
     lines = [head.append(f"{'best':>{_CELL}}" if with_best else "", style=QUIET)]
     room = max(0, height - 1)
     first = _first_shown([row.name for row in run.rows], scene.tab, room)

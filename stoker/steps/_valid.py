@@ -14,7 +14,7 @@ A view compares itself with its model when it is called, and copies again what h
 
 import copy
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import islice
@@ -28,6 +28,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from stoker._tree import tensors_in
 from stoker.distributed import is_sharded, reshard
 from stoker.errors import InvalidArgument, WrongType
 
@@ -38,7 +39,9 @@ _DEPTH = 3  # containers and objects inside each other that are searched for mod
 _HEAD = 64  # parts of a container that are searched: a vocabulary is not walked through
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), type, torch.Size, torch.dtype, torch.device})
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+_BUILT_IN = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 _MEMBERS = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # changed in place when a hook is registered
 _MISSING = object()
 
 
@@ -76,7 +79,7 @@ def valid(model: M) -> M:
 class _Copied:
     """A module or an object, its copy, and what the copy was made from."""
 
-    __slots__ = ("copy", "members", "nested", "origin", "seen", "written")
+    __slots__ = ("copy", "members", "nested", "origin", "parameters", "seen", "written")
 
     def __init__(self, origin: Any, made: Any) -> None:
         self.origin = origin
@@ -84,7 +87,8 @@ class _Copied:
         self.copy: Callable[[], Any] = weakref.ref(made) if type(made).__weakrefoffset__ else lambda: made
         self.seen: dict[str, Any] = {}  # the origin's attributes when it was copied, without those in `nested`
         self.nested: set[str] = set()  # attributes that were copied because they hold modules
-        self.members: tuple[Any, ...] = ()  # the parameters, buffers and submodules of a module
+        self.members: tuple[Any, ...] = ()  # the parameters, buffers, submodules and hooks of a module
+        self.parameters: tuple[Any, ...] = ()  # the copy's parameters, for which a caller may have swapped others in
         self.written: dict[str, Any] = {}  # the attributes of the copy, where the origin is not a module
 
     def is_current(self) -> bool:
@@ -94,12 +98,13 @@ class _Copied:
         values = tuple(vars(self.origin).values())  # at once: another thread may set attributes
         if len(values) != len(self.seen) or not all(map(is_, values, self.seen.values())):
             return False
+        return type(self.copy()) is type(self.origin) and self.has_same_members()
+
+    def has_same_members(self) -> bool:
         members = _members(self.origin)
         if len(members) != len(self.members) or not all(map(is_, members, self.members)):
             return False
-        made = self.copy()
-        moved = map(_has_moved, self.origin._parameters.values(), made._parameters.values())
-        return type(made) is type(self.origin) and not any(moved)
+        return not any(map(_has_moved, self.origin._parameters.values(), self.parameters))
 
 
 class _View:
@@ -127,10 +132,10 @@ class _View:
                 "train the model itself, not what valid() returned for it"
             )
         self._refresh(root)
+        # Where nothing requires gradients this changes no result but the last bits: some kernels ask for the grad mode.
+        differentiates = not self._shares_parameters and any(each.requires_grad for each in tensors_in((args, kwargs)))
         try:
-            if not self._shares_parameters:
-                return root._call_impl(*args, **kwargs)
-            with torch.no_grad():
+            with torch.set_grad_enabled(differentiates and torch.is_grad_enabled()):
                 return root._call_impl(*args, **kwargs)
         finally:
             self._write_back()
@@ -179,27 +184,33 @@ class _View:
             object.__setattr__(made, "__class__", type(origin))
         attributes, before = _attributes(origin), copied.seen
         for name in before.keys() - attributes.keys():
-            vars(made).pop(name, None)
-        copied.members = _members(origin) if is_module else ()
-        copied.seen, copied.nested = {}, set()
+            getattr(made, "__dict__", {}).pop(name, None)
+        if is_module and (first or not copied.has_same_members()):
+            self._copy_members(copied)
+        copied.seen, copied.nested = dict(attributes), set()
         for name, value in attributes.items():
-            copied.seen[name] = value
-            if is_module and name in ("training", "_compiled_call_impl"):
-                if first:
-                    vars(made)[name] = value if name == "training" else None
-            elif is_module and name in _MEMBERS:
-                shared = name == "_parameters" and self._shares_parameters
-                own = value if shared else {key: self._convert(each) for key, each in value.items()}
-                vars(made)[name] = own
-            elif before.get(name, _MISSING) is not value:
+            if is_module and name in ("training", "_compiled_call_impl", *_MEMBERS):
+                continue  # the copy's own
+            if before.get(name, _MISSING) is not value or (is_module and name in _HOOKS):
                 is_lazy_hook = name == "_forward_pre_hooks" and isinstance(origin, LazyModuleMixin)
                 new = self._lazy_hooks(copied) if is_lazy_hook else self._convert(value)
                 if new is not value:
                     copied.nested.add(name)
-                    copied.seen[name] = None  # a tensor may hold a whole graph
+                    copied.seen[name] = _MISSING  # not the value: a tensor may hold a whole graph
                 _set(made, name, new)
                 if not is_module:
                     copied.written[name] = new
+
+    def _copy_members(self, copied: _Copied) -> None:
+        """Copies the dicts of parameters, buffers and submodules."""
+        origin, made = copied.origin, vars(copied.copy())
+        made.setdefault("training", origin.training)
+        copied.members = _members(origin)
+        for name in _MEMBERS:
+            made[name] = {key: self._convert(each) for key, each in vars(origin)[name].items()}
+        if self._shares_parameters:
+            made["_parameters"] = origin._parameters
+        copied.parameters = tuple(made["_parameters"].values())
 
     def _lazy_hooks(self, copied: _Copied) -> dict[int, Any]:
         """The hooks of a lazy module, with one that has the model's own module create its parameters."""
@@ -294,7 +305,9 @@ def _unwrap(module: nn.Module) -> nn.Module:
 
 
 def _members(module: nn.Module) -> tuple[Any, ...]:
-    return (*module._parameters.values(), *module._buffers.values(), *module._modules.values())
+    """What a module registers, in dicts that are changed in place."""
+    attributes = vars(module)
+    return tuple([each for name in (*_MEMBERS, *_HOOKS) for each in attributes[name].values()])
 
 
 def _has_moved(tensor: Any, made: Any) -> bool:
@@ -315,7 +328,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 @lru_cache(maxsize=1024)
 def _slots(kind: type) -> tuple[str, ...]:
     members = [name for base in kind.__mro__ for name, each in vars(base).items() if type(each) is MemberDescriptorType]
-    return tuple(members)
+    return tuple(name for name in members if name != "__dict__")
 
 
 def _set(thing: Any, name: str, value: Any) -> None:
@@ -328,7 +341,7 @@ def _set(thing: Any, name: str, value: Any) -> None:
 def _replace(value: Any, leaf: Leaf, depth: int) -> Any:
     """The value with `leaf` applied to every module, tensor and object in it; the very same value if none changes."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN or (kind in _BUILT_IN and not value):
         return value
     if kind not in _PROXIES and isinstance(value, Tensor | nn.Module):
         return leaf(value, depth)

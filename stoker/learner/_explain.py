@@ -87,7 +87,7 @@ def _groups(fit: Fit, spec: Spec) -> list[str]:
         else:
             row = (
                 describe(rated[name]).strip("'"),
-                optimizers[stepped[name]].spelled(),
+                optimizers[stepped[name]].to_code(),
                 _rate(rates[rated[name]]),
             )
         rows.setdefault(row, []).append(name)

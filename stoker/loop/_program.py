@@ -65,7 +65,7 @@ def _reasons_for_the_update(fit: Fit) -> Iterator[str]:
     if fit.world.size > 1:
         yield f"{fit.world.size} processes add their gradients up between backward and step"
     yield from _listeners(fit, AFTER)
-    if not fit.optimizer.functional:
+    if not fit.optimizer.is_functional:
         yield f"{fit.optimizer!r} is an optimizer of its own, which steps as it likes"
 
 
@@ -92,7 +92,7 @@ def _hears_late(fit: Fit) -> bool:
     Then the host need not wait for a verdict either: the next step is started while this one runs.
     """
     alone = fit.shared is None or fit.own_windows or fit.scaler is not None or fit.settings.on_nan == "skip"
-    if alone or fit.device.type != "cuda" or not fit.optimizer.skips:
+    if alone or fit.device.type != "cuda" or not fit.optimizer.skips_on_device:
         return False
     away = any(tensor.device != fit.device for tensor in (*fit.model.parameters(), *fit.model.buffers()))
     return not away and next(_listeners(fit, (*_INSIDE, *AFTER)), None) is None

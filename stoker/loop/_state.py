@@ -58,7 +58,7 @@ def _with_buffers(state: dict[str, Any], buffers: list[Tensor]) -> dict[str, Any
 
 def _judged(fit: Fit) -> Snapshot | None:
     """The weights that the optimizer wants judged, where it trains others (schedule-free)."""
-    with fit.optimizer.evaluating() as differ:
+    with fit.optimizer.evaluation_weights() as differ:
         return snapshot(fit.model) if differ else None
 
 

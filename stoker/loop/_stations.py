@@ -95,16 +95,16 @@ class Stations:
     def on_device(self) -> Iterator[None]:
         """The same, and what the optimizer has made meanwhile is undone."""
         fit = self._fit
-        state, losses = [dict(rule) for rule in fit.optimizer.tensors()], set(fit.tally.losses)
+        state, losses = [dict(rule) for rule in fit.optimizer.state_tensors()], set(fit.tally.losses)
         try:
             with self.unread():
                 yield
         finally:
             self._losses = fit.tally.losses or self._losses
             self._made = "losses" if {*self._losses} != losses else ""
-            if _keys(fit.optimizer.tensors()) != _keys(state):
+            if _keys(fit.optimizer.state_tensors()) != _keys(state):
                 self._made = "state"
-                fit.optimizer.hold(state)
+                fit.optimizer.set_state_tensors(state)
 
     @property
     def exact(self) -> bool:
@@ -182,7 +182,7 @@ class Stations:
         return Inputs(list(self._written().values()), self._rates.all())
 
     def _written(self) -> dict[int, Tensor]:
-        kept = self._fit.optimizer.tensors()
+        kept = self._fit.optimizer.state_tensors()
         states = [tensor for rule in kept for state in rule.values() for tensor in state.values() if tensor is not None]
         places = [table[name] for table, name in slots_in(self._modules)]
         return {id(tensor): tensor for tensor in (*places, *states, *self.verdict.tensors())}

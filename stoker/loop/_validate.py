@@ -30,7 +30,8 @@ def validate(fit: Fit) -> None:
     ctx, fire = fit.ctx, fit.hooks.fire
     level(fit)
     kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.is_padding
-    with put_back(), _drawing_again(fit.valid.values()), fit.optimizer.evaluating(), fit.program.between() as lent:
+    evaluated = fit.optimizer.evaluation_weights()
+    with put_back(), _drawing_again(fit.valid.values()), evaluated, fit.program.between() as lent:
         for name, loader in fit.valid.items():
             ctx.phase, ctx.set_name, ctx.batches = "valid", name, length_of(loader)
             fire("on_valid_begin", ctx)

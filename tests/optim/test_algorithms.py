@@ -1,6 +1,7 @@
-"""Every algorithm is torch's, bit for bit, whichever way torch runs it."""
+"""Every algorithm equals the class of the same name in `torch.optim`, bit for bit, however torch runs it."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -9,7 +10,59 @@ from torch import nn
 import stoker
 from stoker import backward, optim
 
-from .algorithms import SETTINGS, cases, config, label, twin
+# name: (settings to try, whether torch has a fused form, whether it has a foreach form)
+SETTINGS = {
+    "SGD": (
+        [{}, {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1}]
+        + [{"momentum": 0.9, "nesterov": True, "maximize": True}],
+        True,
+        True,
+    ),
+    "Adam": (
+        [{}, {"amsgrad": True, "weight_decay": 0.1}, {"maximize": True, "decoupled_weight_decay": True}],
+        True,
+        True,
+    ),
+    "AdamW": ([{}, {"amsgrad": True, "betas": (0.5, 0.9)}, {"maximize": True}], True, True),
+    "Adamax": ([{}, {"weight_decay": 0.1, "maximize": True}], False, True),
+    "NAdam": ([{}, {"weight_decay": 0.1, "decoupled_weight_decay": True, "momentum_decay": 0.01}], False, True),
+    "RAdam": ([{}, {"weight_decay": 0.1, "decoupled_weight_decay": True}], False, True),
+    "RMSprop": ([{}, {"momentum": 0.9, "centered": True, "weight_decay": 0.1, "alpha": 0.9}], False, True),
+    "Adagrad": ([{}, {"lr_decay": 0.1, "initial_accumulator_value": 0.2, "weight_decay": 0.1}], True, True),
+    "Adadelta": ([{}, {"rho": 0.8, "weight_decay": 0.1, "maximize": True}], False, True),
+    "Adafactor": ([{}, {"eps": (1e-8, 1e-2), "d": 2.0, "weight_decay": 0.1}], False, True),
+    "Rprop": ([{}, {"etas": (0.4, 1.3), "step_sizes": (1e-5, 1.0)}], False, True),
+    "ASGD": ([{}, {"t0": 5, "weight_decay": 0.1, "lambd": 1e-2}], False, True),
+    "Muon": ([{}, {"nesterov": False, "adjust_lr_fn": "match_rms_adamw"}], False, False),
+}
+
+
+def cases(names=tuple(SETTINGS)):
+    """(name, settings, variant) for every algorithm, its settings, and torch's variants: default, foreach, fused."""
+    for name in names:
+        settings, fused, foreach = SETTINGS[name]
+        for each in settings:
+            yield name, each, {}
+            if foreach:
+                yield name, each, {"foreach": True}
+                yield name, each, {"foreach": False}
+            if fused:
+                yield name, each, {"fused": True}
+
+
+def label(case):
+    name, settings, variant = case
+    return " ".join([name, *(f"{key}={value}" for key, value in {**settings, **variant}.items())])
+
+
+def config(case):
+    name, settings, variant = case
+    return getattr(optim, name)(**settings, **variant)
+
+
+def torch_optimizer(case, parameters, lr):
+    name, settings, variant = case
+    return getattr(torch.optim, name)(parameters, lr=lr, **settings, **variant)
 
 
 def network(name, dtype=torch.float32, device="cpu"):
@@ -19,11 +72,11 @@ def network(name, dtype=torch.float32, device="cpu"):
     return nn.Sequential(*layers).to(device, dtype)
 
 
-def run(case, *, device="cpu", dtype=torch.float32, steps=20, tensor_lr=False):
-    """Both side by side, with a learning rate that changes at every step; asserts equality after each."""
+def compare(case, *, device="cpu", dtype=torch.float32, steps=20, tensor_lr=False):
+    """Trains with both and a learning rate that changes at every step; asserts equality after each step."""
     ours = network(case[0], dtype, device)
     theirs = copy.deepcopy(ours)
-    optimizer, native = config(case).init(ours), twin(case, theirs.parameters(), 0.1)
+    optimizer, native = config(case).init(ours), torch_optimizer(case, theirs.parameters(), 0.1)
     generator = torch.Generator().manual_seed(1)
     for step in range(steps):
         x = torch.randn(6, 4, generator=generator).to(device, dtype)
@@ -46,51 +99,51 @@ def run(case, *, device="cpu", dtype=torch.float32, steps=20, tensor_lr=False):
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=label)
-def test_bit_for_bit_torch(case):
-    run(case)
+def test_parameters_and_state_equal_torch(case):
+    compare(case)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_learning_rate_as_a_tensor(name):
-    run((name, {}, {}), tensor_lr=True, steps=5)
+def test_the_learning_rate_can_be_a_tensor(name):
+    compare((name, {}, {}), tensor_lr=True, steps=5)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_double_and_half(name):
-    run((name, {}, {}), dtype=torch.float64, steps=5)
-    run((name, {}, {}), dtype=torch.bfloat16, steps=5)
+def test_other_dtypes(name):
+    compare((name, {}, {}), dtype=torch.float64, steps=5)
+    compare((name, {}, {}), dtype=torch.bfloat16, steps=5)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     "case", [case for case in cases() if case[0] != "Adagrad" or "fused" not in case[2]], ids=label
 )
-def test_bit_for_bit_torch_on_the_gpu(case):
-    run(case, device="cuda")
+def test_parameters_and_state_equal_torch_on_a_gpu(case):
+    compare(case, device="cuda")
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     "case",
     [
-        (name, {"capturable": True}, {"foreach": way})
+        (name, {"capturable": True}, {"foreach": foreach})
         for name in ("Adam", "AdamW", "NAdam", "RAdam")
-        for way in (True, None)
+        for foreach in (True, None)
     ],
     ids=label,
 )
-def test_capturable_on_the_gpu(case):
-    run(case, device="cuda", tensor_lr=case[0] != "NAdam")
+def test_capturable_equals_torch_on_a_gpu(case):
+    compare(case, device="cuda", tensor_lr=case[0] != "NAdam")
 
 
 @pytest.mark.cuda
-def test_a_fused_adagrad_on_the_gpu_is_refused():
+def test_fused_adagrad_on_a_gpu_raises():
     with pytest.raises(stoker.InvalidArgument, match="torch has no fused Adagrad on a GPU"):
         optim.Adagrad(fused=True).init(nn.Linear(2, 1, device="cuda"))
 
 
 class Mixed(nn.Module):
-    """Complex parameters and, if asked for, a real one between them."""
+    """Complex parameters and, if `real`, a real one between them."""
 
     def __init__(self, real):
         super().__init__()
@@ -112,11 +165,14 @@ class Mixed(nn.Module):
     ],
     ids=label,
 )
-def test_complex_parameters(case, real):
+def test_complex_parameters_equal_torch(case, real):
     torch.manual_seed(0)
     ours = Mixed(real)
     theirs = copy.deepcopy(ours)
-    optimizer, native = config(case).init(ours), twin(case, [p for p in theirs.parameters() if p.requires_grad], 0.01)
+    optimizer, native = (
+        config(case).init(ours),
+        torch_optimizer(case, [p for p in theirs.parameters() if p.requires_grad], 0.01),
+    )
     for _ in range(4):
         x = torch.randn(5, 3, dtype=torch.complex64)
         optimizer.step(backward(ours(x).abs().square().mean(), ours), lr=0.01)
@@ -131,23 +187,23 @@ def test_complex_parameters(case, real):
 
 
 @pytest.mark.parametrize("make", [optim.Adam, optim.AdamW])
-def test_a_learning_rate_that_torch_refuses_as_a_tensor_is_refused_before_anything_changes(make):
+def test_a_tensor_lr_that_torch_does_not_support_raises_before_anything_changes(make):
     model = network("Adam")
     before = copy.deepcopy(model.state_dict())
     optimizer = optim.init({"0": optim.SGD(), "*": make(foreach=True)}, model)
     grads = backward(model(torch.ones(1, 4)).sum(), model)
     with pytest.raises(
         stoker.InvalidArgument,
-        match=rf"{make.__name__}\(foreach=True\) is a tensor: with foreach=True torch needs a num",
+        match=rf"{make.__name__}\(foreach=True\) is a tensor: with foreach=True torch needs a number",
     ):
         optimizer.step(grads, lr=torch.tensor(0.1))
     assert len(grads) == 4 and all(torch.equal(before[name], now) for name, now in model.state_dict().items())
-    optimizer.step(grads, lr={"0": torch.tensor(0.1), "*": 0.1})  # plain numbers where they are needed
+    optimizer.step(grads, lr={"0": torch.tensor(0.1), "*": 0.1})  # a number for the one that needs it
 
 
 @pytest.mark.parametrize("settings", [{}, {"nesterov": True}, {"dampening": 0.5, "weight_decay": 0.1}], ids=str)
-def test_fused_momentum_that_starts_in_parts(settings):
-    """The reference is torch's own, one optimizer for each layer: together torch can't do it."""
+def test_fused_momentum_can_start_at_different_updates(settings):
+    """The reference is one torch optimizer per layer: a single one cannot do it."""
     ours = network("SGD")
     theirs = copy.deepcopy(ours)
     optimizer = optim.SGD(momentum=0.9, fused=True, **settings).init(ours)
@@ -165,8 +221,7 @@ def test_fused_momentum_that_starts_in_parts(settings):
         assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
-def test_one_gradient_of_two_parameters_under_an_algorithm_that_writes_into_it():
-    """Torch's foreach form of Nesterov's momentum does."""
+def test_a_gradient_shared_by_two_parameters_is_copied_before_torch_writes_into_it():
     ours = nn.ParameterDict({"a": torch.ones(3), "b": torch.full((3,), 2.0)})
     theirs = copy.deepcopy(ours)
     settings = {"momentum": 0.9, "nesterov": True, "foreach": True}
@@ -180,7 +235,7 @@ def test_one_gradient_of_two_parameters_under_an_algorithm_that_writes_into_it()
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adagrad"])
-def test_fused_forms_take_no_sparse_gradients(name):
+def test_fused_forms_raise_for_sparse_gradients(name):
     table = nn.Embedding(6, 2, sparse=True)
     grads = backward(table(torch.tensor([1])).sum(), table)
     with pytest.raises(
@@ -190,9 +245,9 @@ def test_fused_forms_take_no_sparse_gradients(name):
     assert len(grads) == 1
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's Adagrad makes sparse tensors without saying so
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # from torch's Adagrad
 @pytest.mark.parametrize("name", ["SGD", "Adagrad"])
-def test_sparse_gradients_where_torch_takes_them(name):
+def test_sparse_gradients_equal_torch(name):
     ours = nn.Embedding(6, 2, sparse=True)
     theirs = copy.deepcopy(ours)
     optimizer, native = getattr(optim, name)().init(ours), getattr(torch.optim, name)(theirs.parameters(), lr=0.1)
@@ -206,17 +261,19 @@ def test_sparse_gradients_where_torch_takes_them(name):
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("SGD", "Adagrad", "Muon")])
-def test_sparse_gradients_elsewhere_are_refused_and_kept(name):
+def test_unsupported_sparse_gradients_raise_and_are_not_consumed(name):
     table = nn.Embedding(6, 2, sparse=True)
     grads = backward(table(torch.tensor([1])).sum(), table)
     optimizer = getattr(optim, name)().init(table)
-    with pytest.raises(stoker.UnsupportedGradient, match=f"{name} can't take the sparse gradient of 'weight': use SGD"):
+    with pytest.raises(
+        stoker.UnsupportedGradient, match=f"{name} does not support the sparse gradient of 'weight': use SGD"
+    ):
         optimizer.step(grads, lr=0.1)
     assert len(grads) == 1
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_configs_are_values(name):
+def test_configs_are_frozen_comparable_and_serialisable(name):
     make = getattr(optim, name)
     assert make() == make() and hash(make()) == hash(make())
     assert make.from_dict(make().to_dict()) == make()
@@ -227,15 +284,13 @@ def test_configs_are_values(name):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_are_torchs_less_the_learning_rate(name):
-    import inspect
-
-    torchs = inspect.signature(getattr(torch.optim, name)).parameters
+def test_settings_and_defaults_are_those_of_torch_without_the_learning_rate(name):
+    theirs = inspect.signature(getattr(torch.optim, name)).parameters
     ours = inspect.signature(getattr(optim, name)).parameters
-    # differentiable: gradients are values here, and a step that is differentiated through has no leaf to write to
-    assert set(ours) == set(torchs) - {"params", "lr", "differentiable"}
+    # no `differentiable`: a step writes into leaf tensors
+    assert set(ours) == set(theirs) - {"params", "lr", "differentiable"}
     for key, parameter in ours.items():
-        assert parameter.default == torchs[key].default, key
+        assert parameter.default == theirs[key].default, key
 
 
 @pytest.mark.parametrize(
@@ -244,21 +299,21 @@ def test_settings_are_torchs_less_the_learning_rate(name):
         (lambda: optim.Adam(betas=(0.9, 1.0)), r"Adam: betas must be at least 0 and below 1, got \(0.9, 1.0\)"),
         (lambda: optim.AdamW(weight_decay=-1.0), r"AdamW: weight_decay must be at least 0, got -1.0"),
         (lambda: optim.SGD(nesterov=True), "SGD: nesterov needs a momentum above 0 and no dampening"),
-        (lambda: optim.Adam(fused=True, foreach=True), "Adam: fused and foreach are two ways"),
+        (lambda: optim.Adam(fused=True, foreach=True), "Adam: fused and foreach exclude each other"),
         (lambda: optim.Adadelta(rho=2.0), "Adadelta: rho must be between 0 and 1, got 2.0"),
         (lambda: optim.Rprop(etas=(1.5, 1.2)), "Rprop: etas must be below and above 1"),
         (lambda: optim.Muon(adjust_lr_fn="other"), 'Muon: adjust_lr_fn is "original", "match_rms_adamw" or None'),
         (lambda: optim.RMSprop(eps=float("nan")), "RMSprop: eps must be at least 0, got nan"),
     ],
 )
-def test_settings_out_of_range_are_refused_where_they_are_written(make, text):
+def test_settings_out_of_range_raise_when_the_config_is_made(make, text):
     with pytest.raises(stoker.InvalidArgument, match=text):
         make()
 
 
-def test_muon_is_for_matrices():
+def test_muon_raises_for_parameters_that_are_not_matrices():
     with pytest.raises(
-        stoker.InvalidArgument, match=r"'bias' has shape \[3\]: Muon is for real matrices; give the rest"
+        stoker.InvalidArgument, match=r"'bias' has shape \[3\]: Muon is for real matrices; use another algorithm"
     ):
         optim.Muon().init(nn.Linear(2, 3))
     optim.init({"bias": optim.AdamW(), "*": optim.Muon()}, nn.Linear(2, 3))

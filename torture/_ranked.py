@@ -73,7 +73,7 @@ def main() -> None:
     warnings.simplefilter("error")
     kind, folder = sys.argv[1], Path(sys.argv[2])
     end = digest(KINDS[kind](folder), folder)
-    ends = joined().gathered(end)
+    ends = joined().all_gather(end)
     if stoker.world().is_first:
         print("digest", *ends)
 

@@ -32,7 +32,7 @@ def agreed(world: World, work: Callable[[], T]) -> list[T]:
     except Exception as error:
         failure = error
     try:
-        found = world.gathered((made, failure and said(failure)))
+        found = world.all_gather((made, failure and said(failure)))
     except RuntimeError as error:  # torch's, for a connection that has ended or a wait that was too long
         raise PeerFailed("the connection to the other ranks was lost while they saved or read a checkpoint") from error
     if failure is not None:
@@ -64,4 +64,4 @@ def said(error: Exception) -> str:
 @lru_cache(maxsize=1)  # a group is threads and connections, and one thread at a time writes
 def apart(world: World) -> World:
     """The same ranks for a thread that writes: the training's messages don't mix with its."""
-    return world.apart()
+    return world.with_own_group()

@@ -52,7 +52,9 @@ class Writing:
 
     def _delete_old(self) -> None:
         actions = self._policy.deletes(Moment(**fields_of(self._place)), self.saved)
-        doomed: list[str] = self._store.world.told([each.name for each in actions if isinstance(each, Delete)])
+        doomed: list[str] = self._store.world.broadcast_object(
+            [each.name for each in actions if isinstance(each, Delete)]
+        )
         self.saved = [each for each in self.saved if each.name not in doomed]  # each is tried once
         failures: list[tuple[str, Exception]] = []
         for name in doomed:

@@ -40,8 +40,17 @@ _HEAD = 64  # parts of a container that are searched: a vocabulary is not walked
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), type, torch.Size, torch.dtype, torch.device})
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _BUILT_IN = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
-_MEMBERS = ("_parameters", "_buffers", "_modules")
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # changed in place when a hook is registered
+# The dicts of a module that are changed in place when something is registered; each copy has its own.
+_MEMBERS = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
 _MISSING = object()
 
 
@@ -83,7 +92,7 @@ class _Copied:
 
     def __init__(self, origin: Any, made: Any) -> None:
         self.origin = origin
-        # Weak, so that a view is freed as soon as it is dropped; instances that have only slots can't be referred to so.
+        # Weak, so that a view is freed as soon as it is dropped. Instances with slots only have no weak references.
         self.copy: Callable[[], Any] = weakref.ref(made) if type(made).__weakrefoffset__ else lambda: made
         self.seen: dict[str, Any] = {}  # the origin's attributes when it was copied, without those in `nested`
         self.nested: set[str] = set()  # attributes that were copied because they hold modules
@@ -191,9 +200,8 @@ class _View:
         for name, value in attributes.items():
             if is_module and name in ("training", "_compiled_call_impl", *_MEMBERS):
                 continue  # the copy's own
-            if before.get(name, _MISSING) is not value or (is_module and name in _HOOKS):
-                is_lazy_hook = name == "_forward_pre_hooks" and isinstance(origin, LazyModuleMixin)
-                new = self._lazy_hooks(copied) if is_lazy_hook else self._convert(value)
+            if before.get(name, _MISSING) is not value:
+                new = self._convert(value)
                 if new is not value:
                     copied.nested.add(name)
                     copied.seen[name] = _MISSING  # not the value: a tensor may hold a whole graph
@@ -202,29 +210,30 @@ class _View:
                     copied.written[name] = new
 
     def _copy_members(self, copied: _Copied) -> None:
-        """Copies the dicts of parameters, buffers and submodules."""
+        """Copies the dicts of parameters, buffers, submodules and hooks."""
         origin, made = copied.origin, vars(copied.copy())
         made.setdefault("training", origin.training)
         copied.members = _members(origin)
         for name in _MEMBERS:
-            made[name] = {key: self._convert(each) for key, each in vars(origin)[name].items()}
+            own = vars(origin)[name]
+            made[name] = type(own)((key, self._convert(each)) for key, each in own.items())
         if self._shares_parameters:
             made["_parameters"] = origin._parameters
         copied.parameters = tuple(made["_parameters"].values())
+        if isinstance(origin, LazyModuleMixin):
+            self._initialize_origin_first(copied)
 
-    def _lazy_hooks(self, copied: _Copied) -> dict[int, Any]:
-        """The hooks of a lazy module, with one that has the model's own module create its parameters."""
+    def _initialize_origin_first(self, copied: _Copied) -> None:
+        """Replaces the hook with which a lazy module creates its parameters: the model's own module does that."""
 
         def initialize(_made: Any, args: Any, kwargs: Any) -> None:
             copied.origin._infer_parameters(copied.origin, args, kwargs)  # removes the hook there
             self._synchronize(copied)
 
-        return {
-            key: initialize
-            if getattr(hook, "__func__", None) is LazyModuleMixin._infer_parameters
-            else self._convert(hook)
-            for key, hook in copied.origin._forward_pre_hooks.items()
-        }
+        hooks = copied.copy()._forward_pre_hooks
+        for key, hook in hooks.items():
+            if getattr(hook, "__func__", None) is LazyModuleMixin._infer_parameters:
+                hooks[key] = initialize
 
     def _convert(self, value: Any) -> Any:
         return _replace(value, self._leaf, _DEPTH)
@@ -307,7 +316,7 @@ def _unwrap(module: nn.Module) -> nn.Module:
 def _members(module: nn.Module) -> tuple[Any, ...]:
     """What a module registers, in dicts that are changed in place."""
     attributes = vars(module)
-    return tuple([each for name in (*_MEMBERS, *_HOOKS) for each in attributes[name].values()])
+    return tuple([each for name in _MEMBERS for each in attributes[name].values()])
 
 
 def _has_moved(tensor: Any, made: Any) -> bool:

@@ -18,8 +18,8 @@ from stoker.loop import _keep
 from stoker.record import Record, Run
 from tests.loop.fits import same
 from tests.resume.scripts import Net, fit
-from torture._children import Child, preload
-from torture._digest import checkpoints_of, digest
+from torture.processes import Child, preload
+from torture.runs import checkpoints_of, digest
 
 preload("tests.resume.scripts")
 FAULTS = {

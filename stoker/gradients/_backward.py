@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker._select import Models, Selector, chosen_names, modules_of, named_parameters
+from stoker._select import Models, Selector, modules_of, named_parameters, select_names
 from stoker.distributed import place_like
 from stoker.errors import NoSuchParameter, NotDifferentiable, WrongType
 from stoker.gradients._gradients import Gradients
@@ -116,7 +116,7 @@ class Differentiator:
     def _select(self) -> None:
         """Selects the parameters that require gradients now."""
         self._requires_grad = [parameter.requires_grad for parameter in self._values]
-        chosen = None if self._wrt is None else chosen_names(self._wrt, self._parameters, self._model)
+        chosen = None if self._wrt is None else select_names(self._wrt, self._parameters, self._model)
         trainable = {
             name: parameter
             for name, parameter in self._parameters.items()
@@ -227,7 +227,7 @@ def _select_trainable(
     """The parameters to differentiate with respect to; at least one."""
     trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     if wrt is not None:
-        chosen = chosen_names(wrt, parameters, model)
+        chosen = select_names(wrt, parameters, model)
         trainable = {name: parameter for name, parameter in trainable.items() if name in chosen}
     if not trainable:
         which = "" if wrt is None else f" that {wrt!r} selects"

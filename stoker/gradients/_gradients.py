@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker._select import Models, Selector, chosen_names, describe, named_parameters, places
+from stoker._select import Models, Selector, describe, named_parameters, parameter_names, select_names
 from stoker.distributed import map_shards, reduce_shards, stored_values
 from stoker.errors import (
     GradientsConsumed,
@@ -118,9 +118,9 @@ class Gradients(Mapping[str, Tensor]):
             raise self._consumed()
         here = {name: self._parameters[name] for name in self._tensors}
         try:
-            chosen = chosen_names(selector, here, self._model)
+            chosen = select_names(selector, here, self._model)
         except NoSuchParameter:
-            chosen_names(selector, self._parameters, self._model)  # raises if the selector is misspelt
+            select_names(selector, self._parameters, self._model)  # raises if the selector is misspelt
             raise NoSuchParameter(f"{describe(selector)} selects no gradient here: {self._why_missing()}") from None
         taken = {name: self._tensors.pop(name) for name in here if name in chosen}
         self._consumers.append(f"take({describe(selector)})")
@@ -225,7 +225,7 @@ class Gradients(Mapping[str, Tensor]):
         """The name that a tied parameter has here, given another of its names."""
         if name in self._parameters:
             return name
-        twins = [parameter for place, parameter in places(self._model) if place == name]
+        twins = [parameter for place, parameter in parameter_names(self._model) if place == name]
         return next((own for own, each in self._parameters.items() if twins and each is twins[0]), name)
 
     def _name_of(self, parameter: object) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from stoker._select import Models, Selector, chosen_names
+from stoker._select import Models, Selector, select_names
 from stoker.distributed import copy_into, to_local
 from stoker.errors import InvalidArgument, StateMismatch, WrongType, did_you_mean
 from stoker.weights._file import Contents, open_weights, read_checked
@@ -113,10 +113,10 @@ def _select(selector: Selector, tensors: dict[str, Tensor], model: Models) -> se
     if isinstance(selector, nn.Module):
         inside = {id(tensor) for tensor in model_tensors(selector).values()}
         chosen = {name for name, tensor in tensors.items() if id(tensor) in inside}
-        return chosen or chosen_names(selector, tensors, model)  # which raises the error
+        return chosen or select_names(selector, tensors, model)  # which raises the error
     if isinstance(selector, Sequence) and not isinstance(selector, str):
         return set().union(*(_select(each, tensors, model) for each in selector))
-    return chosen_names(selector, tensors, model)
+    return select_names(selector, tensors, model)
 
 
 @dataclass(frozen=True)

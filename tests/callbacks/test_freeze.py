@@ -101,7 +101,7 @@ def test_a_run_resumed_after_the_epoch_freezes_nothing():
 def test_wrong_arguments_are_rejected():
     with pytest.raises(InvalidArgument, match="epoch is the first epoch that trains 'backbone', at least 2; got 1"):
         FreezeUntil("backbone", epoch=1)
-    with pytest.raises(NoSuchParameter, match="'backbone' chooses no parameter"):
+    with pytest.raises(NoSuchParameter, match="'backbone' matches no parameter"):
         train([FreezeUntil("backbone", epoch=2)])
     assert repr(FreezeUntil(net(), epoch=2)) == "FreezeUntil(the module Sequential, epoch=2)"
 

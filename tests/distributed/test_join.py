@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stoker.checkpoint._agree import agreed, apart
-from stoker.distributed import Parallel, World, data_world, joined, leave, local_device, world
+from stoker.checkpoint._saver import _separate_group
+from stoker.distributed import Parallel, World, data_world, gather_results, joined, leave, local_device, world
 from stoker.errors import InvalidArgument, PeerFailed
 
 from .processes import launched, run
@@ -55,7 +55,7 @@ def test_an_environment_that_makes_no_sense(environment):
         world()
 
 
-def test_each_rank_has_a_device_of_its_own(monkeypatch):
+def test_each_rank_has_a_local_device_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     devices = [local_device(World(rank, 4, rank % 2)) for rank in range(4)]
     assert [str(device) for device in devices] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
@@ -92,15 +92,15 @@ def wait_for_another(rank, size):
     here = joined("cpu", timeout=90)
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "dp"))
     split = data_world(here, Parallel(mesh=mesh))
-    groups = [dist.group.WORLD, here.cpu_group(), apart(here).cpu_group(), split.group, split.cpu_group()]
+    groups = [dist.group.WORLD, here.cpu_group(), _separate_group(here).cpu_group(), split.group, split.cpu_group()]
     first = [waits_of(group) for group in groups]
     assert joined("cpu").timeout == joined("cpu", timeout=90).timeout == split.timeout == 90
     later = joined("cpu", timeout=0.5)
-    assert later is joined() is world() and later.timeout == 0.5 and apart(later) is apart(here)
+    assert later is joined() is world() and later.timeout == 0.5 and _separate_group(later) is _separate_group(here)
     second = [waits_of(group) for group in groups]
     if rank == 0:  # and it is meant
         with pytest.raises(PeerFailed, match="connection to the other ranks was lost"):
-            agreed(apart(later), lambda: None)
+            gather_results(_separate_group(later), lambda: None)
     store = dist.distributed_c10d._get_default_store()
     store.set(f"over/{rank}", "yes")
     store.wait(["over/0"])

@@ -13,7 +13,7 @@ from torch import nn
 import stoker
 from stoker import callbacks, data, optim
 from stoker.checkpoint import _disk
-from torture._digest import checkpoints_of, digest
+from torture.runs import checkpoints_of, digest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 FRESH = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]

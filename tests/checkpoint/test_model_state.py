@@ -1,4 +1,4 @@
-"""All of a model out of it and back into another, to the bit."""
+"""`model_state` and `load_model_state` restore a model to the bit, or change nothing and say what differs."""
 
 import copy
 
@@ -9,11 +9,11 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from stoker import InvalidArgument, StateMismatch
 from stoker.checkpoint import load_model_state, model_state
-from tests.checkpoint.trees import through
+from tests.checkpoint.states import write_and_read
 
 
 class Net(nn.Module):
-    """Something of everything: tied weights, a norm, buffers of all kinds, extra state, a part that only evaluates."""
+    """Tied weights, a norm, buffers of all kinds, extra state, a frozen part in evaluation mode."""
 
     def __init__(self, width=4):
         super().__init__()
@@ -57,10 +57,10 @@ def equal(a, b):
     return a == b
 
 
-def test_everything_comes_back_in_place():
+def test_everything_is_restored_in_place():
     model, other = trained(Net()), Net()
     own = dict(other.named_parameters())
-    load_model_state(other, through(model_state(model)))
+    load_model_state(other, write_and_read(model_state(model)))
     assert equal(model_state(other), model_state(model))
     assert all(own[name] is parameter for name, parameter in other.named_parameters())
     assert other.head.weight is other.embed.weight
@@ -72,7 +72,7 @@ def test_everything_comes_back_in_place():
     assert torch.equal(model(tokens), other(tokens)) and equal(model_state(other), model_state(model))
 
 
-def test_the_names_and_their_order():
+def test_names_are_in_the_order_of_the_model():
     state = model_state(trained(Net()))
     assert list(state["parameters"]) == [
         "embed.weight", "norm.weight", "norm.bias", "frozen.weight", "frozen.bias"
@@ -107,26 +107,26 @@ def compiled(model):
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, compiled], ids=["parallel", "compiled"])
-def test_wrappers_leave_no_trace(wrap):
+def test_wrappers_do_not_appear_in_names(wrap):
     model, plain = trained(Net()), Net()
     state = model_state(wrap(model))
     assert equal(state, model_state(model))
     wrapped = wrap(plain.eval())
-    load_model_state(wrapped, through(state))
+    load_model_state(wrapped, write_and_read(state))
     assert equal(model_state(plain), state) and wrapped.training and plain.training
 
 
-def test_buffers_become_what_they_were_also_none_and_another_shape():
+def test_buffers_are_restored_to_none_and_to_other_shapes():
     fresh, used = Net(), trained(Net())
-    load_model_state(used, through(model_state(fresh)))
+    load_model_state(used, write_and_read(model_state(fresh)))
     assert used.cache is None and used.scale is None and used.seen == 0
     longer = trained(Net(), 7)
-    load_model_state(used, through(model_state(longer)))
+    load_model_state(used, write_and_read(model_state(longer)))
     assert used.cache.tolist() == list(range(7))
     assert used.scale.tolist() == longer.scale.tolist()
 
 
-def test_buffers_that_are_tied_on_one_side_only():
+def test_buffers_may_be_tied_on_one_side_only():
     def pair(tied):
         model, shared = nn.ModuleList([nn.Module(), nn.Module()]), torch.zeros(2)
         for number, each in enumerate(model):
@@ -135,7 +135,7 @@ def test_buffers_that_are_tied_on_one_side_only():
 
     for saved, here in ((True, False), (False, True), (True, True)):
         first, second = pair(saved), pair(here)
-        load_model_state(second, through(model_state(first)))
+        load_model_state(second, write_and_read(model_state(first)))
         assert [each.table.tolist() for each in second] == [each.table.tolist() for each in first]
     assert second[0].table is second[1].table
 
@@ -147,11 +147,11 @@ def test_buffers_that_were_none_are_copied_too():
     assert other.scale.any()
 
 
-def test_what_trains_comes_back():
+def test_trainable_parameters_are_restored():
     model, other = Net(), Net()
     model.requires_grad_(False)
     model.frozen.weight.requires_grad_(True)
-    load_model_state(other, through(model_state(model)))
+    load_model_state(other, write_and_read(model_state(model)))
     assert [name for name, each in other.named_parameters() if each.requires_grad] == ["frozen.weight"]
 
 
@@ -161,37 +161,39 @@ def test_parametrizations_and_several_dtypes():
     with torch.no_grad():
         for each in model.parameters():
             each.mul_(3)
-    load_model_state(other, through(model_state(model)))
+    load_model_state(other, write_and_read(model_state(model)))
     assert torch.equal(other[0].weight, model[0].weight) and torch.equal(other[1].weight, model[1].weight)
 
 
-# --- what doesn't fit
+# States that do not match
 
 
-def refused(model, state, *texts):
+def assert_refused(model, state, *texts):
     before = copy.deepcopy(model_state(model))
     with pytest.raises(StateMismatch) as error:
         load_model_state(model, state)
     lines = str(error.value).split("\n  ")
-    assert lines[0] == "this state doesn't fit the model"
+    assert lines[0] == "the state does not match the model"
     assert lines[1:] == list(texts)
     assert equal(model_state(model), before), "nothing is changed"
 
 
-def test_everything_that_differs_is_listed_and_nothing_is_changed():
-    state = through(model_state(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1, bias=False)).eval()))
-    refused(
+def test_all_differences_are_listed():
+    state = write_and_read(
+        model_state(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1, bias=False)).eval())
+    )
+    assert_refused(
         nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(3, affine=False), nn.Linear(3, 1).double()),
         state,
         "not in the state: parameter '2.bias' (did you mean '1.bias'?)",
         "not in the model: parameter '1.weight', '1.bias'",
-        "of another kind: '0.weight' is float32 [3, 2] in the state, float32 [4, 2] in the model",
-        "of another kind: '0.bias' is float32 [3] in the state, float32 [4] in the model",
-        "of another kind: '2.weight' is float32 [1, 3] in the state, float64 [1, 3] in the model",
+        "different: '0.weight' is float32 [3, 2] in the state, float32 [4, 2] in the model",
+        "different: '0.bias' is float32 [3] in the state, float32 [4] in the model",
+        "different: '2.weight' is float32 [1, 3] in the state, float64 [1, 3] in the model",
     )
 
 
-def test_a_long_list_is_told_in_full():
+def test_a_long_list_is_complete():
     state = model_state(nn.ModuleList(nn.Linear(1, 1) for _ in range(40)))
     with pytest.raises(StateMismatch) as error:
         load_model_state(nn.Linear(1, 1), state)
@@ -199,46 +201,46 @@ def test_a_long_list_is_told_in_full():
 
 
 def test_persistent_buffers_modules_and_extra_state_are_compared_too():
-    refused(
+    assert_refused(
         nn.ModuleList([nn.BatchNorm1d(4, affine=False)]),
-        through(model_state(nn.ModuleList([nn.BatchNorm1d(3, affine=False), nn.ReLU().eval()]))),
-        "of another kind: '0.running_mean' is float32 [3] in the state, float32 [4] in the model",
-        "of another kind: '0.running_var' is float32 [3] in the state, float32 [4] in the model",
+        write_and_read(model_state(nn.ModuleList([nn.BatchNorm1d(3, affine=False), nn.ReLU().eval()]))),
+        "different: '0.running_mean' is float32 [3] in the state, float32 [4] in the model",
+        "different: '0.running_var' is float32 [3] in the state, float32 [4] in the model",
         "not in the model: module '1'",
     )
-    state = through(model_state(Net()))
+    state = write_and_read(model_state(Net()))
     del state["extra"][""]
-    refused(Net(), state, "not in the state: extra state ''")
-    state = through(model_state(nn.Linear(1, 1)))
+    assert_refused(Net(), state, "not in the state: extra state ''")
+    state = write_and_read(model_state(nn.Linear(1, 1)))
     state["extra"]["head"] = {}
-    refused(nn.Linear(1, 1), state, "not in the model: extra state 'head'")
+    assert_refused(nn.Linear(1, 1), state, "not in the model: extra state 'head'")
 
 
-def test_parameters_that_are_tied_otherwise():
+def test_parameters_have_to_be_tied_the_same_way():
     def pair(tied):
         model = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
         if tied:
             model[1].weight = model[0].weight
         return model
 
-    kinds = {True: "tied to '0.weight'", False: "by itself"}
+    kinds = {True: "tied to '0.weight'", False: "not tied"}
     for saved in (True, False):
-        text = f"tied otherwise: '1.weight' is {kinds[saved]} in the state, {kinds[not saved]} in the model"
-        refused(pair(not saved), through(model_state(pair(saved))), text)
+        text = f"tied differently: '1.weight' is {kinds[saved]} in the state, {kinds[not saved]} in the model"
+        assert_refused(pair(not saved), write_and_read(model_state(pair(saved))), text)
 
 
-def test_what_is_no_state_of_a_model():
-    refused(nn.Linear(1, 1), {}, *(
-        f"it is no state of a model: {name!r} is missing in it"
+def test_other_mappings_are_not_states_of_a_model():
+    assert_refused(nn.Linear(1, 1), {}, *(
+        f"this is not a state of a model: {name!r} is missing"
         for name in ("parameters", "buffers", "tied", "empty", "extra", "trainable", "evaluating")
     ))  # fmt: skip
-    state = through(model_state(nn.Linear(1, 1)))
+    state = write_and_read(model_state(nn.Linear(1, 1)))
     state["parameters"]["bias"] = 3
-    refused(nn.Linear(1, 1), state, "no tensor in the state: 'bias' is a int")
+    assert_refused(nn.Linear(1, 1), state, "not a tensor: 'bias' is a int in the state")
 
 
-def test_extra_state_that_is_refused_leaves_the_tensors_alone():
-    state = through(model_state(trained(Net())))
+def test_extra_state_that_raises_leaves_the_tensors_unchanged():
+    state = write_and_read(model_state(trained(Net())))
     state["extra"][""] = {}
     model = Net()
     before = copy.deepcopy(model_state(model))
@@ -247,7 +249,7 @@ def test_extra_state_that_is_refused_leaves_the_tensors_alone():
     assert equal(model_state(model), before)
 
 
-def test_a_lazy_module_has_no_state_yet():
+def test_a_lazy_module_has_no_state():
     text = r"'0.weight' has no shape yet \(a lazy module\); run one batch through the model first"
     lazy = nn.Sequential(nn.LazyLinear(3))
     with pytest.raises(InvalidArgument, match=text):
@@ -256,6 +258,6 @@ def test_a_lazy_module_has_no_state_yet():
         load_model_state(lazy, model_state(nn.Sequential(nn.Linear(2, 3))))
 
 
-def test_a_model_without_values_has_no_state():
+def test_a_model_on_the_meta_device_has_no_state():
     with pytest.raises(InvalidArgument, match="'weight' is on the meta device and has no values"):
         model_state(nn.Linear(1, 1, device="meta"))

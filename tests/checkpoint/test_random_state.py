@@ -1,4 +1,4 @@
-"""The global generators as a value, and marks that cost next to nothing."""
+"""The state of the global random generators, and cheap snapshots of it."""
 
 import random
 from collections.abc import Mapping
@@ -9,20 +9,19 @@ import torch
 
 from stoker import StateMismatch
 from stoker.checkpoint import RandomWatch, random_state, set_random_state
-from stoker.loop import put_back
-from tests.checkpoint.trees import through
+from tests.checkpoint.states import write_and_read
 
 
 @pytest.fixture(autouse=True)
-def _as_before():
-    before = numpy.random.get_bit_generator()
-    with put_back():
-        yield
-        numpy.random.set_bit_generator(before)
+def _restore_generators():
+    generator, state = numpy.random.get_bit_generator(), random_state()
+    yield
+    numpy.random.set_bit_generator(generator)
+    set_random_state(state)
 
 
-def drawn():
-    """From every generator; `gauss` and `randn` keep every second number for the next call."""
+def draw_all():
+    """Numbers from every generator; `gauss` and `randn` keep every second number for the next call."""
     return (
         *(random.random(), random.gauss(0, 1), numpy.random.rand(), numpy.random.randn()),
         *torch.randn(3).tolist(),
@@ -39,23 +38,23 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
-def test_all_generators_go_on_where_they_stood(kind):
+def test_all_generators_continue_with_the_same_numbers(kind):
     numpy.random.set_bit_generator(getattr(numpy.random, kind)(3))
     for drawings in range(4):
-        state = through(random_state())
-        first = [drawn() for _ in range(3)]
+        state = write_and_read(random_state())
+        first = [draw_all() for _ in range(3)]
         set_random_state(state)
-        assert [drawn() for _ in range(3)] == first, drawings
-        numpy.random.randint(0, 9, dtype=numpy.uint8)  # some keep the rest of a word, too
+        assert [draw_all() for _ in range(3)] == first, drawings
+        numpy.random.randint(0, 9, dtype=numpy.uint8)  # some generators keep the rest of a word
 
 
-def test_a_state_is_not_changed_by_what_is_drawn_after_it():
+def test_drawing_does_not_change_a_state():
     state = random_state()
-    before = through(state)
-    drawn()
+    before = write_and_read(state)
+    draw_all()
     assert same(state, before)
     set_random_state(state)
-    drawn()
+    draw_all()
     assert same(state, before)
 
 
@@ -68,17 +67,17 @@ def test_a_state_is_not_changed_by_what_is_drawn_after_it():
         (lambda state: state.update(torch=torch.zeros(7, dtype=torch.uint8)), "torch: .*RNG state size"),
         (lambda state: state.update(torch=None), "torch: "),
         (lambda state: state["numpy"]["state"].update(key=torch.ones(3)), "numpy: "),
-        (lambda state: state.update(cuda=[torch.zeros(16)] * 99), "generators of 99 GPUs, and there are"),
+        (lambda state: state.update(cuda=[torch.zeros(16)] * 99), "generators of 99 GPUs, but there are"),
         (
             lambda state: state["numpy"].update(bit_generator="PCG64"),
-            "numpy's global generator was a PCG64 and is a MT19937 here; call numpy.random.set_bit_generator before",
+            "numpy's global generator was a PCG64 and is a MT19937 here; call numpy.random.set_bit_generator first",
         ),
     ],
     ids=["no-numpy", "no-words", "few-words", "short", "none", "numpy-words", "gpus", "kind"],
 )
-def test_what_can_not_be_set_changes_nothing(change, text):
+def test_an_invalid_state_changes_nothing(change, text):
     state = random_state()
-    drawn()
+    draw_all()
     before = random_state()
     change(state)
     with pytest.raises(StateMismatch, match=text):
@@ -86,91 +85,93 @@ def test_what_can_not_be_set_changes_nothing(change, text):
     assert same(random_state(), before)
 
 
-def test_several_faults_are_told_at_once():
+def test_all_problems_are_listed():
     with pytest.raises(StateMismatch) as error:
         set_random_state({})
     assert [f"{name}: " in str(error.value) for name in ("torch", "cuda", "python", "numpy")] == [True] * 4
 
 
-# --- marks
+# Snapshots
 
 
-def python():
+def draw_python():
     random.random()
 
 
-def arrays():
+def draw_numpy():
     numpy.random.rand()
 
 
-def torchs():
+def draw_torch():
     torch.rand(())
 
 
-def nothing():
+def draw_nothing():
     pass
 
 
-@pytest.mark.parametrize("draw", [nothing, torchs, python, arrays, drawn], ids=lambda draw: draw.__name__)
-def test_a_mark_after_every_update_is_the_whole_state(draw):
-    """Also where Python's and numpy's are drawn from: the first mark sees it."""
+@pytest.mark.parametrize(
+    "draw", [draw_nothing, draw_torch, draw_python, draw_numpy, draw_all], ids=lambda draw: draw.__name__
+)
+def test_snapshots_after_every_update_hold_the_whole_state(draw):
+    """Also if Python's and numpy's generators are used: the first snapshot notices it."""
     watch = RandomWatch()
     for _ in range(20):
         draw()
-        mark, state = watch.mark(), random_state()
+        snapshot, state = watch.snapshot(), random_state()
         torch.rand(3)
-        assert same(watch.state_at(mark), state)
+        assert same(watch.state_at(snapshot), state)
         torch.set_rng_state(state["torch"])
 
 
-@pytest.mark.parametrize("draw", [python, arrays], ids=lambda draw: draw.__name__)
-def test_what_can_not_be_told_is_none_once_and_known_from_then_on(draw):
+@pytest.mark.parametrize("draw", [draw_python, draw_numpy])
+def test_an_unknown_state_is_none_and_later_ones_are_known(draw):
     watch = RandomWatch()
-    marks = [watch.mark() for _ in range(5)]
+    snapshots = [watch.snapshot() for _ in range(5)]
     draw()
-    assert watch.state_at(marks[-1]) is None
-    mark, state = watch.mark(), random_state()
+    assert watch.state_at(snapshots[-1]) is None
+    snapshot, state = watch.snapshot(), random_state()
     draw()
-    assert same(watch.state_at(mark), state)
-    assert watch.state_at(marks[0]) is None
+    assert same(watch.state_at(snapshot), state)
+    assert watch.state_at(snapshots[0]) is None
 
 
-def test_a_late_drawer_is_found_out_by_a_mark():
-    """At powers of two; so the state is not told from a look that came too late."""
+def test_a_generator_that_is_used_late_is_noticed():
+    """At powers of two, so snapshots from before are unknown."""
     watch = RandomWatch()
     for _ in range(7):
-        early = watch.mark()
+        early = watch.snapshot()
     random.random()
-    eighth, state = watch.mark(), random_state()
+    eighth, state = watch.snapshot(), random_state()
     random.random()
     assert watch.state_at(early) is None
     assert same(watch.state_at(eighth), state)
 
 
-def test_what_was_drawn_and_put_back_does_not_count():
+def test_numbers_that_were_drawn_and_undone_do_not_count():
     watch = RandomWatch()
-    mark, state = watch.mark(), random_state()
-    with put_back():
-        drawn()
-    assert same(watch.state_at(mark), state)
+    snapshot, state = watch.snapshot(), random_state()
+    draw_all()
+    set_random_state(state)
+    assert same(watch.state_at(snapshot), state)
 
 
-def test_most_marks_look_at_torch_only():
+def test_most_snapshots_read_only_torch():
     watch = RandomWatch()
-    marks = [watch.mark() for _ in range(9)]
-    assert all(mark.python is None and mark.numpy is None for mark in marks)
+    snapshots = [watch.snapshot() for _ in range(9)]
+    assert all(each.python is None and each.numpy is None for each in snapshots)
     random.random()
-    assert [watch.mark().python is None for _ in range(8)] == [True] * 6 + [False] * 2  # the tenth to the 17th
+    assert [watch.snapshot().python is None for _ in range(8)] == [True] * 6 + [False] * 2  # the 10th to the 17th
 
 
 @pytest.mark.cuda
-def test_every_gpu_goes_on_where_it_stood():
+def test_every_gpu_continues_with_the_same_numbers():
     torch.rand(2, device="cuda")
     watch = RandomWatch()
-    state, mark = through(random_state()), watch.mark()
+    state, snapshot = write_and_read(random_state()), watch.snapshot()
     assert len(state["cuda"]) == torch.cuda.device_count()
     first = torch.rand(4, device="cuda").tolist()
     set_random_state(state)
     assert torch.rand(4, device="cuda").tolist() == first
-    set_random_state(watch.state_at(mark))
+    set_random_state(watch.state_at(snapshot))
     assert torch.rand(4, device="cuda").tolist() == first

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the toy they train on, a process for each contender, and a place for what was measured."""
+"""What all benchmarks share: one process for each measurement, a clock, and the files in benchmarks/results/."""
 
 import json
 import os
@@ -9,94 +9,130 @@ import sys
 import time
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-BATCH = 100
-TOY = "1000 × 3 → 32 → 1, batch 100, Adam, mean squared error"
-# XLA, JAX's compiler, has pools of its own
+# XLA, JAX's compiler, has thread pools of its own.
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NPROC": "1",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
 }
-_STARTED = "STOKER_BENCH_STARTED"  # seconds since 1970 at which the process was asked for
+_STARTED = "STOKER_BENCH_STARTED"  # seconds since 1970 at which the process was started
 
 
-def toy():
-    """The toy of the luz chapter: inputs, targets, and a model that starts from the same weights every time."""
-    import torch
-    from torch import nn
+def run_tasks(module, tasks, *, environment=None, seconds=None):
+    """Yields each task with what it printed as JSON, or with its error text: `python -m module --measure *task`.
 
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1000, 3, generator=generator)
-    y = x @ torch.tensor([[0.2], [-1.3], [-0.5]]) + torch.randn(1000, 1, generator=generator)
-    torch.manual_seed(0)
-    return x, y, nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 1))
+    Every task runs in a process of its own, which is killed after `seconds` if that is given.
+    """
+    for number, task in enumerate(tasks, 1):
+        print(f"\r  measuring {number} of {len(tasks)}: {', '.join(task):<48}", end="", file=sys.stderr, flush=True)
+        result, failure = _run_task(module, task, ONE_THREAD if environment is None else environment, seconds)
+        print(f"\r{'':<80}\r", end="", file=sys.stderr, flush=True)
+        yield task, result, failure
 
 
-def in_turn(module, tasks):
-    """What each task printed as JSON, by task; the first that fails ends the benchmark.
+def collect(module, tasks):
+    """Runs the tasks and returns a list of results for each; exits at the first failure.
 
-    Tasks that stand in the list several times give as many results; put them in an order in which a slow minute of
-    the machine hits all contenders.
+    A task that is listed several times has several results. Order the tasks so that a slow minute of the machine
+    affects all contenders.
     """
     found = {task: [] for task in tasks}
-    for task, result, failure in results_of(module, tasks):
+    for task, result, failure in run_tasks(module, tasks):
         if failure is not None:
             sys.exit(f"\n{', '.join(task)} failed:\n{failure}")
         found[task].append(result)
     return found
 
 
-def results_of(module, tasks, *, environment=None, seconds=None):
-    """Each task with what it printed as JSON, or with what went wrong: `python -m module --measure *task`.
-
-    Every task is a process of its own, which is ended after `seconds` where a limit is given.
-    """
-    for done, task in enumerate(tasks, 1):
-        print(f"\r  measuring {done} of {len(tasks)}: {', '.join(task):<48}", end="", file=sys.stderr, flush=True)
-        result, failure = _in_its_own_process(module, task, ONE_THREAD if environment is None else environment, seconds)
-        print(f"\r{'':<80}\r", end="", file=sys.stderr, flush=True)
-        yield task, result, failure
-
-
-def _in_its_own_process(module, task, environment, seconds):
+def _run_task(module, task, environment, seconds):
     command = [sys.executable, "-m", module, "--measure", *task]
     environment = {**os.environ, **environment, _STARTED: repr(time.time())}
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return None, f"ended after {seconds:.0f} s"
+        return None, f"killed after {seconds:.0f} s"
     if done.returncode:
         return None, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), None  # a library may have printed above it
+    return json.loads(done.stdout.splitlines()[-1]), None  # a library may have printed lines before it
 
 
-def since_start():
-    """Seconds since this process was asked for: Python's start and the imports are in them."""
+def seconds_since_start():
+    """Seconds since the parent started this process; includes the start of Python and all imports."""
     return time.time() - float(os.environ[_STARTED])
 
 
-def one_thread():
-    """The same for everybody, and the one number of threads that two cores can be fair with."""
+class Clock:
+    """Notes the time at the end of every epoch; call it with whatever arguments a library gives its callbacks.
+
+    `marks` are seconds since the process was started. On a GPU it waits for the device first.
+    """
+
+    def __init__(self, device="cpu"):
+        self.marks = []
+        self._synchronize = _synchronize_cuda if device == "cuda" else None
+        self._zero = time.perf_counter() - seconds_since_start()
+
+    def __call__(self, *_, **__):
+        if self._synchronize is not None:
+            self._synchronize()
+        self.marks.append(time.perf_counter() - self._zero)
+
+    def seconds_per_epoch(self, warm_up, most=5):
+        """Splits the time after the first `warm_up` epochs into at most `most` parts; seconds per epoch in each."""
+        marks = self.marks[warm_up - 1 :]
+        parts = min(most, len(marks) - 1)
+        edges = [round(part * (len(marks) - 1) / parts) for part in range(parts + 1)]
+        return [(marks[b] - marks[a]) / (b - a) for a, b in pairwise(edges)]
+
+
+def _synchronize_cuda():
+    import torch
+
+    if torch.cuda.is_initialized():  # in JAX's process torch stays on the CPU
+        torch.cuda.synchronize()
+
+
+def use_one_thread():
+    """Two cores can be shared fairly only by contenders with one thread each."""
     import torch
 
     torch.set_num_threads(1)
 
 
+def timed(function):
+    """Seconds of one call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def spread(times):
+    """The median with the minimum and maximum, as a column of a table."""
+    return f"{statistics.median(times):8.1f} {min(times):7.1f}–{max(times):<7.1f}"
+
+
+def check_names(parser, what, given, known):
+    """Ends the program with an error that names what is not known."""
+    unknown = [each for each in given if each not in known]
+    if unknown:
+        parser.error(f"no such {what}: {', '.join(unknown)}; there are {', '.join(known)}")
+
+
 def installed(distribution):
-    """The version of a distribution, or None."""
+    """The version of a distribution, or `None`."""
     try:
         return version(distribution)
     except PackageNotFoundError:
         return None
 
 
-def spread(times):
-    """The median with the lowest and the highest, for a column."""
-    return f"{statistics.median(times):8.1f} {min(times):7.1f}–{max(times):<7.1f}"
+def versions(*distributions):
+    return {each: installed(each) for each in distributions}
 
 
 def machine():
@@ -105,30 +141,27 @@ def machine():
     return {"cpu": cpu or platform.processor(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
-def keep(name, versions, *, beside_others=False, **measured):
-    """Writes what was measured, on which machine and with which versions, as benchmarks/results/NAME-DATE.json.
+def save_results(name, used_versions, *, merge=False, **measured):
+    """Writes results with machine and versions to benchmarks/results/NAME-DATE.json.
 
-    With `beside_others`, what was measured on the same day and not again stays.
+    With `merge`, results of the same day that were not measured again stay in the file.
     """
     path = RESULTS / f"{name}-{date.today()}.json"
-    (append if beside_others else write)(path, {"machine": machine(), "versions": versions, **measured})
-    print(f"\nkept in {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    write_json(path, {"machine": machine(), "versions": used_versions, **measured}, merge=merge)
+    print(f"\nwritten to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
 
 
-def write(path, found):
-    """Writes a tree as JSON, whole or not at all."""
+def write_json(path, found, *, merge=False):
+    """Writes a tree of dicts as JSON, completely or not at all; `merge` keeps the other leaves of the file."""
+    if merge and path.exists():
+        found = merged(json.loads(path.read_text()), found)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(found, indent=1) + "\n")
     part.replace(path)
 
 
-def append(path, found):
-    """Writes a tree as JSON into a file, beside what that holds already; where both have a leaf, the new one stands."""
-    write(path, beside(json.loads(path.read_text()), found) if path.exists() else found)
-
-
-def beside(old, new):
-    """Two trees of dicts as one, the new leaves over the old ones."""
-    both = {key: beside(old[key], new[key]) for key in old.keys() & new.keys() if isinstance(new[key], dict)}
+def merged(old, new):
+    """Two trees of dicts as one; where both have a leaf, the new one wins."""
+    both = {key: merged(old[key], new[key]) for key in old.keys() & new.keys() if isinstance(new[key], dict)}
     return {**old, **new, **both}

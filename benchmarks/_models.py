@@ -1,4 +1,4 @@
-"""The models that the workloads train: an MLP, the guide's CNN, ResNet-18 for small images, GPT-2."""
+"""The models of the workloads: an MLP, the CNN of Burn's guide, ResNet-18 for small images, GPT-2."""
 
 from itertools import pairwise
 
@@ -30,23 +30,23 @@ class Digits(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3×3 convolutions and a way around them."""
+    """Two 3×3 convolutions with a skip connection."""
 
     def __init__(self, before, width, stride):
         super().__init__()
         self.conv1, self.norm1 = nn.Conv2d(before, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
         self.conv2, self.norm2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
-        self.around = nn.Identity()
+        self.skip = nn.Identity()
         if stride > 1 or before != width:
-            self.around = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            self.skip = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x):
         inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(inner + self.around(x))
+        return F.relu(inner + self.skip(x))
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 as it is made for 32×32 images: a 3×3 stem, no pooling before the blocks; [batch, 3, 32, 32] → 10."""
+    """ResNet-18 for 32×32 images: a 3×3 stem, no pooling before the blocks; [batch, 3, 32, 32] → 10."""
 
     def __init__(self, width=64):
         super().__init__()
@@ -59,12 +59,12 @@ class ResNet18(nn.Module):
         self.head = nn.Linear(8 * width, 10)
 
     def forward(self, images):
-        x = self.stem(images.contiguous(memory_format=torch.channels_last))  # as the weights, for everybody alike
+        x = self.stem(images.contiguous(memory_format=torch.channels_last))  # like the weights, for all contenders
         return self.head(self.blocks(x).mean((2, 3)))
 
 
 class Block(nn.Module):
-    """Attention over the tokens before, then an MLP, each around the stream and after a norm."""
+    """Causal attention and an MLP, each with a norm before it and a residual connection."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -77,8 +77,8 @@ class Block(nn.Module):
         batch, length, width = x.shape
         split = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each [batch, heads, length, width / heads]
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
@@ -87,18 +87,18 @@ class GPT(nn.Module):
 
     def __init__(self, vocabulary=50304, length=1024, depth=12, width=768, heads=12):
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight  # tied
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                inner = name.endswith(("out.weight", "down.weight"))  # what is added up over the depth starts smaller
+                inner = name.endswith(("out.weight", "down.weight"))  # residual branches start smaller
                 nn.init.normal_(parameter, std=0.02 / (2 * depth) ** 0.5 if inner else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens):
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.head(self.norm(self.blocks(self.tokens(tokens) + self.places(places))))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(positions))))

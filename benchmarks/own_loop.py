@@ -1,22 +1,21 @@
-"""A loop of one's own: stoker's parts beside plain torch, the same work in one run, as µs per update and ratios.
+"""A training loop of your own: stoker's parts compared with plain torch, as µs per update and ratios.
 
     make bench                                  all workloads
     python -m benchmarks.own_loop --help        fewer rounds, one workload, no file
 
-Every contender runs in processes of its own, one after the other and several times over, on one thread. The time is
-of whole epochs in steady state: batches, forward, backward, update. What was measured is kept in benchmarks/results/.
+Every contender runs in processes of its own, one after the other and several times, on one thread. The time covers
+whole epochs in steady state: batches, forward, backward, update. Results are written to benchmarks/results/.
 """
 
 import argparse
 import json
 import statistics
-import time
 from dataclasses import replace
 
-from benchmarks._harness import TOY, in_turn, installed, keep, one_thread, spread
+from benchmarks._harness import check_names, collect, save_results, spread, timed, use_one_thread, versions
 
 WORKLOADS = {
-    "toy": TOY,
+    "toy": "1000 × 3 → 32 → 1, batch 100, Adam, mean squared error",
     "digits": "4000 × 784 → 128 → 10, batch 100, Adam, cross-entropy, gradients clipped to norm 1",
 }
 CONTENDERS = {
@@ -29,15 +28,15 @@ CONTENDERS = {
 BASELINE = "indexing"
 
 
-def workload(name):
-    """The toy, or one with random digits and a norm to clip to."""
+def make_workload(name):
+    """The toy, or random digits with a norm to clip to."""
     import torch
     from torch import nn
 
     from benchmarks._models import mlp
-    from benchmarks._workloads import workload as known
+    from benchmarks._workloads import workload
 
-    toy = known("toy")
+    toy = workload("toy")
     if name == "toy":
         return toy
     generator = torch.Generator().manual_seed(0)
@@ -54,15 +53,17 @@ def workload(name):
     )
 
 
-def by_hand(work, *, dataloader=False, fused=None):
-    """An epoch of the loop that people write."""
-    from benchmarks.peers.plain import epoch_by_hand
+def epoch_of(contender, work):
+    """A function that trains for one epoch."""
+    fused = True if "fused" in contender else None
+    if contender.startswith("stoker"):
+        return _epoch_with_parts(work, fused)
+    from benchmarks.peers.plain import make_epoch
 
-    return epoch_by_hand(work, work.model(), dataloader=dataloader, fused=fused)
+    return make_epoch(work, work.model(), dataloader=contender == "dataloader", fused=fused)
 
 
-def on_the_parts(work, *, fused=None):
-    """The same epoch on stoker's parts."""
+def _epoch_with_parts(work, fused):
     import stoker
     from stoker import data, optim
 
@@ -81,31 +82,20 @@ def on_the_parts(work, *, fused=None):
 
 
 def measure(contender, name, rounds):
-    """Microseconds per update, one number a round; a round lasts about half a second."""
-    one_thread()
-    fused, work = True if "fused" in contender else None, workload(name)
-    if contender.startswith("stoker"):
-        epoch = on_the_parts(work, fused=fused)
-    else:
-        epoch = by_hand(work, dataloader=contender == "dataloader", fused=fused)
-    start = time.perf_counter()
-    for _ in range(5):  # warm-up, and how long an epoch takes
-        epoch()
-    epochs = max(1, round(0.5 / ((time.perf_counter() - start) / 5)))
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(epochs):
-            epoch()
-        times.append((time.perf_counter() - start) / (epochs * work.updates) * 1e6)
-    return times
+    """Microseconds per update, one number for each round of about half a second."""
+    use_one_thread()
+    work = make_workload(name)
+    epoch = epoch_of(contender, work)
+    warm_up = timed(lambda: [epoch() for _ in range(5)]) / 5
+    epochs = max(1, round(0.5 / warm_up))
+    return [timed(lambda: [epoch() for _ in range(epochs)]) / (epochs * work.updates) * 1e6 for _ in range(rounds)]
 
 
 def run(names, passes, rounds):
-    """All contenders in turn, `passes` times over, so that a slow minute of the machine hits all of them."""
+    """All contenders in turn, `passes` times, so that a slow minute of the machine affects all of them."""
     order = [(contender, name, str(rounds)) for name in names for _ in range(passes) for contender in CONTENDERS]
     found = {name: {} for name in names}
-    for (contender, name, _), results in in_turn("benchmarks.own_loop", order).items():
+    for (contender, name, _), results in collect("benchmarks.own_loop", order).items():
         found[name][contender] = [each for result in results for each in result]
     return found
 
@@ -125,21 +115,18 @@ def main():
     parser.add_argument("workloads", nargs="*", metavar="workload", help=f"of {', '.join(WORKLOADS)} (default: all)")
     parser.add_argument("--passes", type=int, default=3, help="processes for each contender (default: 3)")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds in each process (default: 7)")
-    parser.add_argument("--no-file", action="store_true", help="print only, keep nothing in benchmarks/results/")
+    parser.add_argument("--no-file", action="store_true", help="print only, write nothing to benchmarks/results/")
     parser.add_argument("--measure", nargs=3, metavar=("CONTENDER", "WORKLOAD", "ROUNDS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         contender, name, rounds = arguments.measure
         print(json.dumps(measure(contender, name, int(rounds))))
         return
-    unknown = set(arguments.workloads) - set(WORKLOADS)
-    if unknown:
-        parser.error(f"no such workload: {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+    check_names(parser, "workload", arguments.workloads, WORKLOADS)
     found = run(arguments.workloads or list(WORKLOADS), arguments.passes, arguments.rounds)
     report(found)
     if not arguments.no_file:
-        versions = {distribution: installed(distribution) for distribution in ("torch", "stoker")}
-        keep("own_loop", versions, **{"µs per update": found})
+        save_results("own_loop", versions("torch", "stoker"), **{"µs per update": found})
 
 
 if __name__ == "__main__":

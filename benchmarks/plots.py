@@ -1,10 +1,10 @@
-"""The README's pictures, tables and bars, out of what was measured: no figure is typed in.
+"""Draws the README's pictures and prints its tables from the result files; no figure is typed by hand.
 
     python -m benchmarks.plots                    from the newest results: docs/pictures/speed-*.svg, and the tables
-    python -m benchmarks.plots --help             other folders
+    python -m benchmarks.plots --help             other directories
 
-Of the CPU's results the newest file counts; those of the GPU may lie in several files of the same versions, since they
-are taken in parts.
+Uses the newest file of the CPU. Results of the GPU may be in several files with the same versions, since they are
+measured in parts.
 """
 
 import argparse
@@ -13,69 +13,63 @@ import statistics
 from functools import reduce
 from pathlib import Path
 
-from benchmarks._bars import verdicts
-from benchmarks._contenders import CONTENDERS
-from benchmarks._harness import RESULTS, beside
+from benchmarks._compare import CONTENDERS, check_targets
+from benchmarks._harness import RESULTS, merged
 
 PICTURES = RESULTS.parent.parent / "docs" / "pictures"
-BASES = ("dataloader", "fused")  # the first that was measured is 1
-# Okabe and Ito's blue tells itself from grey for every eye, and in print
+BASELINES = ("dataloader", "fused")  # the first that was measured is 1
+# Okabe and Ito's blue can be told from grey by colour-blind people and in print.
 OWN, OTHER, INK, PAPER = "#0072b2", "#b3b3b3", "#262626", "#ffffff"
 
 
-def results(folder):
-    """What was measured, by device: "cpu", "cuda"."""
-    fits = [found for found in _files(folder, "fit-*.json") if "workloads" in found]
-    gpus = [found for found in _files(folder, "gpu-*.json") if found["device"] == "cuda"]
+def load_results(folder):
+    """The results by device: "cpu", "cuda"."""
+    fits = [found for found in _read_all(folder, "fit-*.json") if "workloads" in found]
+    gpus = [found for found in _read_all(folder, "gpu-*.json") if found["device"] == "cuda"]
     newest = [found for found in gpus if found["versions"]["torch"] == gpus[-1]["versions"]["torch"]]
     return {
         **({"cpu": fits[-1]} if fits else {}),
-        **({"cuda": reduce(beside, newest)} if newest else {}),
+        **({"cuda": reduce(merged, newest)} if newest else {}),
     }
 
 
-def _files(folder, pattern):
+def _read_all(folder, pattern):
     return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
 
 def medians(found, work_name):
-    """µs per update by contender, in the order of the contenders."""
+    """µs per update, in the order of `CONTENDERS`."""
     measured = found["workloads"].get(work_name, {}).get("contenders", {})
     return {name: statistics.median(measured[name]["µs per update"]) for name in CONTENDERS if name in measured}
 
 
 def ratios(found, work_name):
-    """By contender, to the plain loop; none where that was not measured."""
-    taken, base = medians(found, work_name), base_of(found, work_name)
-    return {} if base is None else {name: each / taken[base] for name, each in taken.items()}
-
-
-def base_of(found, work_name):
-    """The plain loop that others are held against: with a DataLoader, or the faster one where that was left out."""
-    taken = medians(found, work_name)
-    return next((name for name in BASES if name in taken), None)
+    """Ratios to the plain loop with a DataLoader, or to the faster one if that was not measured; else empty."""
+    times = medians(found, work_name)
+    base = next((name for name in BASELINES if name in times), None)
+    return {} if base is None else {name: each / times[base] for name, each in times.items()}
 
 
 def table(found):
-    """Markdown: a row for each contender, for each workload its µs and its ratio."""
+    """Markdown with a row for each contender, and µs and ratio for each workload."""
     works = list(found["workloads"])
-    taken = {work: medians(found, work) for work in works}
+    times = {work: medians(found, work) for work in works}
     heads = "".join(f" {work}, µs | × |" for work in works)
     lines = [f"| |{heads}", "|---|" + "--:|--:|" * len(works)]
     for name, contender in CONTENDERS.items():
-        if any(name in taken[work] for work in works):
-            cells = "".join(_cells(taken[work].get(name), ratios(found, work).get(name)) for work in works)
+        if any(name in times[work] for work in works):
+            cells = "".join(_cells(times[work].get(name), ratios(found, work).get(name)) for work in works)
             line = f"| {contender.label} |{cells}"
             lines.append(_bold(line) if name.startswith("stoker") else line)
     return "\n".join(lines)
 
 
-def _cells(taken, ratio):
-    return f" {'' if taken is None else _micros(taken)} | {'' if ratio is None else f'{ratio:.2f}'} |"
+def _cells(time, ratio):
+    return f" {'' if time is None else _microseconds(time)} | {'' if ratio is None else f'{ratio:.2f}'} |"
 
 
-def _micros(taken):
-    return f"{taken:,.0f}" if taken >= 100 else f"{taken:.1f}"
+def _microseconds(time):
+    return f"{time:,.0f}" if time >= 100 else f"{time:.1f}"
 
 
 def _bold(line):
@@ -84,7 +78,7 @@ def _bold(line):
 
 
 def caption(found):
-    """Where and with what it was measured."""
+    """The machine and the versions of a measurement."""
     machine = found["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, one thread"
     versions = ", ".join(f"{package} {version}" for package, version in found["versions"].items() if version)
@@ -92,7 +86,7 @@ def caption(found):
 
 
 def draw(found, path):
-    """Horizontal bars for each workload: how long an update takes, as a part of the plain loop's."""
+    """Draws horizontal bars for each workload: the time of an update relative to the plain loop."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -129,7 +123,7 @@ def _panel(axis, bars):
     behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}
     axis.bar_label(shapes, [f"{each:.2f} ×" for each in ordered.values()], padding=3, color=INK, bbox=behind)
     axis.axvline(1, color=INK, linewidth=0.6, linestyle=":", zorder=0)
-    axis.set_title(" ")  # room for the text above, which begins left of the axis
+    axis.set_title(" ")  # space for the title above, which starts left of the axis
     axis.margins(x=0.1, y=0.02)
     axis.set_facecolor(PAPER)
     axis.spines[:].set_visible(False)
@@ -140,18 +134,18 @@ def _panel(axis, bars):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the JSON files")
-    parser.add_argument("--pictures", type=Path, default=PICTURES, help="the folder for the pictures")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the directory of the JSON files")
+    parser.add_argument("--pictures", type=Path, default=PICTURES, help="the directory for the pictures")
     arguments = parser.parse_args()
-    measured = results(arguments.results)
+    measured = load_results(arguments.results)
     if not measured:
-        parser.error(f"nothing was measured in {arguments.results}: run python -m benchmarks.fit, or benchmarks.gpu")
+        parser.error(f"{arguments.results} has no results: run python -m benchmarks.fit or benchmarks.gpu first")
     for device, found in measured.items():
         path = arguments.pictures / f"speed-{'cpu' if device == 'cpu' else 'gpu'}.svg"
         draw(found, path)
         print(f"{path}\n\n{caption(found)}\n\n{table(found)}\n")
         for work in found["workloads"]:
-            for line in verdicts(found["workloads"][work]["contenders"], device, work):
+            for line in check_targets(found["workloads"][work]["contenders"], device, work):
                 print(f"{work}: {line}")
         print()
 

@@ -1,111 +1,257 @@
-"""What training together costs beside the training: agreement, merges, gathers, and a whole update.
+"""The overhead of training with several processes: agreement, merging of metrics, gathering, and whole updates.
 
     python -m benchmarks.ranks                  gloo, with 1, 2, 4 and 8 processes on this machine
-    python -m benchmarks.ranks --help           other numbers of processes, fewer passes, no file; --quick for a look
-    python -m benchmarks.ranks --estimate       what is kept, carried on to 1024 ranks, into docs/scaling.md
+    python -m benchmarks.ranks --help           other numbers of processes, fewer passes, no file; --quick for a check
+    python -m benchmarks.ranks --estimate       extrapolates the newest results to 1024 ranks, in docs/scaling.md
 
-Each number of processes is a launch of torchrun, one after the other and several times over, one thread a process. A
-time is the median of many calls on the slowest rank. Where there are more processes than cores, they take turns: a flag
-that travels from one to the next does not mind, and work that all of them do at once is slower by that. A whole update
-is the toy's, in `fit` and in a loop written by hand around DDP. What was measured is kept in benchmarks/results/.
+Each number of processes is one launch of torchrun, one after the other and several times, with one thread for each
+process. A time is the median of many calls on the slowest rank. With more processes than cores the processes take
+turns: work that all of them do at once is slower for that reason; a flag that travels from one to the next is not. A
+whole update is the toy's, in `fit` and in a loop written by hand with DDP. Results are written to benchmarks/results/.
 """
 
 import argparse
+import gc
 import json
 import os
 import re
 import statistics
 import sys
+import time
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
-from benchmarks._harness import RESULTS, in_turn, installed, keep
-from benchmarks._ranks_model import pieces, table
+from benchmarks._harness import RESULTS, collect, save_results, timed, use_one_thread, versions
+from benchmarks._ranks_model import LABELS, estimate_table, measured_table
 
 PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"
-
 SIZES = ("1", "2", "4", "8")
-LABELS = {
-    "agreement, beside a step": "agreement, beside a step of 50 ms",
-    "agreement, at once": "agreement, back to back",
-    "agreement, waited for": "agreement that is waited for",
-    "merge, 5 metrics": "merge of 5 metrics",
-    "merge, 20 metrics": "merge of 20 metrics",
-    "gather, checkpoint": "gather for a checkpoint",
-    "update, plain loop": "update, DDP by hand",
-    "update, fit": "update, fit",
-}
+
+# --- one rank, under torchrun
+
+STEP = 0.05  # seconds of the step during which an agreement is measured
+METRICS = (5, 20)
+EPOCHS = {"full": 13, "quick": 4}  # of 100 updates each; the first one is not timed
+CALLS = {"full": (1000, 60, 100), "quick": (100, 8, 20)}  # back to back, during a step, gathers
+BATCH = 100
 
 
-def launch(size, how):
-    """Becomes torchrun with so many processes; rank 0 prints what they measured."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    os.execv(sys.executable, [sys.executable, *torchrun, "-m", "benchmarks._ranks_work", how])
+def run_rank(size):
+    """Measures on one rank; rank 0 prints the times of the slowest."""
+    from stoker.distributed import joined
+
+    use_one_thread()
+    world = joined()
+    found = {**measure_messages(world, *CALLS[size]), "update, plain loop": measure_plain_updates(world, EPOCHS[size])}
+    found["update, fit"] = measure_fit_updates(EPOCHS[size])
+    of_all = world.gathered(found)
+    if world.is_first:
+        slowest = {name: [max(times) for times in zip(*(each[name] for each in of_all), strict=True)] for name in found}
+        alone = measure_parts() if world.size == 1 else {}
+        print(json.dumps({"us": slowest, "descriptors": len(os.listdir("/proc/self/fd")), **alone}))
 
 
-def run(sizes, passes, how):
-    """The results by number of processes, the times of all passes together."""
-    done = in_turn("benchmarks.ranks", [(size, how) for _ in range(passes) for size in sizes])
-    return {size: _together(done[size, how]) for size in sizes}
+def measure_messages(world, back_to_back, during_steps, gathers):
+    """µs on this rank of what ranks send each other."""
+    from stoker.distributed import Accord
+    from stoker.loop._agree import _NOTHING as NOTHING  # what a fit sends after most batches
+    from stoker.loop._merge import merged
+
+    accord, state = Accord(world, every=1), rank_state()
+    found = {
+        "agreement, beside a step": [microseconds(lambda: accord.hand_in(NOTHING), during_steps, pause=STEP)],
+        "agreement, at once": [microseconds(lambda: accord.hand_in(NOTHING), back_to_back) for _ in range(3)],
+        "agreement, waited for": [microseconds(lambda: world.all(True), back_to_back) for _ in range(3)],
+    }
+    accord.settle(NOTHING)
+    for count in METRICS:
+        merge = partial(merged, running_totals(count), world)
+        found[f"merge, {count} metrics"] = [microseconds(merge, gathers) for _ in range(3)]
+    found["gather, checkpoint"] = [microseconds(lambda: world.gathered(state), gathers) for _ in range(3)]
+    return found
 
 
-def _together(results):
+def microseconds(function, calls, pause=0.0):
+    """The median of a call in µs, without the first tenth of the calls."""
+    times = []
+    for _ in range(calls):
+        if pause:
+            time.sleep(pause)
+        times.append(timed(function) * 1e6)
+    return statistics.median(times[calls // 10 :])
+
+
+def running_totals(count):
+    """The loss and metrics of a rank at the end of an epoch."""
+    import torch
+
+    from stoker import metrics
+    from stoker.loop._tally import Tally
+    from stoker.steps import ClassificationOutput
+
+    totals = Tally([metrics.Accuracy(name=f"accuracy {number}") for number in range(count)], torch.device("cpu"))
+    output = ClassificationOutput(torch.tensor(0.5), logits=torch.randn(8, 3), targets=torch.randint(0, 3, (8,)))
+    totals.add_loss("loss", output.loss, 8)
+    totals.add(output)
+    return totals
+
+
+def rank_state():
+    """What differs between ranks in a checkpoint outside of an accumulation window."""
+    from stoker.checkpoint import random_state
+
+    return {"random": random_state(), "loader": {}, "tally": running_totals(METRICS[0]).state_dict(), "window": {}}
+
+
+def measure_parts():
+    """The work for each rank's state in a merge and in a gather: µs and bytes."""
+    from stoker.distributed._wire import packed, unpacked
+    from stoker.loop._merge import added
+
+    found = {}
+    for count in METRICS:
+        totals = running_totals(count)
+        message = packed(totals.state_dict())
+
+        def merge_64(totals=totals, message=message):
+            added(totals.metrics, [unpacked(message) for _ in range(64)])
+
+        found[f"merge, {count} metrics"] = {"us": microseconds(merge_64, 20) / 64, "bytes": len(message)}
+    message = packed(rank_state())
+    found["gather, checkpoint"] = {"us": microseconds(lambda: unpacked(message), 200), "bytes": len(message)}
+    from benchmarks.record import measure_writing
+
+    return {"of each state": found, "us of an event": statistics.median(measure_writing("record", "5"))}
+
+
+def make_data():
+    """The toy, repeated to 100 updates an epoch."""
+    from benchmarks._workloads import workload
+
+    toy = workload("toy")
+    x, y = toy.data()
+    return x.repeat(10, 1), y.repeat(10, 1), toy.model()
+
+
+def measure_plain_updates(world, epochs):
+    """µs per update of a loop written by hand: DDP, and each rank's slice of every batch."""
+    import torch
+    from torch import nn
+
+    x, y, model = make_data()
+    ddp = nn.parallel.DistributedDataParallel(model) if world.size > 1 else model
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    loss_function, marks, generator = nn.MSELoss(), [], torch.Generator().manual_seed(0)
+    start, stop = BATCH * world.rank // world.size, BATCH * (world.rank + 1) // world.size
+    for _ in range(epochs):
+        total = torch.zeros(())
+        for rows in torch.randperm(len(x), generator=generator).split(BATCH):
+            own = rows[start:stop]
+            optimizer.zero_grad()
+            loss = loss_function(ddp(x[own]), y[own])
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        marks.append(time.perf_counter())
+    return per_update(marks, len(x))
+
+
+def measure_fit_updates(epochs):
+    """µs per update of `fit`, ends of epochs included."""
+    from torch import nn
+
+    import stoker
+    from stoker import callbacks, optim
+
+    gc.collect()  # frees the DDP of the plain loop
+    x, y, model = make_data()
+    marks = []
+    clock = callbacks.on(epoch_end=lambda ctx: marks.append(time.perf_counter()))
+    learner = stoker.Learner(model, loss=nn.MSELoss(), optimizer=optim.Adam(), lr=1e-3, device="cpu", seed=0)
+    learner.fit((x, y), epochs=epochs, batch_size=BATCH, callbacks=[clock], show=False)
+    return per_update(marks, len(x))
+
+
+def per_update(marks, samples):
+    return [(b - a) * 1e6 * BATCH / samples for a, b in pairwise(marks)]
+
+
+# --- launching and reporting
+
+
+def launch(processes, size):
+    """Replaces this process with torchrun."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    os.execv(sys.executable, [sys.executable, *torchrun, "-m", "benchmarks.ranks", "--rank", size])
+
+
+def run(numbers, passes, size):
+    """The results by number of processes, with the times of all passes together."""
+    done = collect("benchmarks.ranks", [(processes, size) for _ in range(passes) for processes in numbers])
+    return {processes: _joined_passes(done[processes, size]) for processes in numbers}
+
+
+def _joined_passes(results):
     times = {name: [us for each in results for us in each["us"][name]] for name in results[0]["us"]}
     return {**results[0], "us": times}
 
 
 def report(found):
-    """Medians in µs, with `fit` as a ratio to the loop that is written by hand."""
+    """Prints medians in µs, and the ratio of `fit` to the loop written by hand."""
     medians = {
-        size: {name: statistics.median(times) for name, times in each["us"].items()} for size, each in found.items()
+        processes: {name: statistics.median(times) for name, times in each["us"].items()}
+        for processes, each in found.items()
     }
-    print(f"\ngloo on this machine, medians in µs\n  {'processes':<36}" + "".join(f"{size:>10}" for size in found))
+    print(f"\ngloo on this machine, medians in µs\n  {'processes':<40}" + "".join(f"{each:>10}" for each in found))
     for name, label in LABELS.items():
-        print(f"  {label:<36}" + "".join(f"{each[name]:10.1f}" for each in medians.values()))
+        print(f"  {label:<40}" + "".join(f"{each[name]:10.1f}" for each in medians.values()))
     ratios = [each["update, fit"] / each["update, plain loop"] for each in medians.values()]
-    print(f"  {'ratio':<36}" + "".join(f"{ratio:10.2f}" for ratio in ratios))
-    print(f"  {'descriptors of a process':<36}" + "".join(f"{each['descriptors']:10d}" for each in found.values()))
+    print(f"  {'ratio':<40}" + "".join(f"{ratio:10.2f}" for ratio in ratios))
+    print(f"  {'file descriptors of a process':<40}" + "".join(f"{each['descriptors']:10d}" for each in found.values()))
 
 
-def newest():
-    """What was kept last, by number of processes."""
+def newest_results():
     paths = sorted(RESULTS.glob("ranks-*.json"))
     if not paths:
-        sys.exit("nothing is kept yet: run python -m benchmarks.ranks first")
+        sys.exit("there are no results yet: run python -m benchmarks.ranks first")
     return json.loads(paths[-1].read_text())["processes"]
 
 
-def written(page, found):
-    """The text of docs/scaling.md with its figures drawn anew: none of them is typed in by hand."""
-    for name, lines in {"measured": pieces(found), "estimate": table(found)}.items():
-        drawn = f"<!-- {name} -->\n" + "\n".join(lines) + "\n<!-- end -->"
-        page, times = re.subn(rf"<!-- {name} -->\n.*?<!-- end -->", lambda _, drawn=drawn: drawn, page, flags=re.DOTALL)
+def replace_tables(page, found):
+    """The text of docs/scaling.md with its tables made from results, none of them typed by hand."""
+    for name, lines in {"measured": measured_table(found), "estimate": estimate_table(found)}.items():
+        text = f"<!-- {name} -->\n" + "\n".join(lines) + "\n<!-- end -->"
+        page, times = re.subn(rf"<!-- {name} -->\n.*?<!-- end -->", lambda _, text=text: text, page, flags=re.DOTALL)
         if times != 1:
-            sys.exit(f"docs/scaling.md has {times} places for what is called {name!r}, and one is expected")
+            sys.exit(f"docs/scaling.md has {times} places for the table {name!r}; expected one")
     return page
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--sizes", nargs="+", default=SIZES, help="numbers of processes (default: 1 2 4 8)")
-    parser.add_argument("--passes", type=int, default=2, help="launches for each of them (default: 2)")
-    parser.add_argument("--no-file", action="store_true", help="print only, keep nothing in benchmarks/results/")
-    parser.add_argument("--quick", action="store_true", help="1 and 2 processes, once, print only")
-    parser.add_argument("--estimate", action="store_true", help="measure nothing: draw docs/scaling.md anew")
-    parser.add_argument("--measure", nargs=2, metavar=("PROCESSES", "HOW"), help=argparse.SUPPRESS)
+    parser.add_argument("--passes", type=int, default=2, help="launches for each number (default: 2)")
+    parser.add_argument("--no-file", action="store_true", help="print only, write nothing to benchmarks/results/")
+    parser.add_argument("--quick", action="store_true", help="1 and 2 processes, once, no file")
+    parser.add_argument("--estimate", action="store_true", help="measure nothing; update the tables of docs/scaling.md")
+    parser.add_argument("--measure", nargs=2, metavar=("PROCESSES", "SIZE"), help=argparse.SUPPRESS)
+    parser.add_argument("--rank", metavar="SIZE", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.measure:
+    if arguments.rank:
+        run_rank(arguments.rank)
+    elif arguments.measure:
         launch(*arguments.measure)
-    if arguments.estimate:
-        PAGE.write_text(written(PAGE.read_text(), newest()))
-        print("\n".join(table(newest())))
-        return
-    if arguments.quick:
+    elif arguments.estimate:
+        PAGE.write_text(replace_tables(PAGE.read_text(), newest_results()))
+        print("\n".join(estimate_table(newest_results())))
+    elif arguments.quick:
         report(run(("1", "2"), 1, "quick"))
-        return
-    found = run(arguments.sizes, arguments.passes, "full")
-    report(found)
-    if not arguments.no_file:
-        keep("ranks", {distribution: installed(distribution) for distribution in ("stoker", "torch")}, processes=found)
+    else:
+        found = run(arguments.sizes, arguments.passes, "full")
+        report(found)
+        if not arguments.no_file:
+            save_results("ranks", versions("stoker", "torch"), processes=found)
 
 
 if __name__ == "__main__":

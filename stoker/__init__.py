@@ -1,8 +1,4 @@
-"""stoker trains PyTorch models: gradients are values, and the learning rate is an argument of the step.
-
-Data walks through the rooms in this order, and the names below stand in it:
-
-    data ─▶ steps ─▶ gradients ─▶ schedule, optim        weights (module ⇄ file)
+"""stoker trains PyTorch models: gradients are values, and the learning rate is an argument of the optimizer step.
 
 >>> import torch, stoker
 >>> from stoker import data, optim
@@ -13,191 +9,105 @@ Data walks through the rooms in this order, and the names below stand in it:
 ...     loss = torch.nn.functional.mse_loss(model(inputs), targets)
 ...     optimizer.step(stoker.backward(loss, model), lr=1e-2)
 
-A name is loaded when it is first asked for, so that what only reads runs (`stoker.record`, `stoker watch`) needs no
+Names are imported on first use, so that programs that only read runs (`stoker.record`, `stoker watch`) do not import
 torch.
 """
 
-import gc
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import (
-    BadData,
-    BadFile,
-    CheckpointFailed,
-    ConfigError,
-    GradientsConsumed,
-    InvalidArgument,
-    MissingExtra,
-    MissingFile,
-    NoSuchMetric,
-    NoSuchParameter,
-    NotDifferentiable,
-    NotFinite,
-    PeerFailed,
-    RunExists,
-    SampleFailed,
-    StateMismatch,
-    StokerError,
-    UnknownHook,
-    UnmatchedParameter,
-    UnsupportedGradient,
-    WorkerDied,
-    WrongType,
-)
+from stoker import errors as _errors
+from stoker.errors import *  # noqa: F403
 
-if TYPE_CHECKING:
-    from stoker import (
-        callbacks,
-        checkpoint,
-        data,
-        distributed,
-        gradients,
-        learner,
-        loop,
-        metrics,
-        optim,
-        program,
-        record,
-        schedule,
-        steps,
-        view,
-        weights,
-    )
-    from stoker._select import freeze, select, unfreeze
-    from stoker.callbacks import Callback
-    from stoker.checkpoint import Checkpoint
-    from stoker.config import Config
-    from stoker.distributed import Parallel, barrier, rank_zero, world
-    from stoker.gradients import Accumulator, Gradients, backward
-    from stoker.learner import Fitted, Learner, load_for_inference, lr_find
-    from stoker.record import Record
-    from stoker.steps import (
-        ClassificationOutput,
-        MultiLabelOutput,
-        Objective,
-        Output,
-        RegressionOutput,
-        SequenceOutput,
-        summary,
-        valid,
-    )
-    from stoker.weights import load, load_torch, save
+if TYPE_CHECKING:  # what a type checker sees; a test compares it with _NAMES and _PACKAGES
+    from stoker import callbacks as callbacks
+    from stoker import checkpoint as checkpoint
+    from stoker import data as data
+    from stoker import distributed as distributed
+    from stoker import gradients as gradients
+    from stoker import learner as learner
+    from stoker import metrics as metrics
+    from stoker import optim as optim
+    from stoker import record as record
+    from stoker import schedule as schedule
+    from stoker import steps as steps
+    from stoker import view as view
+    from stoker import weights as weights
+    from stoker._select import freeze as freeze
+    from stoker._select import select as select
+    from stoker._select import unfreeze as unfreeze
+    from stoker.callbacks import Callback as Callback
+    from stoker.checkpoint import Checkpoint as Checkpoint
+    from stoker.config import Config as Config
+    from stoker.distributed import Parallel as Parallel
+    from stoker.distributed import barrier as barrier
+    from stoker.distributed import rank_zero as rank_zero
+    from stoker.distributed import world as world
+    from stoker.gradients import Accumulator as Accumulator
+    from stoker.gradients import Gradients as Gradients
+    from stoker.gradients import backward as backward
+    from stoker.learner import Fitted as Fitted
+    from stoker.learner import Learner as Learner
+    from stoker.learner import load_for_inference as load_for_inference
+    from stoker.learner import lr_find as lr_find
+    from stoker.record import Record as Record
+    from stoker.steps import ClassificationOutput as ClassificationOutput
+    from stoker.steps import MultiLabelOutput as MultiLabelOutput
+    from stoker.steps import Objective as Objective
+    from stoker.steps import Output as Output
+    from stoker.steps import RegressionOutput as RegressionOutput
+    from stoker.steps import SequenceOutput as SequenceOutput
+    from stoker.steps import summary as summary
+    from stoker.steps import valid as valid
+    from stoker.weights import load as load
+    from stoker.weights import load_torch as load_torch
+    from stoker.weights import save as save
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Accumulator",
-    "BadData",
-    "BadFile",
-    "Callback",
-    "Checkpoint",
-    "CheckpointFailed",
-    "ClassificationOutput",
-    "Config",
-    "ConfigError",
-    "Fitted",
-    "Gradients",
-    "GradientsConsumed",
-    "InvalidArgument",
-    "Learner",
-    "MissingExtra",
-    "MissingFile",
-    "MultiLabelOutput",
-    "NoSuchMetric",
-    "NoSuchParameter",
-    "NotDifferentiable",
-    "NotFinite",
-    "Objective",
-    "Output",
-    "Parallel",
-    "PeerFailed",
-    "Record",
-    "RegressionOutput",
-    "RunExists",
-    "SampleFailed",
-    "SequenceOutput",
-    "StateMismatch",
-    "StokerError",
-    "UnknownHook",
-    "UnmatchedParameter",
-    "UnsupportedGradient",
-    "WorkerDied",
-    "WrongType",
-    "backward",
-    "barrier",
+_PACKAGES = (
     "callbacks",
     "checkpoint",
     "data",
     "distributed",
-    "freeze",
     "gradients",
     "learner",
-    "load",
-    "load_for_inference",
-    "load_torch",
-    "loop",
-    "lr_find",
     "metrics",
     "optim",
-    "program",
-    "rank_zero",
     "record",
-    "save",
     "schedule",
-    "select",
     "steps",
-    "summary",
-    "unfreeze",
-    "valid",
     "view",
     "weights",
-    "world",
-]
-
-# Where the names live that are neither errors nor rooms.
-_HOMES = {
-    "_select": ("freeze", "select", "unfreeze"),
-    "callbacks": ("Callback",),
-    "checkpoint": ("Checkpoint",),
-    "config": ("Config",),
-    "distributed": ("Parallel", "barrier", "rank_zero", "world"),
-    "gradients": ("Accumulator", "Gradients", "backward"),
-    "learner": ("Fitted", "Learner", "load_for_inference", "lr_find"),
-    "record": ("Record",),
-    "steps": (
-        "ClassificationOutput",
-        "MultiLabelOutput",
-        "Objective",
-        "Output",
-        "RegressionOutput",
-        "SequenceOutput",
-        "summary",
-        "valid",
-    ),
-    "weights": ("load", "load_torch", "save"),
+)
+_NAMES = {
+    "_select": "freeze select unfreeze",
+    "callbacks": "Callback",
+    "checkpoint": "Checkpoint",
+    "config": "Config",
+    "distributed": "Parallel barrier rank_zero world",
+    "gradients": "Accumulator Gradients backward",
+    "learner": "Fitted Learner load_for_inference lr_find",
+    "record": "Record",
+    "steps": ("ClassificationOutput MultiLabelOutput Objective Output RegressionOutput SequenceOutput summary valid"),
+    "weights": "load load_torch save",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted([*_errors.__all__, *_MODULES, *_PACKAGES])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistake
+if not TYPE_CHECKING:  # so that a type checker reports misspelt names
 
     def __getattr__(name: str) -> Any:
-        """A public name that nobody has asked for yet; from now on it is an ordinary one."""
-        if name not in __all__:
+        """Imports a public name on first use; afterwards it is an ordinary attribute."""
+        if name in _MODULES:
+            value = getattr(__import__(f"stoker.{_MODULES[name]}", fromlist=[name]), name)
+        elif name in _PACKAGES:
+            value = __import__(f"stoker.{name}", fromlist=[name])
+        else:
             raise AttributeError(f"module 'stoker' has no attribute {name!r}")
-        home = next((home for home, names in _HOMES.items() if name in names), None)
-        module = _loaded(f"stoker.{home or name}", name)
-        globals()[name] = found = getattr(module, name) if home else module
-        return found
-
-    def _loaded(module: str, name: str) -> Any:
-        """A room and those before it; to search for garbage among all that torch has made would take as long again."""
-        searching = gc.isenabled()
-        gc.disable()
-        try:
-            return __import__(module, fromlist=[name])
-        finally:
-            if searching:
-                gc.enable()
+        globals()[name] = value
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -1,127 +1,156 @@
-"""Every error that a user can cause, as one family.
+"""All errors that a user of stoker can cause.
 
 StokerError
-├── InvalidArgument (ValueError)        a value that can't be used
-├── WrongType (TypeError)               a thing of the wrong kind
-├── NoSuchParameter (KeyError, ValueError)   a name, pattern or module that chooses nothing
-├── UnmatchedParameter (ValueError)     a trainable parameter that no pattern of a mapping chooses
-├── NotDifferentiable (RuntimeError)    a loss that gradients can't be taken of
-├── GradientsConsumed (RuntimeError)    gradients that something else has used up
-├── UnsupportedGradient (RuntimeError)  a kind of gradient that an optimizer can't take
-├── StateMismatch (ValueError)          a saved state and a model that don't fit
-├── BadFile (ValueError)                a file that is torn, changed, or not what it should be
-│   └── MissingFile (FileNotFoundError)    a file that is not there
-├── BadData (ValueError)                data that can't be loaded as samples
-├── SampleFailed (RuntimeError)         a sample whose own exception could not be brought over from its worker
-├── WorkerDied (RuntimeError)           a loading process that went away
-├── PeerFailed (RuntimeError)           another rank that failed, or can't be reached any more
-├── UnknownHook (AttributeError)        a method of a callback that is called like a milestone and is none
-├── NoSuchMetric (KeyError, ValueError) a name that no number has
+├── InvalidArgument (ValueError)        a value that is not allowed
+├── WrongType (TypeError)               an object of the wrong type
+├── NoSuchParameter (KeyError, ValueError)   a selector that matches no parameter
+├── UnmatchedParameter (ValueError)     a trainable parameter that no selector of a mapping matches
+├── NotDifferentiable (RuntimeError)    a loss that has no gradients
+├── GradientsConsumed (RuntimeError)    gradients that were already used
+├── UnsupportedGradient (RuntimeError)  a kind of gradient that an optimizer does not support
+├── StateMismatch (ValueError)          a saved state that does not match the object it is loaded into
+├── BadFile (ValueError)                a file that is damaged or has other content than expected
+│   └── MissingFile (FileNotFoundError)    a file that does not exist
+├── BadData (ValueError)                data that cannot be loaded as samples
+├── SampleFailed (RuntimeError)         an exception of a dataset that cannot be sent from its worker process
+├── WorkerDied (RuntimeError)           a data worker process that ended unexpectedly
+├── PeerFailed (RuntimeError)           another rank that failed or does not answer
+├── UnknownHook (AttributeError)        a method of a callback that is named like a hook and is not one
+├── NoSuchMetric (KeyError, ValueError) a metric that does not exist
 ├── NotFinite (ArithmeticError)         a loss or gradient that is NaN or infinite
-├── RunExists (FileExistsError)         a directory that already holds a run
-├── CheckpointFailed (OSError)          a checkpoint that could not be written, or an old one not deleted
+├── RunExists (FileExistsError)         a directory that already contains a run
+├── CheckpointFailed (OSError)          a checkpoint that could not be written, or an old one that could not be deleted
 ├── ConfigError (ValueError)            a field of a config that is unknown, missing or of the wrong type
 └── MissingExtra (ImportError)          an optional dependency that is not installed
 
-Each is also the built-in error that people catch for such a thing.
+Each inherits from the built-in exception in parentheses, so that `except ValueError` works too.
 """
 
 import difflib
 from collections.abc import Iterable
 
+__all__ = [
+    "BadData",
+    "BadFile",
+    "CheckpointFailed",
+    "ConfigError",
+    "GradientsConsumed",
+    "InvalidArgument",
+    "MissingExtra",
+    "MissingFile",
+    "NoSuchMetric",
+    "NoSuchParameter",
+    "NotDifferentiable",
+    "NotFinite",
+    "PeerFailed",
+    "RunExists",
+    "SampleFailed",
+    "StateMismatch",
+    "StokerError",
+    "UnknownHook",
+    "UnmatchedParameter",
+    "UnsupportedGradient",
+    "WorkerDied",
+    "WrongType",
+]
+
 
 class StokerError(Exception):
-    """Any error that stoker raises on purpose."""
+    """Base class of all errors that stoker raises on purpose."""
 
-    def __str__(self) -> str:  # KeyError would show the text as a repr
+    def __str__(self) -> str:  # KeyError would show the repr of the text
         return str(self.args[0]) if self.args else ""
 
 
 class InvalidArgument(StokerError, ValueError):
-    """A value that can't be used; the text says which would be."""
+    """A value is not allowed; the text says which values are."""
 
 
 class WrongType(StokerError, TypeError):
-    """A thing of the wrong kind; the text says what was expected."""
+    """An object has the wrong type; the text says what is expected."""
 
 
 class NoSuchParameter(StokerError, KeyError, ValueError):
-    """A name, pattern, module or parameter that chooses nothing."""
+    """A selector (a name, pattern, module or parameter) matches no parameter."""
 
 
 class UnmatchedParameter(StokerError, ValueError):
-    """A trainable parameter that no pattern of a mapping chooses."""
+    """No selector of a mapping matches a trainable parameter."""
 
 
 class NotDifferentiable(StokerError, RuntimeError):
-    """A loss that gradients can't be taken of; the text says why."""
+    """A loss has no gradients; the text says why."""
 
 
 class GradientsConsumed(StokerError, RuntimeError):
-    """Gradients that something else has used up; the text says what."""
+    """Gradients were already used; the text says by what."""
 
 
 class UnsupportedGradient(StokerError, RuntimeError):
-    """A kind of gradient (sparse, say) that an optimizer can't take."""
+    """An optimizer does not support a kind of gradient, such as a sparse one."""
 
 
 class StateMismatch(StokerError, ValueError):
-    """A saved state and a model that don't fit; the text lists what differs."""
+    """A saved state does not match the object it is loaded into; the text lists the differences."""
 
 
 class BadFile(StokerError, ValueError):
-    """A file that is torn, changed, or not what it should be."""
+    """A file is damaged or has other content than expected."""
 
 
 class MissingFile(BadFile, FileNotFoundError):
-    """A file that is not there; the text says where it was looked for."""
+    """A file does not exist; the text says where it was expected."""
 
 
 class BadData(StokerError, ValueError):
-    """Data that can't be loaded as samples."""
+    """Data cannot be loaded as samples."""
 
 
 class SampleFailed(StokerError, RuntimeError):
-    """A sample whose own exception could not be brought over from its worker."""
+    """A dataset raised an exception that cannot be sent from its worker process; the text describes it."""
 
 
 class WorkerDied(StokerError, RuntimeError):
-    """A loading process that went away."""
+    """A data worker process ended unexpectedly."""
 
 
 class PeerFailed(StokerError, RuntimeError):
-    """Another rank that failed, or can't be reached any more; the text says which and what it said."""
+    """Another rank failed or does not answer; the text says which one, and its error."""
 
 
 class UnknownHook(StokerError, AttributeError):
-    """A method of a callback that is called like a milestone and is none."""
+    """A method of a callback is named like a hook and is not one."""
 
 
 class NoSuchMetric(StokerError, KeyError, ValueError):
-    """A name that no number has; the text says which there are."""
+    """A metric does not exist; the text lists those that do."""
 
 
 class NotFinite(StokerError, ArithmeticError):
-    """A loss or gradient that is NaN or infinite; the text says where it came from."""
+    """A loss or gradient is NaN or infinite; the text says where it came from."""
 
 
 class RunExists(StokerError, FileExistsError):
-    """A directory that already holds a run."""
+    """A directory already contains a run."""
 
 
 class CheckpointFailed(StokerError, OSError):
-    """A checkpoint that could not be written, or an old one not deleted; the text says which is still whole."""
+    """A checkpoint could not be written, or an old one could not be deleted; the text names the last complete one."""
 
 
 class ConfigError(StokerError, ValueError):
-    """A field of a config that is unknown, missing or of the wrong type."""
+    """A field of a config is unknown, missing or of the wrong type."""
 
 
 class MissingExtra(StokerError, ImportError):
-    """An optional dependency that is not installed; the text says how to get it."""
+    """An optional dependency is not installed; the text says how to install it."""
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
-    """A hint to append to an error's text: `did_you_mean("clasifier", names)`, empty where nothing is near."""
-    near = difflib.get_close_matches(word, list(dict.fromkeys(known)), n=most, cutoff=0.6)
-    return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+    """Returns a hint to append to an error message, or "" if no known word is similar.
+
+    >>> did_you_mean("clasifier", ["backbone", "classifier"])
+    "; did you mean 'classifier'?"
+    """
+    similar = difflib.get_close_matches(word, list(dict.fromkeys(known)), n=most, cutoff=0.6)
+    return f"; did you mean {' or '.join(repr(name) for name in similar)}?" if similar else ""

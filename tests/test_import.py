@@ -1,4 +1,4 @@
-"""Importing stoker is light and changes nothing. Counted in modules and states, not in seconds."""
+"""Importing stoker is cheap (measured in modules, not in seconds) and changes no global state."""
 
 import json
 import subprocess
@@ -45,7 +45,7 @@ def in_a_fresh_process(program):
     return json.loads(done.stdout)
 
 
-EVERYTHING = "import stoker\nfor name in stoker.__all__: getattr(stoker, name)\n"  # a name is loaded when it is used
+EVERYTHING = "import stoker\nfor name in stoker.__all__: getattr(stoker, name)\n"
 
 
 def test_importing_changes_no_global_state():
@@ -56,8 +56,8 @@ def test_importing_changes_no_global_state():
         assert before[name] == after[name], name
 
 
-def test_importing_is_light():
-    """100 ms are about 200 modules of ordinary size; what is heavy is named."""
+def test_importing_everything_loads_few_modules():
+    """Limits the number of modules, and names the heavy ones: 100 ms are about 200 modules of ordinary size."""
     new = in_a_fresh_process(
         f"import json, sys, torch\nbefore = set(sys.modules)\n{EVERYTHING}"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
@@ -71,7 +71,7 @@ def test_importing_is_light():
     assert not slow & set(new)
 
 
-def test_the_import_alone_loads_next_to_nothing():
+def test_import_stoker_alone_loads_only_the_errors():
     new = in_a_fresh_process(
         "import json, sys\nbefore = set(sys.modules)\nimport stoker\n"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
@@ -89,26 +89,26 @@ def test_a_package_without_torch_can_be_the_first_to_be_imported_and_loads_no_to
 FORKS = """
 import json, os, sys, torch
 
-def failed(name):
+def fails(name):
     child = os.fork()
     if not child:
         __import__(f"stoker.{name}")
         os._exit(0)
     return os.waitpid(child, 0)[1] != 0
 
-print(json.dumps([name for name in sys.argv[1:] if failed(name)]))
+print(json.dumps([name for name in sys.argv[1:] if fails(name)]))
 """
 
 
 def test_any_other_package_can_be_the_first_to_be_imported():
-    """torch is imported once, and a process forked for each package: none of the others is there."""
+    """Imports torch once, and forks a process for each package, so that no other package is loaded."""
     packages = [name for name in PACKAGES if name not in (*WITHOUT_TORCH, "cli")]
     done = subprocess.run([sys.executable, "-c", FORKS, *packages], capture_output=True, text=True)
     assert (done.returncode, done.stderr, json.loads(done.stdout)) == (0, "", [])
 
 
 def test_training_loads_no_compiler():
-    """torch's own optimizers import torch._dynamo, about a second, when they are made; ours do not."""
+    """torch's own optimizers import torch._dynamo when they are created, which takes about a second."""
     loaded = in_a_fresh_process(
         "import json, sys, torch, stoker\nfrom stoker import data, optim\n"
         "model = torch.nn.Linear(3, 1)\noptimizer = optim.AdamW().init(model)\n"

@@ -1,6 +1,6 @@
-"""torture: kills trainings at random moments, again and again, and holds their end against that of one left in peace.
+"""torture: kills trainings at random moments, resumes them, and compares the result with an uninterrupted one.
 
-make torture                      some 300 kills of one process, and 60 of two under torchrun
+make torture                      about 300 kills of one process, and 60 of two processes under torchrun
 python -m torture --ranks 2       trainings of two processes each, under torchrun
-python -m torture --help          more or fewer of them, other moments
+python -m torture --help          other numbers of kills, other seeds
 """

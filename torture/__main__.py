@@ -1,4 +1,4 @@
-"""Kills trainings, prints what that did to them, and ends with 1 where one of them ended in other bits."""
+"""Kills trainings and resumes them; exits with 1 if one of them ends with other bits."""
 
 import argparse
 import random
@@ -6,82 +6,193 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from torture import _programs, _ranked
-from torture._children import warm_up
-from torture._starts import Ranked, Single
-from torture._story import Starter, Story, Whole, killed, whole
+from torture import programs
+from torture.processes import Attempt, End, SeveralRanks, SingleProcess, start_server
+from torture.runs import counter_path, inspect_run, leftovers, updates_done
+
+Start = Callable[[str, Path], Attempt]  # starts a kind of training in a directory
+
+_DURING_START = 0.2  # share of kills at any moment after the start of the process, before training begins
+_LARGEST_STRETCH = 0.4  # share of a training's updates, at most, until the next kill
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Until there were enough kills: each kind of training in turn, from its start to its end."""
-    asked = _asked(given)
-    kinds = _kinds(asked)
-    seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(10**6)
+class Reference(NamedTuple):
+    """An uninterrupted training."""
+
+    kind: str
+    digest: str  # the line that it prints
+    start: float  # seconds until its fit begins
+    seconds: float  # from then until its last update
+    updates: int
+
+
+@dataclass
+class Result:
+    """What happened to one training."""
+
+    kind: str
+    kills: int = 0
+    terminated: int = 0  # SIGTERMs after which the fit saved and ended
+    resumes: int = 0
+    in_a_save: int = 0
+    leftovers: int = 0
+    lost: list[int] = field(default_factory=list)  # updates, for each kill
+    faults: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        end = "the same bits" if not self.faults else "FAULTS"
+        return f"{self.kind}: killed {self.kills} times, {sum(self.lost)} updates repeated, {end}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Trains each kind in turn, from its start to its end, until there were enough kills."""
+    options = _parse(arguments)
+    kinds = _kinds(options)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     chance, began = random.Random(seed), time.monotonic()
-    home = Path(tempfile.mkdtemp(prefix="torture-"))
-    warm_up(home)
-    starter: Starter = Single if asked.ranks == 1 else partial(Ranked, ranks=asked.ranks)
-    peaceful: dict[str, Whole] = {}
-    stories: list[Story] = []
-    while (left := asked.kills - sum(story.kills for story in stories)) > 0 and not any(
-        each.faults for each in stories
-    ):
-        if stories and time.monotonic() - began > asked.seconds:
+    folder = Path(tempfile.mkdtemp(prefix="torture-"))
+    start_server(folder)
+    start: Start = SingleProcess if options.ranks == 1 else partial(SeveralRanks, ranks=options.ranks)
+    references: dict[str, Reference] = {}
+    results: list[Result] = []
+    while not any(each.faults for each in results):
+        remaining = options.kills - sum(each.kills for each in results)
+        if remaining <= 0 or (results and time.monotonic() - began > options.seconds):
             break
-        kind = kinds[len(stories) % len(kinds)]
-        if kind not in peaceful:
-            peaceful[kind] = whole(starter, kind, home / f"{kind}-whole")
-        story = killed(starter, peaceful[kind], home / f"{kind}-{len(stories)}", chance, most=left)
-        stories.append(story)
-        print(story, flush=True)
-    _print_table(stories, seed, time.monotonic() - began)
-    faults = [fault for story in stories for fault in story.faults]
+        kind = kinds[len(results) % len(kinds)]
+        if kind not in references:
+            references[kind] = train_uninterrupted(start, kind, folder / f"{kind}-reference")
+        run = folder / f"{kind}-{len(results)}"
+        results.append(train_with_kills(start, references[kind], run, chance, most=remaining))
+        print(results[-1], flush=True)
+    _print_table(results, seed, time.monotonic() - began)
+    faults = [fault for each in results for fault in each.faults]
     if faults:
         print(*faults, sep="\n")
-        again = f"--ranks {asked.ranks} --seed {seed}" + (f" --kind {asked.kind}" if asked.kind else "")
-        print(f"repeat it with: python -m torture {again}; the runs are in {home}")
+        command = f"--ranks {options.ranks} --seed {seed}" + (f" --kind {options.kind}" if options.kind else "")
+        print(f"repeat it with: python -m torture {command}; the runs are in {folder}")
         return 1
-    shutil.rmtree(home)
+    shutil.rmtree(folder)
     return 0
 
 
-def _kinds(asked: argparse.Namespace) -> list[str]:
-    known = list(_programs.KINDS if asked.ranks == 1 else _ranked.KINDS)
-    kinds = [kind for kind in known if asked.kind in (None, kind)]
+def train_uninterrupted(start: Start, kind: str, folder: Path) -> Reference:
+    began = time.time()
+    attempt = start(kind, folder)
+    _wait_for_fit(attempt, folder)
+    ready = time.time()
+    if attempt.wait() != "finished":
+        raise SystemExit(f"{kind} fails without a kill:\n{attempt.printed()}")
+    seconds = counter_path(folder).stat().st_mtime - ready
+    return Reference(kind, _digest_line(attempt), ready - began, seconds, updates_done(folder) or 1)
+
+
+def train_with_kills(start: Start, reference: Reference, folder: Path, chance: random.Random, *, most: int) -> Result:
+    """Trains to the end, with at most `most` kills."""
+    result, end = Result(reference.kind), None
+    while end != "finished" and not result.faults:
+        counter_path(folder).unlink(missing_ok=True)
+        attempt = start(reference.kind, folder)
+        if result.kills < most:
+            _sleep_until_kill(chance, reference, attempt, folder)
+            attempt.strike(chance)
+        try:
+            end = attempt.wait()
+        except TimeoutError as error:
+            result.faults.append(f"{folder}, after {result.kills} kills: {error}")
+            break
+        if end == "finished":
+            _check_end(result, folder, _digest_line(attempt), reference.digest)
+        elif end == "failed":
+            result.faults.append(f"{folder} could not resume, after {result.kills} kills:\n{attempt.printed()}")
+        else:
+            _check_kill(result, folder, end)
+    return result
+
+
+def _digest_line(attempt: Attempt) -> str:
+    return next((line for line in attempt.printed().splitlines() if line.startswith("digest")), "no digest")
+
+
+def _check_end(result: Result, folder: Path, digest: str, expected: str) -> None:
+    if digest != expected:
+        result.faults.append(f"{folder} ended with other bits: {digest}, expected {expected}")
+    found = leftovers(folder)
+    result.leftovers += len(found)
+    if updates_done(folder) is not None:  # else the run had already finished, and this attempt only read it
+        result.faults += [f"{name} is left in {folder}" for name in found]
+
+
+def _check_kill(result: Result, folder: Path, end: End) -> None:
+    found = inspect_run(folder)
+    if end == "terminated":
+        result.terminated += 1
+        if found.lost > 1:  # one may be that of an unfinished accumulation window, which is resumed
+            found.faults.append(f"{found.lost} updates are lost after a SIGTERM")
+    else:
+        result.kills += 1
+        result.lost.append(found.lost)
+        result.in_a_save += found.in_a_save
+    result.resumes += found.resumes
+    result.faults += [f"{folder}, after {result.kills} kills: {fault}" for fault in found.faults]
+
+
+def _sleep_until_kill(chance: random.Random, reference: Reference, attempt: Attempt, folder: Path) -> None:
+    """Sleeps until a random moment, chosen in units of the reference, so that a slow machine changes nothing."""
+    if chance.random() < _DURING_START:
+        time.sleep(chance.uniform(0, reference.start))
+        return
+    _wait_for_fit(attempt, folder)
+    goal = (updates_done(folder) or 0) + chance.randint(0, int(_LARGEST_STRETCH * reference.updates))
+    while (updates_done(folder) or 0) < goal and not attempt.is_over():
+        time.sleep(0.001)
+    time.sleep(chance.uniform(0, reference.seconds / reference.updates))
+
+
+def _wait_for_fit(attempt: Attempt, folder: Path) -> None:
+    while updates_done(folder) is None and not attempt.is_over():
+        time.sleep(0.002)
+
+
+def _kinds(options: argparse.Namespace) -> list[str]:
+    known = list(programs.PROGRAMS if options.ranks == 1 else programs.RANKED_PROGRAMS)
+    kinds = [kind for kind in known if options.kind in (None, kind)]
     if not kinds:
-        raise SystemExit(f"--kind {asked.kind}: there are {', '.join(known)}")
+        raise SystemExit(f"--kind {options.kind}: there are {', '.join(known)}")
     return kinds
 
 
-def _asked(given: Sequence[str] | None) -> argparse.Namespace:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m torture", description=sys.modules[__package__ or "torture"].__doc__
     )
-    parser.add_argument("--kills", type=int, default=300, help="how many, in all (300)")
-    parser.add_argument("--seconds", type=float, default=300, help="no run is begun after so many (300)")
-    parser.add_argument("--ranks", type=int, default=1, help="processes of a training; more than one under torchrun")
-    parser.add_argument("--kind", help="of training; without one each in turn")
-    parser.add_argument("--seed", type=int, help="of the moments; without one they are new each time")
-    return parser.parse_args(given)
+    parser.add_argument("--kills", type=int, default=300, help="kills in total (default: 300)")
+    parser.add_argument("--seconds", type=float, default=300, help="start no new run after this time (default: 300)")
+    parser.add_argument("--ranks", type=int, default=1, help="processes of a training; several run under torchrun")
+    parser.add_argument("--kind", help="the training to kill (default: each in turn)")
+    parser.add_argument("--seed", type=int, help="of the moments of the kills (default: random)")
+    return parser.parse_args(arguments)
 
 
-def _print_table(stories: Sequence[Story], seed: int, seconds: float) -> None:
-    lost = [updates for story in stories for updates in story.lost]
-    kills = sum(story.kills for story in stories)
+def _print_table(results: Sequence[Result], seed: int, seconds: float) -> None:
+    lost = [updates for each in results for updates in each.lost]
+    kills = sum(each.kills for each in results)
     rows = {
         "seed": seed,
-        "runs": len(stories),
+        "runs": len(results),
         "kills": kills,
-        "of them in a save": sum(story.in_a_save for story in stories),
-        "SIGTERMs": sum(story.terminated for story in stories),
-        "resumes": sum(story.resumes for story in stories),
+        "during a save": sum(each.in_a_save for each in results),
+        "SIGTERMs": sum(each.terminated for each in results),
+        "resumes": sum(each.resumes for each in results),
         "lost updates": f"{sum(lost) / max(1, len(lost)):.2f} for each kill, {max(lost, default=0)} at most",
-        "litter": sum(story.litter for story in stories),
-        "mismatches": sum(bool(story.faults) for story in stories),
+        "leftovers": sum(each.leftovers for each in results),
+        "mismatches": sum(bool(each.faults) for each in results),
         "seconds": f"{seconds:.0f}, {seconds / max(1, kills):.2f} for each kill",
     }
     for name, value in rows.items():

@@ -1,4 +1,4 @@
-"""Accelerate: the loop is the user's, the parts are prepared; it has no metrics of its own."""
+"""Accelerate: a loop of the user's with prepared parts; it has no metrics."""
 
 from accelerate import Accelerator
 
@@ -6,7 +6,7 @@ from accelerate import Accelerator
 def fit(work, epochs, clock):
     model = work.model()
     accelerator = Accelerator(cpu=work.device == "cpu")
-    model, optimizer, batches = accelerator.prepare(model, work.optimizer(model), work.batches())
+    model, optimizer, batches = accelerator.prepare(model, work.optimizer(model), work.dataloader())
     updates = 0
     for _ in range(epochs):
         total = 0.0

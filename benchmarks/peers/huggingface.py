@@ -1,4 +1,4 @@
-"""Hugging Face: `Trainer`, logs once an epoch, nothing printed or saved; the clipping that it does by itself is off."""
+"""Hugging Face: `Trainer` that logs once an epoch, prints and saves nothing; its default clipping is off."""
 
 import tempfile
 
@@ -8,7 +8,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 
 class Samples(Dataset):
-    """A dict for each sample: what its collator takes."""
+    """A dict for each sample, as its collator expects."""
 
     def __init__(self, x, y):
         self.x, self.y = x, y
@@ -21,7 +21,7 @@ class Samples(Dataset):
 
 
 class WithLoss(nn.Module):
-    """A model as it wants one: the loss comes out of it."""
+    """A model that returns its loss, as the `Trainer` expects."""
 
     def __init__(self, work):
         super().__init__()
@@ -46,7 +46,7 @@ def fit(work, epochs, clock):
             per_device_train_batch_size=work.batch,
             learning_rate=work.lr,
             lr_scheduler_type="constant",
-            weight_decay=0.0,  # its AdamW is then Adam
+            weight_decay=0.0,  # makes its AdamW Adam
             max_grad_norm=0.0,
             logging_strategy="epoch",
             save_strategy="no",

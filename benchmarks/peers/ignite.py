@@ -1,4 +1,4 @@
-"""Ignite: `create_supervised_trainer` with the mean loss and the absolute error attached; no handlers that show."""
+"""Ignite: `create_supervised_trainer` with the mean loss and the absolute error attached; no output."""
 
 from ignite.engine import Events, create_supervised_trainer
 from ignite.metrics import Average, MeanAbsoluteError
@@ -15,5 +15,5 @@ def fit(work, epochs, clock):
     MeanAbsoluteError(output_transform=lambda output: output[:2]).attach(trainer, "mae")
     Average(output_transform=lambda output: output[2]).attach(trainer, "loss")
     trainer.add_event_handler(Events.EPOCH_COMPLETED, clock)
-    state = trainer.run(work.batches(), max_epochs=epochs)
+    state = trainer.run(work.dataloader(), max_epochs=epochs)
     return model, state.iteration

@@ -15,7 +15,7 @@ def fit(work, epochs, clock):
 
 
 def fit_scan(work, epochs, clock):
-    """One call for an epoch; a short last batch is a call of its own."""
+    """One call for an epoch; a short last batch is a separate call."""
     return _fit(work, epochs, clock, scan=True)
 
 
@@ -44,7 +44,7 @@ def _fit(work, epochs, clock, *, scan):
             updates += 1
         jax.block_until_ready(carry)
         clock()
-    _put_back(carry[0], model)
+    _copy_back(carry[0], model)
     return model, updates
 
 
@@ -78,7 +78,7 @@ def _digits(params, images, key, dropout):
     x = _drop(_conv(images[..., None], kernel1) + bias1, keys[0], dropout)
     x = jax.nn.relu(_drop(_conv(x, kernel2) + bias2, keys[1], dropout))
     x = x.reshape(len(x), 8, 3, 8, 3, -1).mean((2, 4))  # 24 × 24 to 8 × 8
-    x = x.transpose(0, 3, 1, 2).reshape(len(x), -1)  # in torch's order
+    x = x.transpose(0, 3, 1, 2).reshape(len(x), -1)  # torch's layout
     x = jax.nn.relu(_drop(x @ weight1.T + shift1, keys[2], dropout))
     return x @ weight2.T + shift2
 
@@ -91,7 +91,7 @@ def _drop(x, key, rate):
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 
 
-def _put_back(params, model):
+def _copy_back(params, model):
     with torch.no_grad():
         for weight, parameter in zip(params, model.parameters(), strict=True):
             parameter.copy_(torch.tensor(np.asarray(weight)))

@@ -1,13 +1,13 @@
-"""Keras 3: `compile` and `fit`, nothing shown; numpy in, as its documentation has it.
+"""Keras 3: `compile` and `fit` on numpy arrays, without output.
 
-The backend is the environment's (KERAS_BACKEND), which keras reads when it is imported.
+keras reads the backend from KERAS_BACKEND when it is imported.
 """
 
 import keras
 import torch
 from torch import nn
 
-FIRST, LAST = 0, 2  # where the linear layers stand in the torch model
+FIRST, LAST = 0, 2  # indices of the linear layers in the torch model
 
 
 def fit(work, epochs, clock):
@@ -17,7 +17,7 @@ def fit(work, epochs, clock):
     weights = [start[FIRST].weight.T, start[FIRST].bias, start[LAST].weight.T, start[LAST].bias]
     model.set_weights([weight.detach().numpy() for weight in weights])
     own = isinstance(work.loss, nn.MSELoss)
-    # its own epsilon is 1e-7; torch's is 1e-8
+    # Keras' default epsilon is 1e-7; torch's is 1e-8
     model.compile(
         optimizer=keras.optimizers.Adam(work.lr, epsilon=1e-8),
         loss="mse" if own else lambda targets, predictions: work.loss(predictions, targets),
@@ -25,11 +25,11 @@ def fit(work, epochs, clock):
     )
     marks = keras.callbacks.LambdaCallback(on_epoch_end=clock)
     model.fit(x.numpy(), y.numpy(), batch_size=work.batch, epochs=epochs, shuffle=True, verbose=0, callbacks=[marks])
-    return _back(model, start), int(model.optimizer.iterations)
+    return _to_torch(model, start), int(model.optimizer.iterations)
 
 
-def _back(model, start):
-    """The torch model with the weights that Keras has come to."""
+def _to_torch(model, start):
+    """The torch model with the weights that Keras has trained."""
     first, first_bias, last, last_bias = (torch.tensor(weight) for weight in model.get_weights())
     named = {"weight": first.T, "bias": first_bias}, {"weight": last.T, "bias": last_bias}
     for place, weights in zip((FIRST, LAST), named, strict=True):

@@ -1,6 +1,6 @@
-"""Lightning: a `LightningModule` and a `Trainer` with logger, bar, summary and checkpoints off.
+"""Lightning: a `LightningModule` and a `Trainer` with logger, progress bar, summary and checkpoints off.
 
-Its `barebones=True` would be a little faster, but drops what is logged: then there is neither a loss nor a metric.
+`barebones=True` would be a little faster, but it drops all logged values: there would be no loss and no metric.
 """
 
 import logging
@@ -10,7 +10,7 @@ import lightning as L
 from torch.nn.functional import l1_loss
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-warnings.filterwarnings("ignore", ".*does not have many workers.*")  # workers would only slow a toy down
+warnings.filterwarnings("ignore", ".*does not have many workers.*")  # workers would slow down a toy
 
 
 class Module(L.LightningModule):
@@ -52,5 +52,5 @@ def fit(work, epochs, clock):
         enable_model_summary=False,
         callbacks=[Marks(clock)],
     )
-    trainer.fit(module, work.batches())
+    trainer.fit(module, work.dataloader())
     return module.model, trainer.global_step

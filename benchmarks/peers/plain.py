@@ -1,15 +1,15 @@
-"""Plain torch: the loop that everybody writes, and what is made of it by people who look for speed."""
+"""Plain torch: the loop that everybody writes, and faster versions of it."""
 
 import torch
 
 
 def fit(work, epochs, clock):
-    """Batches from a `DataLoader`; `loss.item()`, and the share that is right, of every batch."""
+    """Batches from a `DataLoader`; reads the loss, and for classes the correct answers, of every batch."""
     return _fit(work, epochs, clock, dataloader=True)
 
 
 def fit_indexing(work, epochs, clock):
-    """Batches indexed out of tensors that lie on the device, and nobody looks at the loss."""
+    """Batches indexed from tensors on the device; the loss is never read."""
     return _fit(work, epochs, clock)
 
 
@@ -25,7 +25,7 @@ def fit_compiled(work, epochs, clock):
 
 def _fit(work, epochs, clock, **options):
     model = work.model()
-    epoch = epoch_by_hand(work, model, **options)
+    epoch = make_epoch(work, model, **options)
     updates = 0
     for _ in range(epochs):
         updates += epoch()
@@ -33,36 +33,36 @@ def _fit(work, epochs, clock, **options):
     return model, updates
 
 
-def epoch_by_hand(work, model, *, dataloader=False, fused=None, compiled=False):
+def make_epoch(work, model, *, dataloader=False, fused=None, compiled=False):
     """A function that trains for one epoch and returns the number of its updates."""
     if work.precision == "tf32":
         torch.set_float32_matmul_precision("high")
-    update = update_by_hand(work, model, fused=fused, compiled=compiled)
-    batches = work.batches() if dataloader else _indexed(work)
+    update = make_update(work, model, fused=fused, compiled=compiled)
+    batches = work.dataloader() if dataloader else _indexed_batches(work)
 
-    def with_a_look():
-        total, right, updates = 0.0, 0, 0
+    def epoch_that_reads_losses():
+        total, correct, updates = 0.0, 0, 0
         for inputs, targets in batches:
             targets = targets.to(work.device, non_blocking=True)
             loss, predictions = update(inputs.to(work.device, non_blocking=True), targets)
             total += loss.item()
             if work.metric == "accuracy":
-                right += (predictions.argmax(1) == targets).sum().item()
+                correct += (predictions.argmax(1) == targets).sum().item()
             updates += 1
         return updates
 
-    def in_the_dark():
+    def epoch():
         updates = 0
         for inputs, targets in batches():
             update(inputs, targets)
             updates += 1
         return updates
 
-    return with_a_look if dataloader else in_the_dark
+    return epoch_that_reads_losses if dataloader else epoch
 
 
-def update_by_hand(work, model, *, fused=None, compiled=False):
-    """A function that trains on one batch, and returns the loss and the predictions (a compiled one: the loss)."""
+def make_update(work, model, *, fused=None, compiled=False):
+    """A function that trains on one batch and returns the loss and, unless compiled, the predictions."""
     optimizer = work.optimizer(model, fused)
 
     def forward(inputs, targets):
@@ -70,7 +70,7 @@ def update_by_hand(work, model, *, fused=None, compiled=False):
             predictions = model(inputs)
             return work.loss(predictions, targets), None if compiled else predictions
 
-    if compiled:  # a short last batch is a second program, not one for all sizes
+    if compiled:  # a short last batch gets a second program, instead of one for all sizes
         forward = torch.compile(forward, dynamic=False)
 
     def update(inputs, targets):
@@ -85,8 +85,8 @@ def update_by_hand(work, model, *, fused=None, compiled=False):
     return update
 
 
-def _indexed(work):
-    x, y = work.resident()
+def _indexed_batches(work):
+    x, y = work.data_on_device()
 
     def batches():
         order = torch.randperm(len(x), device=x.device)

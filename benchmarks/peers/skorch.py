@@ -1,4 +1,4 @@
-"""skorch: a `NeuralNetRegressor` without a validation split and without its printed log."""
+"""skorch: a `NeuralNetRegressor` without a validation split and without a printed log."""
 
 import torch
 from skorch import NeuralNetRegressor
@@ -17,7 +17,7 @@ def fit(work, epochs, clock):
     x, y = work.data()
     net = NeuralNetRegressor(
         work.model(),
-        criterion=lambda: work.loss,  # what makes the criterion
+        criterion=lambda: work.loss,  # skorch expects a factory
         optimizer=torch.optim.Adam,
         lr=work.lr,
         batch_size=work.batch,

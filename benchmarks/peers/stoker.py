@@ -1,4 +1,4 @@
-"""stoker: `Learner.fit`, nothing shown."""
+"""stoker: `Learner.fit` without console output."""
 
 import torch
 
@@ -10,34 +10,34 @@ METRICS = {"mae": [metrics.MAE()], "accuracy": [metrics.Accuracy()], None: []}
 
 
 def fit(work, epochs, clock):
-    """As it comes."""
-    return _fit(learner_of(work), work, epochs, clock)
+    """With its defaults."""
+    return _fit(make_learner(work), work, epochs, clock)
 
 
 def fit_compiled(work, epochs, clock):
-    """The whole step as one program."""
-    return _fit(learner_of(work, compile=True), work, epochs, clock)
+    """The whole step compiled."""
+    return _fit(make_learner(work, compile=True), work, epochs, clock)
 
 
 def fit_tuned(work, epochs, clock):
-    """The same, with convolutions that cuDNN chooses by their time, as JAX does."""
+    """Compiled, with convolutions that cuDNN chooses by timing them, as JAX does."""
     torch.backends.cudnn.benchmark = True
     return fit_compiled(work, epochs, clock)
 
 
 def fit_fsdp(work, epochs, clock):
-    """In shards, of which this process has all: what FSDP2 and NCCL cost by themselves."""
-    return _fit(learner_of(work, parallel="fsdp"), work, epochs, clock)
+    """Sharded, with one process that holds all shards: the overhead of FSDP2 and NCCL."""
+    return _fit(make_learner(work, parallel="fsdp"), work, epochs, clock)
 
 
 def fit_fsdp_bf16(work, epochs, clock):
     """The same, gathered in bf16 and once for an update."""
     parallel = stoker.Parallel(mode="fsdp", param_dtype="bf16", reshard=False)
-    return _fit(learner_of(work, parallel=parallel), work, epochs, clock)
+    return _fit(make_learner(work, parallel=parallel), work, epochs, clock)
 
 
-def learner_of(work, **settings):
-    """A learner of the workload; `settings` go before what the workload says."""
+def make_learner(work, **settings):
+    """A learner for the workload; `settings` override what the workload says."""
     return stoker.Learner(
         work.model(),
         **{

@@ -1,31 +1,25 @@
-"""Callbacks: a milestone of training comes, and what the user wants done there is done.
+"""Callbacks: your own code at named points of training, and callbacks for common tasks.
 
-Takes a `Context` (where training stands, and what can be changed there) and gives it to every callback that has a
-method for the milestone, in the order of the list. The one type to know is `Callback`: its methods are the milestones.
+A `Callback` defines hooks (`on_epoch_end`, ...), each of which is called with a `Context`. Trackers are callbacks that
+send a run's metrics to other programs.
 """
 
-from stoker.callbacks._callback import MILESTONES, Callback
-from stoker.callbacks._context import Context
+from stoker.callbacks._callback import HOOK_NAMES, Callback, Hooks, on
+from stoker.callbacks._context import Context, Requests
 from stoker.callbacks._csv import CSV
-from stoker.callbacks._early_stopping import EarlyStopping
 from stoker.callbacks._freeze import FreezeUntil
-from stoker.callbacks._hooks import Hooks
-from stoker.callbacks._mix import CutMix, MixUp
-from stoker.callbacks._mixed_loss import mixed_loss
+from stoker.callbacks._mix import CutMix, MixUp, mixed_loss
 from stoker.callbacks._mlflow import MLflow
-from stoker.callbacks._on import on
-from stoker.callbacks._plateau import ReduceLROnPlateau
 from stoker.callbacks._profile import Profile
-from stoker.callbacks._sink import Ending, Known, Sink, Tracked
+from stoker.callbacks._stopping import EarlyStopping, ReduceLROnPlateau, StopOnTime
 from stoker.callbacks._tensorboard import TensorBoard
-from stoker.callbacks._time import StopOnTime
-from stoker.callbacks._tracker import Tracker
+from stoker.callbacks._tracker import Ending, Sink, Tracked, Tracker
 from stoker.callbacks._trackio import Trackio
 from stoker.callbacks._wandb import WandB
 
 __all__ = [
     "CSV",
-    "MILESTONES",
+    "HOOK_NAMES",
     "Callback",
     "Context",
     "CutMix",
@@ -33,11 +27,11 @@ __all__ = [
     "Ending",
     "FreezeUntil",
     "Hooks",
-    "Known",
     "MLflow",
     "MixUp",
     "Profile",
     "ReduceLROnPlateau",
+    "Requests",
     "Sink",
     "StopOnTime",
     "TensorBoard",

@@ -1,6 +1,7 @@
-"""Where training stands and what a callback may do there: the one argument of every milestone."""
+"""`ctx`, the argument of every hook: where training is, and what a callback may read, replace and request."""
 
 import time
+from dataclasses import InitVar, dataclass, field, fields
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -12,8 +13,41 @@ from stoker.optim import Optimizer
 from stoker.record import Best, Event, History, Record
 
 
-class Context:
-    """What every milestone is given; the loop fills it in, and takes back what is marked with (w).
+@dataclass(slots=True)
+class Requests:
+    """What callbacks have requested and the training loop has not carried out yet; internal to the loop.
+
+    With one process `pending` is `None`, and requests take effect at once. With several, `pending` collects the
+    requests of this rank until the ranks exchange them: then all of them stop or save after the same batch.
+    """
+
+    save_reason: str | None = None  # a checkpoint is written after this batch
+    can_save: bool = False
+    pending: dict[str, Any] | None = None
+
+
+@dataclass(slots=True, kw_only=True, repr=False, eq=False)
+class BatchContext:
+    """The fields of `Context` that describe the current batch."""
+
+    phase: Literal["train", "valid"] = "train"
+    set_name: str = "train"
+    batch_number: int = 0
+    batches: int | None = None
+    accumulating: bool = False
+    is_padding: bool = False
+    batch: Any = None
+    pred: Any = None
+    output: Any = None
+    loss: Tensor | None = None
+    loss_mix: tuple[Any, Tensor] | None = None
+    grads: Gradients | None = None
+    lr: Any = None
+
+
+@dataclass(slots=True, kw_only=True, repr=False, eq=False)
+class Context(BatchContext):
+    """The state of a fit as callbacks see it; the loop fills it in and reads back the fields marked with (w).
 
     >>> ctx = Context(model=nn.Linear(2, 1), epochs=3)
     >>> ctx.epoch = 2
@@ -22,186 +56,146 @@ class Context:
     >>> ctx.metrics, ctx.stopping
     ({'temperature': 36.6}, 'seen enough')
 
-    It has these fields and no others: a misspelt one is an `AttributeError`, read or written. Fields without (w) are
-    to be read; what a callback writes there, the loop writes over or is misled by.
+    | the fit | |
+    |---|---|
+    | `model`, `optimizer`, `device`, `seed` | what is trained, and with what |
+    | `epochs`, `updates_planned` | the limits given to `fit`, or `None` |
+    | `record`, `history` | the recorded events, and a table of them with a row per epoch |
+    | `metrics` | the latest final value of each metric by name: `ctx.metrics["valid/loss"]` |
+    | `best` | the best value of the monitored metric so far, and where it was reached |
+    | `started` | when training started, in seconds of `time.monotonic` |
+    | `stopping` | why training is about to stop, or `None` |
+    | `lr_scale` (w) | multiplies every learning rate from now on |
+    | `state` (w) | a dictionary for your own values, saved in checkpoints |
+
+    | the position | |
+    |---|---|
+    | `epoch` | counts from 1; 0 before the first |
+    | `update` | the number of updates applied so far |
+    | `phase`, `set_name` | "train" or "valid", and the name of the validation set |
+    | `batch_number`, `batches` | counts from 1 within the phase; the number of batches, if known |
+    | `accumulating` | True if this batch does not end an accumulation window |
+    | `is_padding` | True if this rank has no sample of the batch and processes one that does not count |
+
+    | the current batch | `None` between batches |
+    |---|---|
+    | `batch` (w) | from `on_..._batch_begin` on; on the device |
+    | `lr` (w) | the learning rate of the next update: a number, or a mapping of selectors to numbers |
+    | `loss_mix` (w) | set in `on_train_batch_begin`: second targets, and the weight of the first ones, [B] |
+    | `pred` (w) | from `on_..._batch_after_pred` on |
+    | `output` (w), `loss` (w) | from `on_..._batch_after_loss` on; the loss is 0-d and has its graph |
+    | `grads` (w) | from `on_train_batch_after_backward` on |
+
+    The other fields are for reading only. A name that is not a field raises `AttributeError`, read or written.
     """
 
-    __slots__ = (
-        "accumulating",
-        "batch",
-        "batch_number",
-        "batches",
-        "best",
-        "can_save",
-        "device",
-        "epoch",
-        "epochs",
-        "ghost",
-        "grads",
-        "loss",
-        "loss_mix",
-        "lr",
-        "lr_scale",
-        "metrics",
-        "model",
-        "optimizer",
-        "output",
-        "phase",
-        "pred",
-        "record",
-        "saving",
-        "seed",
-        "set_name",
-        "started",
-        "state",
-        "stopping",
-        "update",
-        "updates_planned",
-        "wishes",
-    )
-    # what is trained, with what, and what is known of it
     model: nn.Module
-    optimizer: Optimizer | None
-    record: Record
-    device: torch.device
-    seed: int | None
-    # the plan
-    epochs: int | None
-    updates_planned: int | None
-    batches: int | None  # in an epoch of this phase, where that is known
-    # the position
-    phase: Literal["train", "valid"]
-    set_name: str  # of the set that is validated: "valid", or its name among several
-    epoch: int  # from 1; 0 before the first
-    batch_number: int  # from 1 in its phase
-    update: int  # updates that were applied so far
-    accumulating: bool  # this batch does not end an update
-    ghost: bool  # of several processes this one has no sample of the batch: it goes along with one that doesn't count
-    started: float  # seconds of `time.monotonic`
-    # the numbers
-    metrics: dict[str, float]  # the latest finished value of each name
-    best: Best | None
-    stopping: str | None  # why training is going to stop
-    saving: str | None  # why a checkpoint is going to be written after this batch
-    can_save: bool  # whether there is a run to write it into
-    wishes: dict[str, Any] | None  # of this process to all that train together; None where it trains alone
-    # what the loop takes back
-    batch: Any  # (w) at batch_begin
-    pred: Any  # (w) at after_pred
-    output: Any  # (w) at after_loss
-    loss: Tensor | None  # (w) at after_loss; 0-d, with its graph
-    loss_mix: tuple[Any, Tensor] | None  # (w) at batch_begin: other targets, and how much the batch's own count, [B]
-    grads: Gradients | None  # (w) at after_backward
-    lr: Any  # (w) of the coming update: a number, or a mapping of selectors to numbers
-    lr_scale: float  # (w) multiplies every learning rate from now on
-    state: dict[Any, Any]  # (w) the user's own
+    optimizer: Optimizer | None = None
+    record: Record = field(default_factory=Record)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seed: int | None = None
+    epochs: int | None = None
+    updates_planned: int | None = None
+    started: float = field(default_factory=time.monotonic)
+    epoch: int = 0
+    update: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: Best | None = None
+    stopping: str | None = None
+    lr_scale: float = 1.0
+    state: dict[Any, Any] = field(default_factory=dict)
+    requests: InitVar[Requests | None] = None
+    _requests: Requests = field(init=False)
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        optimizer: Optimizer | None = None,
-        record: Record | None = None,
-        device: torch.device | str = "cpu",
-        seed: int | None = None,
-        epochs: int | None = None,
-        updates_planned: int | None = None,
-        batches: int | None = None,
-    ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.record = Record() if record is None else record
-        self.device = torch.device(device)
-        self.seed = seed
-        self.epochs, self.updates_planned, self.batches = epochs, updates_planned, batches
-        self.phase, self.set_name = "train", "valid"
-        self.epoch = self.batch_number = self.update = 0
-        self.accumulating = self.ghost = False
-        self.started = time.monotonic()
-        self.metrics = {}
-        self.best = self.stopping = self.saving = None
-        self.can_save = False
-        self.wishes = None
-        self.batch = self.pred = self.output = self.loss = self.loss_mix = self.grads = self.lr = None
-        self.lr_scale = 1.0
-        self.state = {}
+    def __post_init__(self, requests: Requests | None) -> None:
+        self._requests = Requests() if requests is None else requests
 
     @property
     def history(self) -> History:
-        """The record as a table of epochs."""
+        """The record as a table with a row per epoch."""
         return History(self.record)
 
     def stop(self, reason: str) -> None:
-        """Ends training after this batch, with its end milestones; the first reason is the one that is kept.
+        """Stops training after this batch; the end hooks still run, and only the first reason is kept.
 
-        Where several processes train together it is a wish: any rank may have it, and all of them end after the next
-        batch, or with the epoch or validation that is just over.
+        With several processes, any rank may call it. All of them stop after the next batch, or at the end of the
+        epoch or validation that is just finished.
         """
-        if not isinstance(reason, str) or not reason:
-            raise InvalidArgument(f"ctx.stop needs the reason, as a text that people will read; got {reason!r}")
-        if self.wishes is not None:
-            self.wishes.setdefault("stop", reason)
+        _check_reason("stop", reason)
+        if self._requests.pending is not None:
+            self._requests.pending.setdefault("stop", reason)
         elif self.stopping is None:
             self.stopping = reason
 
     def save(self, reason: str) -> None:
-        """Writes a checkpoint when this batch is done (at the end of an epoch: at once), for a reason that is kept.
+        """Writes a checkpoint after this batch (at the end of an epoch: at once); the reason is stored in it.
 
-        Where several processes train together it is a wish, as `stop` is: all of them save after the next batch.
+        With several processes, any rank may call it, and all of them save after the next batch.
         """
-        if not isinstance(reason, str) or not reason:
-            raise InvalidArgument(f"ctx.save needs the reason, as a text that people will read; got {reason!r}")
-        if not self.can_save:
-            raise InvalidArgument("nothing can be saved: the fit has no run=... (or checkpoint=False), or it is over")
-        if self.wishes is not None:
-            self.wishes["save"] = reason
+        _check_reason("save", reason)
+        if not self._requests.can_save:
+            raise InvalidArgument(
+                "ctx.save has no run to write to: give fit run=... without checkpoint=False, and call ctx.save before "
+                "the fit has ended"
+            )
+        if self._requests.pending is not None:
+            self._requests.pending["save"] = reason
         else:
-            self.saving = reason
+            self._requests.save_reason = reason
 
     def log(self, name: str, value: float | Tensor) -> None:
-        """Puts a number into the record, and so into the row of this epoch; a tensor on a device is waited for."""
+        """Adds a number to the record and to this epoch's row; waits for the device if `value` is on one."""
         if not isinstance(name, str) or not name:
-            raise WrongType(f"ctx.log takes a name and a number; the name is {name!r}")
-        number = _number(name, value)
+            raise WrongType(f"ctx.log takes a name and a number; got the name {name!r}")
+        number = _to_number(name, value)
         self.metrics[name] = number
         self._append("log", values={name: number})
 
     def note(self, text: str) -> None:
-        """Says something in the record, the console and the log."""
+        """Adds a remark to the record; it is shown on the console."""
         self._append("note", text=text)
 
     def warn(self, text: str) -> None:
-        """Says that something is probably wrong, in the record, the console and the log; of any rank, in rank 0's."""
+        """Adds a warning to the record; it is shown on the console. Warnings of other ranks reach rank 0's record."""
         self._append("warning", text=text)
-        if self.wishes is not None:
-            self.wishes.setdefault("said", []).append(text)
+        if self._requests.pending is not None:
+            self._requests.pending.setdefault("said", []).append(text)
 
-    def _append(self, kind: str, **what: Any) -> None:
+    def _append(self, kind: str, **content: Any) -> None:
         position = {"epoch": self.epoch, "batch": self.batch_number, "update": self.update}
-        self.record.append(Event(kind=kind, time=time.time(), **position, **what))
+        self.record.append(Event(kind=kind, time=time.time(), **position, **content))
 
-    # Costs the loop 0.1 µs for each field that it writes.
+    # Adds 0.1 µs to every field that the loop writes.
     def __setattr__(self, name: str, value: Any) -> None:
         try:
             object.__setattr__(self, name, value)
         except AttributeError:
-            _no_field(name, "; what is your own goes into ctx.state")
+            _raise_no_field(name, "; use ctx.state for your own values")
 
-    def __getattr__(self, name: str) -> NoReturn:  # asked only where there is no such field
-        _no_field(name, f"; there are: {', '.join(Context.__slots__)}, history")
+    def __getattr__(self, name: str) -> NoReturn:  # called only if there is no such field
+        _raise_no_field(name, f"; the fields are: {', '.join(_field_names())}")
 
 
-def _no_field(name: str, otherwise: str) -> NoReturn:
+def _field_names() -> list[str]:
+    return sorted(["history", *(each.name for each in fields(Context) if each.name != "_requests")])
+
+
+def _raise_no_field(name: str, otherwise: str) -> NoReturn:
     known = [each for each in dir(Context) if not each.startswith("_")]
     if name in known:
-        raise AttributeError(f"ctx.{name} can't be set")
-    raise AttributeError(f"ctx has no {name!r}{did_you_mean(name, known) or otherwise}") from None
+        raise AttributeError(f"ctx.{name} cannot be set")
+    raise AttributeError(f"ctx has no field {name!r}{did_you_mean(name, known) or otherwise}") from None
 
 
-def _number(name: str, value: object) -> float:
+def _check_reason(method: str, reason: object) -> None:
+    if not isinstance(reason, str) or not reason:
+        raise InvalidArgument(f"ctx.{method} takes the reason as a text for people to read; got {reason!r}")
+
+
+def _to_number(name: str, value: object) -> float:
     if isinstance(value, Tensor) and value.numel() == 1:
         return float(value.item())
     if not isinstance(value, Tensor) and hasattr(value, "__float__"):
         return float(value)  # pyright: ignore[reportArgumentType]
     given = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise WrongType(f"ctx.log({name!r}, ...) takes one number, got {given}; text goes to ctx.note")
+    raise WrongType(f"ctx.log({name!r}, ...) takes one number, got {given}; use ctx.note for text")

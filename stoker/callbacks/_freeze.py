@@ -1,6 +1,6 @@
 """Training a part of the model later than the rest."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -12,14 +12,14 @@ from stoker.errors import InvalidArgument, StateMismatch
 
 
 class FreezeUntil(Callback):
-    """Keeps the chosen parameters frozen before an epoch, and trains them from that epoch on.
+    """Freezes the selected parameters, and trains them from the given epoch on.
 
     >>> FreezeUntil("backbone", epoch=3)
     FreezeUntil('backbone', epoch=3)
 
-    Frozen ones get no gradient, so the optimizer leaves them and its state for them alone. What was frozen before the
-    fit stays so, and however the fit ends, the model requires gradients where it did before. Buffers, such as a batch
-    norm's running means, are not frozen.
+    Frozen parameters get no gradient, so the optimizer changes neither them nor its state for them. Parameters that
+    were frozen before the fit stay frozen. However the fit ends, every `requires_grad` is then as it was before.
+    Buffers, such as the running statistics of a batch norm, are not frozen.
     """
 
     def __init__(self, selector: Selector, *, epoch: int) -> None:
@@ -29,50 +29,52 @@ class FreezeUntil(Callback):
             )
         self.selector = selector
         self.epoch = epoch
-        self._chosen: dict[str, nn.Parameter] = {}
+        self._selected: dict[str, nn.Parameter] = {}
         self._frozen: dict[str, nn.Parameter] = {}
 
     def on_fit_begin(self, ctx: Context) -> None:
-        """Freezes what would train."""
-        self._chosen = select(ctx.model, self.selector)
+        """Freezes the selected parameters that require gradients."""
+        self._selected = select(ctx.model, self.selector)
         if ctx.epoch < self.epoch:
-            self._freeze([name for name, each in self._chosen.items() if each.requires_grad])
+            self._freeze(name for name, parameter in self._selected.items() if parameter.requires_grad)
 
     def on_epoch_begin(self, ctx: Context) -> None:
-        """Lets it train, from its epoch on."""
+        """Unfreezes them at the given epoch."""
         if self._frozen and ctx.epoch >= self.epoch:
-            self._thaw()
+            self._unfreeze()
             ctx.note(f"{describe(self.selector)} trains from epoch {ctx.epoch} on")
 
     def on_exception(self, ctx: Context) -> None:
-        """Leaves the model as it was found."""
-        self._thaw()
+        """Unfreezes them."""
+        self._unfreeze()
 
     def on_fit_end(self, ctx: Context) -> None:
-        """Leaves the model as it was found."""
-        self._thaw()
+        """Unfreezes them."""
+        self._unfreeze()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is frozen now, and was not before the fit."""
+        """Returns the names of the parameters that this callback has frozen."""
         return {"frozen": list(self._frozen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Answers for what was frozen: a model that was saved so comes back frozen, as if the user had done that."""
-        (names,) = read_state(state, "frozen", who="FreezeUntil")
-        unknown = [name for name in names if name not in self._chosen]
+        """Freezes the named parameters, and again those that `on_fit_begin` froze.
+
+        Loading the model has set every `requires_grad` to its value in the checkpoint.
+        """
+        (names,) = read_state(state, "frozen", owner="FreezeUntil")
+        unknown = [name for name in names if name not in self._selected]
         if unknown:
             raise StateMismatch(
-                f"{describe(self.selector)} does not choose {', '.join(unknown)} in this model, which was frozen by it "
-                "when the state was saved"
+                f"the checkpoint says that FreezeUntil froze {', '.join(unknown)}, but {describe(self.selector)} does "
+                "not select that in this model; resume with the same model and selector"
             )
         self._freeze([*self._frozen, *names])
 
-    def _freeze(self, names: list[str]) -> None:
+    def _freeze(self, names: Iterable[str]) -> None:
         for name in names:
-            self._frozen[name] = self._chosen[name]
-            self._frozen[name].requires_grad_(False)
+            self._frozen[name] = self._selected[name].requires_grad_(False)
 
-    def _thaw(self) -> None:
+    def _unfreeze(self) -> None:
         for parameter in self._frozen.values():
             parameter.requires_grad_(True)
         self._frozen = {}

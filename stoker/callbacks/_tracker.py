@@ -1,41 +1,98 @@
-"""A run's numbers on their way to a tracker."""
+"""Trackers: callbacks that send a run's metrics to other programs, from a thread of their own.
+
+A `Sink` is the connection to such a program. `Tracker` is the callback: it listens to the record and hands what it
+hears to a `_Delivery`, whose thread calls the sink. Training therefore never waits for a sink, and never fails with it.
+"""
 
 import contextlib
-import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Literal, Protocol
 
+from stoker._files import read_json
 from stoker.callbacks._callback import Callback, read_state
 from stoker.callbacks._context import Context
-from stoker.callbacks._courier import Courier
-from stoker.callbacks._sink import Ending, Sink, Tracked
-from stoker.errors import InvalidArgument
+from stoker.errors import BadFile, InvalidArgument, MissingExtra
 from stoker.record import Event
 
-_FINAL = ("train", "valid", "log", "epoch")
-_BEGINS = ("progress", "train", "valid", "epoch")  # kinds that come once states are loaded
-_SAID = ("note", "warning", "error")
+Ending = Literal["finished", "interrupted", "failed"]
+
+_FINAL = ("train", "valid", "log", "epoch")  # kinds of events with final values
+_MESSAGES = ("note", "warning", "error")
+_AFTER_LOADING = ("progress", "train", "valid", "epoch")  # kinds that occur only once states have been loaded
+
+_PROGRESS_LIMIT = 1_000  # queued calls from which progress values are dropped
+_LIMIT = 100_000  # queued calls from which everything is dropped: a sink that hangs must not fill the memory
+_TEXT_LIMIT = 5_000  # characters of messages that are kept where a tracker has one field for all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """A run as its trackers see it.
+
+    `id` stays the same when the run is resumed. `folder` is where the tracker may write files, or `None`. `update` is
+    where this process starts: values of that update and later ones are sent again.
+    """
+
+    id: str
+    name: str
+    folder: Path | None
+    config: Any
+    facts: Mapping[str, Any]
+    update: int
+    time: float  # when the run began, in seconds since 1970
+
+
+class Sink(Protocol):
+    """The four methods that `callbacks.Tracker` needs to send a run's metrics somewhere.
+
+    They are called one after the other in a thread of their own; they may block and raise without affecting the
+    training. A sink may also have a method `prepare()` for a slow import. It is called in the main thread before the
+    fit begins: a data worker that is forked while another thread imports something could wait for that import forever.
+    """
+
+    def open(self, run: Tracked) -> Mapping[tuple[int, str], float] | None:
+        """Creates the tracker's run, or continues the one with this `id`.
+
+        It may return the values it already has from `run.update` on, as `{(update, name): value}`; equal ones are not
+        sent again.
+        """
+        ...
+
+    def write(self, values: Mapping[str, float], *, update: int, epoch: int, time: float) -> None:
+        """Takes values by name; they may be NaN or infinite. `time` is in seconds since 1970."""
+        ...
+
+    def text(self, text: str, *, update: int, time: float) -> None:
+        """Takes a note, a warning or an error message of the run."""
+        ...
+
+    def close(self, ending: Ending) -> None:
+        """Called once; nothing follows from this process."""
+        ...
 
 
 class Tracker(Callback):
-    """Gives a run's numbers to a `Sink` as they come, in a thread of its own.
+    """Sends a run's metrics to a `Sink` while it trains.
 
-    >>> class Printed:
+    >>> class Printer:
     ...     def open(self, run): print("open", run.name)
     ...     def write(self, values, *, update, epoch, time): print(update, values)
     ...     def text(self, text, *, update, time): print(text)
     ...     def close(self, ending): print(ending)
-    >>> Tracker(Printed(), name="digits", progress=None)
+    >>> Tracker(Printer(), name="digits", progress=None)
     Tracker(name='digits', progress=None, patience=30.0)
 
-    Final numbers have their names from the record; those on the way, one every `progress` seconds (`None` for none),
-    are called `running/train/loss`. A sink that fails, hangs or is not installed costs the run a warning and nothing
-    else; at the end it is waited for `patience` seconds at the most. A run that is resumed goes on with the same run
-    of the tracker's.
+    Final values have the names of the record. Every `progress` seconds (`None`: never) the running values of an epoch
+    are sent as `running/train/loss`. A sink that fails, hangs or is not installed causes one warning and nothing else;
+    at the end of the fit it gets `patience` seconds to finish. A resumed run continues the same run of the tracker.
     """
 
     def __init__(
@@ -49,45 +106,44 @@ class Tracker(Callback):
         needs_folder: bool = False,
     ) -> None:
         if progress is not None and not progress >= 0:
-            raise InvalidArgument(f"progress is in seconds, from 0 up, or None for none on the way; got {progress!r}")
+            raise InvalidArgument(f"progress is a number of seconds of at least 0, or None for never; got {progress!r}")
         if not 0 <= patience < math.inf:
-            raise InvalidArgument(f"patience is in seconds, from 0 up, and comes to an end; got {patience!r}")
+            raise InvalidArgument(f"patience is a finite number of seconds of at least 0; got {patience!r}")
         self.name = name
         self.progress = progress
         self.patience = float(patience)
         self._sink = sink
-        self._given = None if folder is None else Path(folder)
+        self._given_folder = None if folder is None else Path(folder)
         self._needs_folder = needs_folder
-        self._ctx: Context | None = None
+        self._ctx: Context | None = None  # of the current fit
         self._id = ""
-        self._update = 0  # where this process began
-        self._courier: Courier | None = None
-        self._early: list[Event] = []  # what came before it was known which run of the tracker's this is
-        self._told: dict[str, float] = {}  # final numbers of this epoch: its last event says them again
-        self._shown = -math.inf  # when numbers on the way were last given
+        self._first_update = 0  # where this process starts
+        self._delivery: _Delivery | None = None
+        self._early: list[Event] = []  # events before the delivery starts, when `load_state_dict` may still change `id`
+        self._sent: dict[str, float] = {}  # final values of this epoch; its "epoch" event repeats them
+        self._progress_time = -math.inf  # of the last progress event that was sent
         self._ending: Ending = "finished"
-        self._unsubscribe: Callable[[], None] = _nothing
+        self._unsubscribe: Callable[[], None] = _do_nothing
 
     def on_fit_begin(self, ctx: Context) -> None:
-        """Listens to the record; the tracker is opened when the first number comes."""
+        """Subscribes to the record; the sink is opened when the first values come."""
         if self._needs_folder and self._folder(ctx) is None:
-            who = type(self).__name__
-            raise InvalidArgument(
-                f"{who} writes files, and nothing says where: give the fit a run=..., or {who} a folder=..."
-            )
-        _prepare(self._sink)
+            owner = type(self).__name__
+            raise InvalidArgument(f"{owner} writes files: give fit run=..., or {owner} folder=...")
+        with contextlib.suppress(Exception, SystemExit):  # it fails again in `open`, which is reported
+            getattr(self._sink, "prepare", _do_nothing)()
         self._unsubscribe()
-        self._ctx, self._courier, self._update = ctx, None, ctx.update
-        self._early, self._told, self._shown, self._ending = [], {}, -math.inf, "finished"
-        self._id = str(_read(ctx, "run.json").get("id") or secrets.token_hex(8))
-        self._unsubscribe = ctx.record.subscribe(self._hear)
+        self._ctx, self._delivery, self._first_update = ctx, None, ctx.update
+        self._early, self._sent, self._progress_time, self._ending = [], {}, -math.inf, "finished"
+        self._id = str(_read_run_file(ctx, "run.json").get("id") or secrets.token_hex(8))
+        self._unsubscribe = ctx.record.subscribe(self._receive)
 
     def on_interrupt(self, ctx: Context) -> None:
-        """Remembers how it ended."""
+        """Remembers that the fit was interrupted."""
         self._ending = "interrupted"
 
     def on_exception(self, ctx: Context) -> None:
-        """Closes the tracker's run as a failed one."""
+        """Closes the tracker's run as failed."""
         self._close("failed")
 
     def on_fit_end(self, ctx: Context) -> None:
@@ -95,101 +151,192 @@ class Tracker(Callback):
         self._close(self._ending)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which run of the tracker's it is."""
+        """Returns the id of the tracker's run."""
         return {"id": self._id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on with the same run of the tracker's."""
-        (self._id,) = read_state(state, "id", who=type(self).__name__)
+        """Restores the id, so that the same run of the tracker is continued."""
+        (self._id,) = read_state(state, "id", owner=type(self).__name__)
 
     def _folder(self, ctx: Context) -> Path | None:
-        if self._given is not None or ctx.record.path is None:
-            return self._given
+        if self._given_folder is not None or ctx.record.path is None:
+            return self._given_folder
         return ctx.record.path.parent / type(self).__name__.lower()
 
-    def _hear(self, event: Event) -> None:
-        self._warn()
-        if self._courier is not None:
-            self._give(self._courier, event)
+    def _receive(self, event: Event) -> None:
+        self._report_problems()
+        if self._delivery is not None:
+            self._send(self._delivery, event)
             return
         self._early.append(event)
-        if event.kind in _BEGINS:
+        if event.kind in _AFTER_LOADING:
             self._open()
 
-    def _open(self) -> Courier:
-        """Opens the tracker; what stands at the update where this process began is said again, after a restart."""
+    def _open(self) -> "_Delivery":
+        """Starts the delivery, with what the record has from the first update of this process on."""
         assert self._ctx is not None
-        ctx, early = self._ctx, self._early
-        run = _tracked(ctx, self._id, self.name, self._folder(ctx), self._update)
-        self._courier, self._early = Courier(self._sink, run, who=type(self).__name__), []
-        stands = [event for event in ctx.record.events if event.update >= self._update and event.kind in _FINAL]
-        heard = {id(event) for event in early}
-        for event in [*(event for event in stands if id(event) not in heard), *early]:
-            self._give(self._courier, event)
-        return self._courier
+        ctx, early, self._early = self._ctx, self._early, []
+        run = _describe_run(ctx, self._id, self.name, self._folder(ctx), self._first_update)
+        self._delivery = _Delivery(self._sink, run, owner=type(self).__name__)
+        received = {id(event) for event in early}
+        for event in ctx.record.events:
+            if event.update >= self._first_update and event.kind in _FINAL and id(event) not in received:
+                self._send(self._delivery, event)
+        for event in early:
+            self._send(self._delivery, event)
+        return self._delivery
 
-    def _give(self, courier: Courier, event: Event) -> None:
-        place = {"update": event.update, "time": event.time}
-        if event.kind in _SAID:
-            courier.text(f"{event.kind}: {event.text}", **place)
+    def _send(self, delivery: "_Delivery", event: Event) -> None:
+        position = {"update": event.update, "time": event.time}
+        if event.kind in _MESSAGES:
+            delivery.text(f"{event.kind}: {event.text}", **position)
         elif event.kind in _FINAL:
-            new = {name: value for name, value in event.values.items() if not self._was_told(name, value)}
-            self._told = {} if event.kind == "epoch" else {**self._told, **new}
+            new = {name: value for name, value in event.values.items() if not _equal(self._sent.get(name), value)}
+            self._sent = {} if event.kind == "epoch" else {**self._sent, **new}
             if new:
-                courier.write(new, epoch=event.epoch, **place)
+                delivery.write(new, epoch=event.epoch, **position)
         elif event.kind == "progress" and self._is_due(event):
-            self._shown = event.time
+            self._progress_time = event.time
             running = {f"running/{name}": value for name, value in event.values.items()}
-            courier.write(running, epoch=event.epoch, on_the_way=True, **place)
-
-    def _was_told(self, name: str, value: float) -> bool:
-        told = self._told.get(name)
-        return told is not None and (told == value or (math.isnan(told) and math.isnan(value)))
+            delivery.write(running, epoch=event.epoch, is_progress=True, **position)
 
     def _is_due(self, event: Event) -> bool:
         if self.progress is None or event.extra.get("phase") != "train" or not event.values:
             return False
-        return not 0 <= event.time - self._shown < self.progress
+        return not 0 <= event.time - self._progress_time < self.progress  # also if the clock was set back
 
-    def _warn(self) -> None:
-        if self._courier is not None and self._ctx is not None:
-            for problem in self._courier.problems():
+    def _report_problems(self) -> None:
+        if self._delivery is not None and self._ctx is not None:
+            for problem in self._delivery.take_problems():
                 self._ctx.warn(problem)
 
     def _close(self, ending: Ending) -> None:
         if self._ctx is None:
             return
-        courier = self._courier or self._open()
-        courier.close(ending, patience=self.patience)
+        delivery = self._delivery or self._open()
+        delivery.close(ending, patience=self.patience)
         self._unsubscribe()
-        self._warn()
-        self._ctx, self._courier, self._unsubscribe = None, None, _nothing
+        self._report_problems()
+        self._ctx, self._delivery, self._unsubscribe = None, None, _do_nothing
 
 
-def _nothing() -> None:
-    """What there is to undo, before there is something."""
+class _Delivery:
+    """Calls a sink in a thread, in order. Its methods never block (`close`: for `patience` seconds) and never raise.
+
+    Each kind of problem is reported once, as a text that `take_problems` returns.
+    """
+
+    def __init__(self, sink: Sink, run: Tracked, *, owner: str) -> None:
+        self._sink, self._run, self._owner = sink, run, owner
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._problems: deque[str] = deque()
+        self._reported: set[str] = set()
+        self._existing: Mapping[tuple[int, str], float] = {}  # values that the sink already has
+        self._closed = False
+        # A daemon thread: a sink that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._work, name=f"stoker-{owner}", daemon=True)
+        if not self._try("open", self._thread.start):
+            self._closed = True
+
+    def write(
+        self, values: Mapping[str, float], *, update: int, epoch: int, time: float, is_progress: bool = False
+    ) -> None:
+        def send() -> None:
+            new = {
+                name: value for name, value in values.items() if not _equal(self._existing.get((update, name)), value)
+            }
+            if new:
+                self._sink.write(new, update=update, epoch=epoch, time=time)
+
+        self._put(send, limit=_PROGRESS_LIMIT if is_progress else _LIMIT)
+
+    def text(self, text: str, *, update: int, time: float) -> None:
+        self._put(lambda: self._sink.text(text, update=update, time=time), limit=_LIMIT)
+
+    def close(self, ending: Ending, *, patience: float) -> None:
+        self._put(lambda: self._sink.close(ending), limit=math.inf)
+        self._closed = True
+        self._calls.put(None)
+        if self._thread.is_alive():  # a thread that never started cannot be joined
+            self._thread.join(patience)
+        if self._thread.is_alive():
+            rest = self._calls.qsize()
+            self._report("late", f"did not finish within {patience:g} seconds; {rest} calls are still queued")
+
+    def take_problems(self) -> list[str]:
+        return [self._problems.popleft() for _ in range(len(self._problems))]
+
+    def _put(self, call: Callable[[], object], *, limit: float) -> None:
+        if self._closed:
+            return
+        if self._calls.qsize() < limit:
+            self._calls.put(call)
+        else:
+            self._report(
+                "slow", f"is too slow: it misses running values, and everything beyond {_LIMIT:,} queued calls"
+            )
+
+    def _work(self) -> None:
+        if not self._try("open", self._open):
+            self._closed = True
+            return
+        while (call := self._calls.get()) is not None:
+            self._try("write", call)
+
+    def _open(self) -> None:
+        self._existing = self._sink.open(self._run) or {}
+
+    def _try(self, action: str, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except (Exception, SystemExit) as error:  # training must not fail because a tracker does
+            lost = "it receives nothing" if action == "open" else "some values are missing there"
+            self._report(action, f"failed, and training continues; {lost}: {type(error).__name__}: {error}")
+            return False
+        return True
+
+    def _report(self, kind: str, text: str) -> None:
+        if kind not in self._reported:
+            self._reported.add(kind)
+            self._problems.append(f"{self._owner} {text}")
 
 
-def _prepare(sink: Sink) -> None:
-    """What fails here fails again when the sink is opened, and is told then."""
-    with contextlib.suppress(Exception, SystemExit):
-        getattr(sink, "prepare", _nothing)()
+@contextlib.contextmanager
+def needs_package(package: str, *, owner: str, install: str | None = None) -> Iterator[None]:
+    """Turns an `ImportError` inside the block into one that says how to install the package."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(f"{owner} needs {package}: pip install {install or package}") from error
 
 
-def _tracked(ctx: Context, identity: str, name: str | None, folder: Path | None, update: int) -> Tracked:
+def append_text(texts: str, text: str) -> str:
+    """Adds a line to the run's messages, of which the last 5000 characters are kept."""
+    return f"{texts}\n{text}".lstrip()[-_TEXT_LIMIT:]
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _equal(a: float | None, b: float) -> bool:
+    return a is not None and (a == b or (math.isnan(a) and math.isnan(b)))
+
+
+def _describe_run(ctx: Context, identity: str, name: str | None, folder: Path | None, update: int) -> Tracked:
     begins = ctx.record.events_of("begin")
-    facts = _read(ctx, "run.json") or (begins[-1].extra if begins else {})
+    facts = _read_run_file(ctx, "run.json") or (begins[-1].extra if begins else {})
     name = name or (ctx.record.path.parent.name if ctx.record.path is not None else "fit")
     began = begins[0].time if begins else ctx.record.events[0].time if ctx.record.events else 0.0
-    return Tracked(identity, name, folder, _read(ctx, "config.json") or None, facts, update, began)
+    return Tracked(identity, name, folder, _read_run_file(ctx, "config.json") or None, facts, update, began)
 
 
-def _read(ctx: Context, name: str) -> dict[str, Any]:
-    """A file of the run's directory; empty where there is none, or where it can't be read."""
+def _read_run_file(ctx: Context, name: str) -> dict[str, Any]:
+    """A JSON file of the run directory; empty if there is none or it cannot be read."""
     if ctx.record.path is None:
         return {}
     try:
-        found = json.loads((ctx.record.path.parent / name).read_bytes())
-    except (OSError, ValueError):
+        content = read_json(ctx.record.path.parent / name, missing_ok=True)
+    except (OSError, BadFile):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -1,89 +1,82 @@
-"""Numbers for Trackio."""
+"""Metrics for Trackio."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from stoker.callbacks import _trackio_process
-from stoker.callbacks._sink import Ending, Known, Tracked
-from stoker.callbacks._tracker import Tracker
+from stoker.callbacks._tracker import Ending, Tracked, Tracker, needs_package
 
 
 class Trackio(Tracker):
-    """Gives the run's numbers and config to Trackio, the update as the step; needs `trackio`.
+    """Sends the run's metrics, config and messages to Trackio, with the update as the step; needs `trackio`.
 
     >>> Trackio("digits")
     Trackio(name=None, progress=5.0, patience=30.0)
 
-    Its database goes into `trackio` in the run's directory, or into `folder`, which runs may share:
-    `TRACKIO_DIR=runs/digits/trackio trackio show` is the page. Trackio's own environment variables are obeyed, so
-    with TRACKIO_SPACE_ID it goes to a Space.
+    Trackio keeps one database for all runs of a project, in TRACKIO_DIR or its default directory; `trackio show`
+    displays it. `init` are further arguments of `trackio.init`, such as `space_id`.
     """
 
     def __init__(
         self,
         project: str = "stoker",
         *,
-        folder: str | os.PathLike[str] | None = None,
         name: str | None = None,
         progress: float | None = 5.0,
         patience: float = 30.0,
+        **init: Any,
     ) -> None:
-        sink = _Process(project)
-        super().__init__(sink, name=name, folder=folder, progress=progress, patience=patience, needs_folder=True)
+        super().__init__(_TrackioSink(project, init), name=name, progress=progress, patience=patience)
 
 
-class _Process:
-    """A process of its own: Trackio has one folder for as long as it is imported, and prints."""
+class _TrackioSink:
+    """A run of Trackio; a resumed run is found by its name."""
 
-    def __init__(self, project: str) -> None:
-        self._project = project
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, project: str, init: Mapping[str, Any]) -> None:
+        self._project, self._init = project, init
+        self._run: Any = None
 
-    def open(self, run: Tracked) -> Known:
-        assert run.folder is not None
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", _trackio_process.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            env={**os.environ, "TRACKIO_DIR": str(Path(run.folder).absolute())},
-            start_new_session=True,  # Ctrl-C is the training's; this one ends when it is closed, or nothing more comes
-        )
-        name = f"{run.name}-{run.id[:8]}"  # a run of Trackio's is found again by its name
-        try:
-            known = self._ask("open", project=self._project, name=name, config=run.config, update=run.update)
-        except BaseException:
-            with self._process as process:
-                process.kill()  # it has nothing to lose, and a forked worker may hold the other end of its stdin
-            raise
-        return {(update, name): float(value) for update, name, value in known}
+    def prepare(self) -> None:
+        with needs_package("trackio", owner="Trackio"):
+            import trackio  # noqa: F401
+
+    def open(self, run: Tracked) -> Mapping[tuple[int, str], float]:
+        self.prepare()
+        import trackio
+
+        name = f"{run.name}-{run.id[:8]}"
+        defaults = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        arguments = {"project": self._project, "name": name, "config": run.config, "resume": "allow"}
+        self._run = trackio.init(**{**defaults, **self._init, **arguments})
+        return _read_values(self._project, name, run.update)
 
     def write(self, values: Mapping[str, float], *, update: int, epoch: int, time: float) -> None:
-        self._ask("write", values={**values, "epoch": epoch}, update=update)
+        self._run.log({**values, "epoch": epoch}, step=update)
 
     def text(self, text: str, *, update: int, time: float) -> None:
-        self._ask("text", text=text, update=update)
+        import trackio
+
+        self._run.log({"messages": trackio.Markdown(text)}, step=update)
 
     def close(self, ending: Ending) -> None:
-        assert self._process is not None
-        with self._process:  # it ends once it has answered
-            self._ask("close")
+        self._run.finish()
 
-    def _ask(self, what: str, **given: Any) -> Any:
-        assert self._process is not None
-        questions, answers = self._process.stdin, self._process.stdout
-        assert questions is not None
-        assert answers is not None
-        questions.write(json.dumps({"what": what, **given}) + "\n")
-        questions.flush()
-        answer = json.loads(answers.readline() or '{"error": "the process of Trackio is gone"}')
-        if "error" in answer:
-            raise RuntimeError(answer["error"])
-        return answer["done"]
+
+def _read_values(project: str, name: str, update: int) -> Mapping[tuple[int, str], float]:
+    """The values that the local database has from `update` on; empty for a remote one.
+
+    Trackio's public API cannot read metrics. If `SQLiteStorage` moves, a resumed run writes some values twice, and
+    the test of a resumed run fails.
+    """
+    try:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        rows = SQLiteStorage.get_logs(project, name)
+    except (ImportError, AttributeError):
+        return {}
+    return {
+        (row["step"], key): value
+        for row in rows
+        if row["step"] >= update
+        for key, value in row.items()
+        if type(value) is float
+    }

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stoker._text import escape_control
 from stoker.errors import BadFile
 from stoker.record import Follower, Kept, Run, checkpoints, size, when
-from stoker.view.console import visible
 
 if TYPE_CHECKING:
     from stoker.checkpoint import Store
@@ -67,7 +67,9 @@ def _print_table(console: Console, found: Sequence[Kept], run: Follower) -> None
     table = Table("  name", "epoch", "update", "saved", "size", "why", box=None, pad_edge=False)
     for saved in found:
         cells = (str(saved.epoch), f"{saved.update:,}", when(saved.time), size(saved.bytes), saved.reason)
-        table.add_row(*(Text(visible(cell)) for cell in (f"{'*' if saved is best else ' '} {saved.name}", *cells)))
+        table.add_row(
+            *(Text(escape_control(cell)) for cell in (f"{'*' if saved is best else ' '} {saved.name}", *cells))
+        )
     console.print(table)
     if best is not None:
         console.print(f"  * best {run.summary['monitor']}", style="dim", markup=False)

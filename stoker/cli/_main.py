@@ -118,8 +118,10 @@ def _run(given: argparse.Namespace) -> int:
         from stoker.cli import _report
 
         _report.main(given.runs, given.output)
-    elif given.command in ("export", "import"):
-        _run_files(given)
+    elif given.command == "export":
+        from stoker.cli import _export
+
+        _export.main(given.run, given.output, source=given.source, long=given.long)
     elif given.command == "doctor":
         from stoker.cli import _doctor
 
@@ -136,19 +138,3 @@ def _add_files(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     sources = ("epochs", "all", "running")
     export.add_argument("--source", choices=sources, default="epochs", help="which numbers (default: a row per epoch)")
     export.add_argument("--long", action="store_true", help="a row for each number: name, epoch, update, time, value")
-
-    taken = commands.add_parser("import", help="make a run of a Lightning CSV log, or of a folder for TensorBoard")
-    taken.add_argument("log", metavar="LOG", help="the folder: lightning_logs/version_0, say")
-    taken.add_argument("-o", "--output", required=True, help="the directory of the new run")
-    taken.add_argument("--keep-names", action="store_true", help="leave val_loss as it is, instead of valid/loss")
-
-
-def _run_files(given: argparse.Namespace) -> None:
-    if given.command == "export":
-        from stoker.cli import _export
-
-        _export.main(given.run, given.output, source=given.source, long=given.long)
-    else:
-        from stoker.cli import _import
-
-        _import.main(given.log, given.output, rename=not given.keep_names)

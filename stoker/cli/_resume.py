@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from stoker._text import escape_control
 from stoker.cli._checkpoints import store_of
 from stoker.cli._command import command_of
 from stoker.cli._runs import epochs
@@ -13,7 +14,6 @@ from stoker.cli._screen import screen
 from stoker.cli._show import find
 from stoker.errors import BadFile, InvalidArgument, RunExists
 from stoker.record import Run
-from stoker.view.console import visible
 
 
 def main(name: str, *, yes: bool) -> int:
@@ -23,9 +23,11 @@ def main(name: str, *, yes: bool) -> int:
     refuse_what_was_moved(run)
     command, folder = command_of(run)
     console = screen()
-    console.print(f"{visible(str(run.path))}: {standing(run)}", markup=False)
-    console.print(f"To go on with it, a command out of its run.json is run in {visible(str(folder))}:", markup=False)
-    console.print(f"  {visible(shlex.join(command))}", markup=False, soft_wrap=True)
+    console.print(f"{escape_control(str(run.path))}: {standing(run)}", markup=False)
+    console.print(
+        f"To go on with it, a command out of its run.json is run in {escape_control(str(folder))}:", markup=False
+    )
+    console.print(f"  {escape_control(shlex.join(command))}", markup=False, soft_wrap=True)
     if yes or agreed("Do that only if you trust whoever made this directory. Run it? [y/N] "):
         become(command, folder, run.path.absolute())
     print("not run; with --yes it is run without asking")

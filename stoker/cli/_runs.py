@@ -8,10 +8,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from stoker._text import escape_control
 from stoker.cli._screen import screen, short
 from stoker.errors import InvalidArgument
 from stoker.record import Follower, runs_in, when
-from stoker.view.console import visible
 
 STATES = {"running": "cyan", "finished": "green", "stopped": "yellow", "died": "red"}
 
@@ -34,7 +34,7 @@ def main(folder: str) -> None:
         found = run.summary
         cells = (name_in(folder, run), run.state, epochs(found), best(found), when(found["started"]))
         styles = ("", STATES.get(run.state, "red"), "", "", "")
-        table.add_row(*(Text(visible(cell), style) for cell, style in zip(cells, styles, strict=True)))
+        table.add_row(*(Text(escape_control(cell), style) for cell, style in zip(cells, styles, strict=True)))
     console.print(table)
     for run in runs:
         for problem in problems(run):

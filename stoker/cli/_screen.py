@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from stoker.view.console import visible
+from stoker._text import escape_control
 
 
 class Screen(Console):
@@ -33,7 +33,7 @@ def harmless(text: str) -> str:
     two
     lines\x1b[2K
     """
-    return "\n".join(map(visible, text.split("\n")))
+    return "\n".join(map(escape_control, text.split("\n")))
 
 
 def screen() -> Screen:

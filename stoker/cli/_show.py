@@ -7,12 +7,25 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from stoker._text import escape_control
 from stoker.cli import _checkpoints as checkpoints
 from stoker.cli._runs import STATES, best, length, problems
 from stoker.cli._screen import Screen, screen
 from stoker.errors import BadFile, did_you_mean
-from stoker.record import Event, Follower, History, Points, Record, asked, duration, looks, panels, runs_in, when
-from stoker.view.console import Line, chart, legend, visible
+from stoker.record import (
+    Event,
+    Follower,
+    History,
+    Points,
+    Record,
+    asked,
+    duration,
+    group_by_metric,
+    line_styles,
+    runs_in,
+    when,
+)
+from stoker.view.console import Line, chart, legend
 
 _PANELS, _LINES = 6, 6  # more pictures, and more lines in a picture, are left out
 
@@ -23,7 +36,9 @@ def main(name: str, *, verify: bool = False) -> None:
     run.refresh()
     console = screen()
     found = run.summary
-    console.print(Text.assemble((visible(str(run.path)), "bold"), ": ", (run.state, STATES.get(run.state, "red"))))
+    console.print(
+        Text.assemble((escape_control(str(run.path)), "bold"), ": ", (run.state, STATES.get(run.state, "red")))
+    )
     for problem in problems(run):
         console.print(f"  {problem}", markup=False, style="yellow")
     for line in facts(found, run.facts):
@@ -103,11 +118,11 @@ def ending(run: Follower) -> list[str]:
 def pictures(run: Follower) -> dict[str, list[Line]]:
     """The lines of each picture: every number over the updates; of a short run also what came in on the way."""
     found: dict[str, list[Line]] = {}
-    for title, names in panels(run.names).items():
-        colours = looks(names)
+    for title, names in group_by_metric(run.names).items():
+        colours = line_styles(names)
         points = {name: _points(run, name) for name in names[:_LINES]}
         found[title] = [
-            Line(visible(name), each.update, each.value, colours[name].colour)
+            Line(escape_control(name), each.update, each.value, colours[name].color)
             for name, each in points.items()
             if len(each) > 1
         ]
@@ -120,7 +135,7 @@ def _points(run: Follower, name: str) -> Points:
 
 
 def _pictures(console: Screen, run: Follower) -> None:
-    how = {"ascii_only": console.ascii_only, "colours": console.has_colours}
+    how = {"ascii_only": console.ascii_only, "colors": console.has_colours}
     for title, lines in pictures(run).items():
         console.print(f"\n{title}", style="bold", markup=False)
         height = 10 if title == "loss" else 7

@@ -6,8 +6,8 @@ import webbrowser
 
 from rich.text import Text
 
+from stoker._text import escape_control
 from stoker.cli._screen import screen
-from stoker.view.console import visible
 from stoker.view.ui import Server
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -17,7 +17,7 @@ def main(folder: str, *, host: str, port: int | None, read_only: bool, browse: b
     """Serves the page until Ctrl-C; says where it is, and what is needed to ask something of a run."""
     server = Server(folder, host=host, port=port, read_only=read_only)
     console = screen()
-    console.print(Text.assemble(("stoker ui", "bold"), f" shows the runs in {visible(str(server.folder))}"))
+    console.print(Text.assemble(("stoker ui", "bold"), f" shows the runs in {escape_control(str(server.folder))}"))
     console.print(f"  {server.address}", markup=False, style="cyan")
     if host in _LOOPBACK:
         tunnel = f"ssh -L {server.port}:{host_in(host)}:{server.port} {platform.node()}"

@@ -1,32 +1,35 @@
-"""Samples in memory: columns of one length, fetched many rows at a time, without per-sample Python."""
+"""Columns in memory: tensors, arrays and tables whose rows are the samples, and their copies on a device."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.data._tables import table_columns
-from stoker.data._tree import map_leaves, named_leaves
+from stoker._tree import map_leaves, named_leaves
 from stoker.data._view import View
 from stoker.errors import BadData
 
+_COPY_BYTES = 2**26  # copied to a device at a time, so that the host never holds all selected rows a second time
 
-class Columns(View[Any]):
+
+class Columns(View):
     """Tensors (and read-only arrays) of one length, in nested tuples and mappings; a batch has the same structure.
 
-    Samples and batches are copies: whoever writes into one, a transform or a training step, leaves the data as it was.
+    Samples and batches are copies, so a transform or a training step may write into them.
     """
 
-    vectorised = True
+    vectorized = True
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
         leaves = [leaf for _, leaf in named_leaves(tree)]
         self._length = len(leaves[0])
         self._device = leaves[0].device if isinstance(leaves[0], Tensor) else torch.device("cpu")
-        self._tensors = all(isinstance(leaf, Tensor) for leaf in leaves)
-        self._flat = type(tree) is tuple and all(isinstance(part, Tensor) and part.is_contiguous() for part in tree)
+        self._all_tensors = all(isinstance(leaf, Tensor) for leaf in leaves)
+        # The usual (x, y) is indexed directly: walking a tree takes about 2 µs per batch.
+        self._is_flat = type(tree) is tuple and all(isinstance(part, Tensor) and part.is_contiguous() for part in tree)
 
     def __len__(self) -> int:
         return self._length
@@ -39,52 +42,55 @@ class Columns(View[Any]):
         return map_leaves(lambda leaf: _cut(leaf, number), self.tree)
 
     def gather(self, rows: Tensor) -> Any:
-        if self._flat:  # the usual (x, y), without the 2 µs that walking a tree takes
+        if self._is_flat:
             return tuple([part.index_select(0, rows) for part in self.tree])
-        return map_leaves(lambda leaf: _rows(leaf, rows), self.tree)
+        return map_leaves(lambda leaf: _take_rows(leaf, rows), self.tree)
 
     def slice(self, start: int, stop: int) -> Any:
-        if self._flat:
-            return tuple([part[start:stop].clone() for part in self.tree])  # about 1.5 µs a column for a small batch
+        if self._is_flat:
+            return tuple([part[start:stop].clone() for part in self.tree])  # about 1.5 µs per column of a small batch
         return map_leaves(lambda leaf: _cut(leaf, slice(start, stop)), self.tree)
 
     def columns(self) -> list[Tensor] | None:
-        return [leaf for _, leaf in named_leaves(self.tree)] if self._tensors else None
+        return [leaf for _, leaf in named_leaves(self.tree)] if self._all_tensors else None
 
     def with_columns(self, columns: list[Tensor]) -> "Columns":
-        given = iter(columns)
-        return Columns(map_leaves(lambda _: next(given), self.tree))
+        replacements = iter(columns)
+        return Columns(map_leaves(lambda _: next(replacements), self.tree))
 
     def narrow(self, start: int, stop: int) -> "Columns":
-        """The rows from `start` to before `stop`, sharing memory."""
+        """Returns the rows from `start` to before `stop`, sharing memory."""
         return Columns(map_leaves(lambda leaf: leaf[start:stop], self.tree))
 
 
 def _cut(leaf: Tensor | np.ndarray, where: int | slice) -> Tensor:
     if isinstance(leaf, Tensor):
-        return leaf[where].clone(memory_format=torch.contiguous_format)  # in memory as `index_select` lays rows out
+        return leaf[where].clone(memory_format=torch.contiguous_format)  # the memory layout of `index_select`
     return torch.from_numpy(np.array(leaf[where]))
 
 
-def _rows(leaf: Tensor | np.ndarray, rows: Tensor) -> Tensor:
+def _take_rows(leaf: Tensor | np.ndarray, rows: Tensor) -> Tensor:
     if isinstance(leaf, Tensor):
         return leaf.index_select(0, rows)  # as fast as `leaf[rows]` for small rows, 5 to 20 times faster for images
     return torch.from_numpy(leaf[rows.numpy()])
 
 
+def _is_column(value: Any) -> bool:
+    """Only tuples and mappings hold columns; a list holds samples."""
+    return not isinstance(value, (tuple, Mapping))
+
+
 def as_columns(tree: Any) -> Columns:
-    """Columns out of tensors, arrays and series in nested tuples and mappings, sharing their memory.
+    """Makes columns of tensors, arrays, series and tables in nested tuples and mappings, sharing their memory.
 
     >>> as_columns((np.zeros((4, 2)), {"y": torch.arange(4)}))[1]
     (tensor([0., 0.], dtype=torch.float64), {'y': tensor(1)})
     """
-    tree = map_leaves(_as_mapping, tree)
-    given = list(named_leaves(tree))
-    if not given:
-        raise BadData(f"the source is an empty {type(tree).__name__}: there are no columns in it")
-    made = iter([as_column(value, path) for path, value in given])
-    columns = map_leaves(lambda _: next(made), tree)
-    leaves = dict(named_leaves(columns))
+    tree = map_leaves(_expand_table, tree, is_leaf=_is_column)
+    named = list(named_leaves(tree, is_leaf=_is_column))
+    if not named:
+        raise BadData(f"the source is an empty {type(tree).__name__}: it has no columns")
+    leaves = {path: _as_column(value, path) for path, value in named}
     lengths = {path: len(leaf) for path, leaf in leaves.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{path} has {length}" for path, length in lengths.items())
@@ -93,55 +99,49 @@ def as_columns(tree: Any) -> Columns:
     if len(set(devices.values())) > 1:
         listed = ", ".join(f"{path} is on {device}" for path, device in devices.items())
         raise BadData(f"all columns need to be on one device, but {listed}; move them with .to()")
-    return Columns(columns)
+    columns = iter(leaves.values())
+    return Columns(map_leaves(lambda _: next(columns), tree, is_leaf=_is_column))
 
 
-def _as_mapping(leaf: Any) -> Any:
-    """A table as a mapping of its columns; all else as it is."""
+def _expand_table(leaf: Any) -> Any:
     columns = table_columns(leaf)
     return leaf if columns is None else columns
 
 
-def as_column(value: Any, path: str = "") -> Tensor | np.ndarray:
-    """One column: a tensor, or the array itself where it is read-only (a memmap, say) and may not be written to."""
+def _as_column(value: Any, path: str) -> Tensor | np.ndarray:
+    """One column: a tensor, or the array itself if it is read-only (a memory map, for example)."""
     name = f"column {path}" if path else "the source"
     if not isinstance(value, Tensor):
         value = _as_array(value, name)
     if value.ndim == 0:
-        raise BadData(f"{name} is a single number: it needs a first dimension, with one row for each sample")
+        raise BadData(f"{name} is a single number; it needs a first dimension with one row per sample")
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
-            raise BadData(
-                f"{name} is a {value.layout} tensor, whose rows can't be taken; make it dense with .to_dense()"
-            )
+            raise BadData(f"{name} is a {value.layout} tensor, which has no rows to index; use .to_dense()")
         return value
     if value.dtype.kind in "OSUVMmT":
         raise BadData(
-            f"{name} has dtype {value.dtype}, which is no kind of number; encode it as numbers, leave it out, "
-            "or pass a list of samples and a batcher= that knows what to do"
+            f"{name} has dtype {value.dtype}, which is not numeric; encode it as numbers, leave it out, or pass a list "
+            "of samples and a batcher= that handles them"
         )
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
-    if any(stride < 0 or stride % value.itemsize for stride in value.strides):  # which torch can't express
+    if any(stride < 0 or stride % value.itemsize for stride in value.strides):  # torch cannot express these
         value = value.copy()
     try:
-        return torch.from_numpy(value) if value.flags.writeable else _read_only(value)
+        torch.from_numpy(np.empty(0, value.dtype))  # also of a read-only array: raise here, not in the first batch
     except TypeError:
         raise BadData(f"{name} has dtype {value.dtype}, which torch does not have; convert it with .astype()") from None
-
-
-def _read_only(value: np.ndarray) -> np.ndarray:
-    torch.from_numpy(np.empty(0, value.dtype))  # raises here, not in the first batch, where torch lacks the dtype
-    return np.asarray(value)
+    return torch.from_numpy(value) if value.flags.writeable else np.asarray(value)
 
 
 def _as_array(value: Any, name: str) -> np.ndarray:
-    """A numpy array, or something that says it can be one: a pandas or polars series, an Arrow array."""
+    """A numpy array, made of a pandas or polars series or an Arrow array if necessary."""
     if isinstance(value, np.ma.MaskedArray):
         raise BadData(f"{name} is a masked array; fill the masked values first, with .filled()")
     if isinstance(value, np.ndarray):
         return value
-    nulls = getattr(value, "null_count", 0)  # a number in Arrow, a method in polars; pandas shows NaN or object dtype
+    nulls = getattr(value, "null_count", 0)  # a number in Arrow, a method in polars; pandas has NaN or object dtype
     nulls = nulls() if callable(nulls) else nulls
     if nulls:
         raise BadData(f"{name} has {nulls} missing values; fill or drop them first")
@@ -150,6 +150,88 @@ def _as_array(value: Any, name: str) -> np.ndarray:
     if hasattr(value, "__array__") and hasattr(value, "dtype"):
         return np.asarray(value)
     raise BadData(
-        f"{name} is a {type(value).__name__}; a tuple or mapping holds columns, which are tensors or arrays with a row "
-        "for each sample (a list holds the samples themselves)"
+        f"{name} is a {type(value).__name__}; a tuple or mapping holds columns, which are tensors or arrays with one "
+        "row per sample (a list holds the samples themselves)"
     )
+
+
+def table_columns(source: Any) -> dict[Any, Any] | None:
+    """Returns the columns of a pandas, polars, Arrow or Hugging Face table by name.
+
+    Tables are recognised by their attributes, so none of the libraries is imported. Returns None for anything else, and
+    for a table that has to be read row by row.
+    """
+    if hasattr(source, "column_names") and hasattr(source, "with_format"):
+        return _hugging_face_columns(source)
+    if hasattr(source, "column_names") and hasattr(source, "schema") and hasattr(source, "column"):  # Arrow
+        return {name: source.column(name) for name in source.column_names}
+    if hasattr(source, "columns") and hasattr(source, "dtypes") and hasattr(source, "to_numpy"):  # pandas, polars
+        return {name: source[name] for name in source.columns}
+    return None
+
+
+def _hugging_face_columns(dataset: Any) -> dict[str, Any] | None:
+    """Tensors if every column is numeric and the user set no transform; otherwise None.
+
+    The dtypes are those of Hugging Face's own torch format (int64, float32), as when it is read sample by sample.
+    """
+    if not hasattr(dataset, "__len__"):  # an IterableDataset is a stream
+        return None
+    view = dataset.format
+    if view["type"] not in (None, "torch", "numpy") or view["format_kwargs"]:
+        return None
+    dtypes = [getattr(dataset.features[name], "dtype", "") for name in view["columns"]]
+    numeric = ("int", "uint", "float", "bool")
+    if not dtypes or not all(isinstance(dtype, str) and dtype.startswith(numeric) for dtype in dtypes):
+        return None
+    stored = dataset.with_format("arrow", columns=view["columns"])[:]
+    if len(dataset) == 0 or any(stored.column(name).null_count for name in view["columns"]):
+        return None  # read sample by sample, a missing value raises; here it would become NaN
+    return dataset.with_format("torch", columns=view["columns"])[:]
+
+
+def resident_bytes(view: View) -> int:
+    """Counts the bytes that `make_resident` allocates: of the selected rows or of the bases, whichever is less.
+
+    >>> series = Columns(torch.zeros(100))
+    >>> resident_bytes(series), resident_bytes(series.narrow(0, 20))
+    (400, 80)
+    """
+    rows = len(view) * _row_bytes(view)
+    return min(rows, sum(map(resident_bytes, view.bases))) if view.bases else rows
+
+
+def make_resident(view: View, device: torch.device) -> View:
+    """Copies the columns of a vectorized view to a device; returns the view itself if they are there already.
+
+    A selection becomes columns of the selected rows, and joined sources become one. Overlapping windows stay windows.
+    """
+    if _is_on(view, torch.empty(0, device=device).device):  # resolves `cuda` to `cuda:0`, as tensors report it
+        return view
+    if not view.bases or len(view) * _row_bytes(view) <= sum(map(resident_bytes, view.bases)):
+        return _copy_rows(view, device)
+    return view.with_bases([make_resident(base, device) for base in view.bases])
+
+
+def _is_on(view: View, device: torch.device) -> bool:
+    if view.bases:
+        return all(_is_on(base, device) for base in view.bases)
+    columns = view.columns()
+    return columns is not None and all(column.device == device for column in columns)
+
+
+def _row_bytes(view: View) -> int:
+    return sum(leaf.nbytes for _, leaf in named_leaves(view.slice(0, 1)))
+
+
+def _copy_rows(view: View, device: torch.device) -> Columns:
+    count, step = len(view), max(1, _COPY_BYTES // max(1, _row_bytes(view)))
+
+    def allocate(row: Tensor) -> Tensor:
+        return torch.empty((count, *row.shape[1:]), dtype=row.dtype, device=device)
+
+    columns = map_leaves(allocate, view.slice(0, 1))
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        map_leaves(lambda column, rows, a=start, b=stop: column[a:b].copy_(rows), columns, view.slice(start, stop))
+    return Columns(columns)

@@ -2,29 +2,28 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from stoker.data._batchable import Batchable, finished
-from stoker.data._batches import Here, Recipe
-from stoker.data._feeds import Feed, Foreign, Numbered, Rows, Samples, Streamed
-from stoker.data._generators import generators_in, generators_of, set_states, states_of
-from stoker.data._given import device_or_none, whole
-from stoker.data._order import seed_of
-from stoker.data._resident import resident, resident_bytes
-from stoker.data._share import Share, note, shared
+from stoker.data._arguments import check_device, check_function, check_int, check_seed, either
+from stoker.data._batch import BatchTransform, RowSelection, move_batch, transform_batch
+from stoker.data._batching import BatchSource, ColumnBatches, Plan, SampleBatches, Share, StreamBatches
+from stoker.data._build import InProcess, Recipe
+from stoker.data._columns import make_resident, resident_bytes
+from stoker.data._dataloader import DataLoaderBatches, find_generators, get_states, set_states
 from stoker.data._source import Stream, as_source
-from stoker.data._view import View
-from stoker.data._walk import Walk
+from stoker.data._view import View, is_vectorized
 from stoker.data._workers import Workers
 from stoker.errors import InvalidArgument, WrongType
 
+_DEFAULT_SEED = 0  # of `shuffle=True`, and of what a transform draws without shuffling
+
 
 class Loader:
-    """Walks a source in batches; the same seed gives the same batches, whatever the number of workers.
+    """Iterates over a source in batches; the same seed gives the same batches for any number of workers.
 
     >>> x, y = torch.arange(10.0)[:, None], torch.arange(10)
     >>> loader = Loader((x, y), batch_size=4, shuffle=0)
@@ -34,21 +33,25 @@ class Loader:
     >>> len(later), [targets.tolist() for _, targets in later] == [targets.tolist() for _, targets in later]
     (1, True)
 
-    Each `for` over a loader walks its next epoch, counted from 0, and so does each `next(iter(loader))`, which uses up
-    an epoch for one batch; `at` starts anywhere and leaves the count alone.
+    Each `for` over a loader is the next epoch, counted from 0. An iteration counts as an epoch as soon as it is asked
+    for a second batch, or ends: `next(iter(loader))` looks at the first batch, and the next `for` starts with it again.
+    `at` starts anywhere and does not change the count.
 
     - `source`: a tensor or array, a tuple or mapping of them, a pandas, polars or Arrow table: columns in memory, whose
       samples and batches are copies, so that a transform or a training step may write into them. A list, a torch
-      Dataset, a Hugging Face dataset: sample by sample, each as the source gives it. An iterable: in the order that it
-      gives, by one reader. A torch `DataLoader`: as it is, and alone in needing no `batch_size`.
-    - `shuffle`: a seed for the order, which changes with every epoch; it also seeds what a transform draws. Without it
-      that seed is 0, and so it always is for an iterable, which can't be shuffled.
-    - `workers`: processes that load ahead; columns in memory need none without a transform or batcher, and use none.
-    - `batcher`: makes a batch, of any type, out of a list of samples; without one samples are stacked.
-    - `transform`: a function of a sample (of its parts, where it is a tuple). What it draws from torch, numpy or
-      `random` is a function of (seed, epoch, number of the sample in the source). One that is marked with `batchable`
-      is a function of a batch instead.
-    - `device`: where the batches' tensors go.
+      Dataset, a Hugging Face dataset: read sample by sample. An iterable: read in its own order, by one reader. A torch
+      `DataLoader`: used as it is; only a `DataLoader` needs no `batch_size`.
+    - `shuffle`: a seed for the order, which changes in every epoch; it also seeds what a transform draws. `True` is the
+      seed 0: the order is the same in every run and on every rank, whatever `torch.manual_seed` was called with. `None`
+      and `False` keep the order of the source, as an iterable always does; a transform then draws with seed 0.
+    - `workers` (or `num_workers`): processes that build batches in advance. Columns in memory without a transform or
+      batcher need no workers, and start none.
+    - `batcher` (or `collate_fn`): makes a batch, of any type, of a list of samples. Without it samples are stacked.
+    - `transform`: a function of a sample (of its parts, if it is a tuple). What it draws from torch, numpy or `random`
+      is a function of (seed, epoch, number of the sample in the source). One that is marked with `batchable` is a
+      function of a batch instead.
+    - `drop_last`: leave out a last batch that is not full.
+    - `device`: where the tensors of the batches go.
     """
 
     def __init__(
@@ -56,240 +59,300 @@ class Loader:
         source: Any,
         *,
         batch_size: int | None = None,
-        shuffle: int | None = None,
-        workers: int = 0,
+        shuffle: int | bool | None = None,
+        workers: int | None = None,
         batcher: Callable[[list[Any]], Any] | None = None,
         transform: Callable[..., Any] | None = None,
         drop_last: bool = False,
         device: torch.device | str | None = None,
+        num_workers: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if isinstance(source, Loader):
-            raise WrongType("this source is a Loader already; walk it as it is, or give its source to a new one")
-        for name, function in (("batcher", batcher), ("transform", transform)):
-            if function is not None and not callable(function):
-                raise WrongType(f"{name} has to be a function; got {type(function).__name__}")
+            raise WrongType("this source is a Loader already; iterate over it, or pass its source to a new Loader")
         self.source = source
         self.batch_size = batch_size
-        self.shuffle = None if shuffle is None else seed_of("shuffle", shuffle)
-        self.workers = whole("workers", workers, least=0)
-        self.batcher, self.transform = batcher, transform
+        self.shuffle = _seed_of(shuffle)
+        self.workers = check_int("workers", either("workers", workers, "num_workers", num_workers) or 0, least=0)
+        self.batcher = check_function("batcher", either("batcher", batcher, "collate_fn", collate_fn))
+        self.transform = check_function("transform", transform)
+        self.batch_transform = transform.function if isinstance(transform, BatchTransform) else None
         self.drop_last = drop_last
-        self.after = transform.function if isinstance(transform, Batchable) else None  # for `finished`
-        self.device = device_or_none(device)
-        self._feed = _feed(self)
+        self.device = check_device(device)
+        self._batches = _make_batches(self)
         self._share = Share()
         self._next_epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
-        walk = self.at(epoch=self._next_epoch)
-        self._next_epoch += 1
-        return iter(walk)
+        epoch = self._next_epoch
+        return self._iterate_and_count(iter(self.at(epoch=epoch)), epoch)
+
+    def _iterate_and_count(self, batches: Iterator[Any], epoch: int) -> Iterator[Any]:
+        for batch in batches:
+            yield batch
+            break
+        # The caller has asked for a second batch: this is more than a look at the first one.
+        self._next_epoch = max(self._next_epoch, epoch + 1)
+        yield from batches
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        return self._feed.batches()
+        return self._batches.count_batches()
 
     @property
     def samples(self) -> int:
-        """Samples in the source, those included that `drop_last` leaves out."""
-        return self._feed.samples()
+        """Samples in the source, including those that `drop_last` leaves out."""
+        return self._batches.count_samples()
 
-    def at(self, *, epoch: int, batch: int = 0) -> "Walk":
-        """The batches of one epoch from `batch` on, without making those before.
+    def at(self, *, epoch: int, batch: int = 0) -> "EpochBatches":
+        """Returns the batches of one epoch from `batch` on, without building those before.
 
         >>> loader = Loader(torch.arange(6), batch_size=2)
         >>> list(loader.at(epoch=0, batch=1))
         [tensor([2, 3]), tensor([4, 5])]
 
-        A stream and a `DataLoader` have to be read up to there, which takes the time that reading takes. A walk can be
-        walked again, and gives the same batches; that of a `DataLoader` where its generators stand as they did before
-        (see `replays`).
+        A stream and a `DataLoader` have to be read up to there. The result can be iterated over several times and gives
+        the same batches; for a `DataLoader` only if its generators are in the same state (see `needs_rng_state`).
         """
-        self._feed.check(whole("batch", batch, least=0))
-        return Walk(self._feed, whole("epoch", epoch, least=0), batch, self.device, self.after)
-
-    def finished(self, batch: Any) -> Any:
-        """A batch of `Walk.raw`, moved to where training runs, through the batchable transform if there is one."""
-        return finished(batch, self.after)
+        self._batches.check_start(check_int("batch", batch, least=0))
+        epoch = check_int("epoch", epoch, least=0)
+        return EpochBatches(self._batches, epoch, batch, self.device, self.batch_transform)
 
     def prepare(self, epoch: int) -> None:
-        """Has the first batches of an epoch made in the background, for a walk that begins later; changes no batch.
+        """Starts to build the first batches of an epoch in the workers, for an iteration that begins later.
 
-        >>> with_workers = Loader([1, 2, 3], batch_size=2, transform=float, workers=1)
-        >>> with_workers.prepare(epoch=0)
-        >>> list(with_workers)
+        >>> loader = Loader([1, 2, 3], batch_size=2, transform=float, workers=1)
+        >>> loader.prepare(epoch=0)
+        >>> list(loader)
         [tensor([1., 2.]), tensor([3.])]
 
-        Only workers have a background; without them, and for streams and a `DataLoader`, nothing happens. One epoch is
-        prepared at a time, and a walk of any other gives it up.
+        Does nothing without workers, and for a stream or a `DataLoader`. One epoch is prepared at a time; an iteration
+        over another epoch discards it.
         """
-        epoch = whole("epoch", epoch, least=0)
-        if isinstance(self._feed, Samples):
-            self._feed.prepare(epoch)
+        epoch = check_int("epoch", epoch, least=0)
+        if isinstance(self._batches, SampleBatches):
+            self._batches.prepare(epoch)
 
     def close(self) -> None:
-        """Ends the worker processes, and gives up what was prepared; a later walk starts others."""
-        if isinstance(self._feed, Samples | Streamed):
-            self._feed.maker.close()
-
-    @property
-    def draws_here(self) -> bool:
-        """Whether batches are made with this process's random numbers, and so only on the thread that trains."""
-        return not isinstance(self._feed, Rows) and not (isinstance(self._feed, Samples) and self.workers)
-
-    @property
-    def nbytes(self) -> int | None:
-        """Bytes that `resident` takes: those of the columns' rows; None where there are no columns to keep."""
-        return resident_bytes(self._feed.view) if isinstance(self._feed, Rows) else None
-
-    def resident(self, device: torch.device | str) -> "Loader":
-        """The same loader, whose columns stay on a device, so that its batches are made there.
-
-        >>> loader = Loader(torch.arange(6), batch_size=2, shuffle=0)
-        >>> there = loader.resident("cpu")
-        >>> there.nbytes, [batch.tolist() for batch in there] == [batch.tolist() for batch in loader]
-        (48, True)
-
-        What is there already isn't copied. On the host the columns stay as they are.
-        """
-        if not isinstance(self._feed, Rows):
-            raise InvalidArgument(
-                f"a {type(self.source).__name__} can't stay on {device}: only columns in memory can, without a batcher "
-                "and without a transform of single samples (batchable marks one of batches)"
-            )
-        twin = copy.copy(self)
-        twin._feed = replace(self._feed, view=resident(self._feed.view, torch.device(device)))
-        return twin
+        """Stops the worker processes and discards what was prepared; a later iteration starts new ones."""
+        if isinstance(self._batches, SampleBatches | StreamBatches):
+            self._batches.builder.close()
 
     def shared(self, rank: int, size: int) -> "Loader":
-        """The same batches, of which this one of `size` ranks has its share; they joined in order are the batches.
+        """Returns a loader with the share of one rank; the shares of all `size` ranks, in order, are the batches.
 
         >>> batches = Loader(torch.arange(5), batch_size=3)
         >>> [list(batches.shared(rank, 2)) for rank in range(2)]
         [[tensor([0]), tensor([3])], [tensor([1, 2]), tensor([4])]]
 
-        A share without a sample is a `Ghost`. `batch_size`, `samples`, `drop_last` and the places of `at` are those of
-        whole batches. A stream is read by every rank. A `DataLoader` is taken with a `DistributedSampler` only.
+        An empty share is a `PaddingBatch`. `batch_size`, `samples`, `drop_last` and the positions of `at` refer to
+        whole batches. Every rank reads a stream. A `DataLoader` needs a `DistributedSampler`.
         """
         share = Share(rank, size)
         if size == 1 or share == self._share:
             return self
         if self._share.size > 1:
-            raise InvalidArgument(f"{self!r} is a share already; share the loader that it came from")
-        twin = copy.copy(self)
-        twin._feed, twin._share = shared(self._feed, share), share
-        return twin
+            raise InvalidArgument(f"{self!r} is a share already; share the loader that it was made from")
+        other = copy.copy(self)
+        other._batches, other._share = self._batches.for_rank(share), share
+        return other
 
     @property
-    def note_shared(self) -> str | None:
-        """What is to be known of the way in which the ranks share it; None where all is as with one process."""
-        return None if self._share.size == 1 else note(self._feed, self._share)
+    def sharing_note(self) -> str | None:
+        """What is special about sharing this source among ranks; None if training is as in a single process."""
+        return None if self._share.size == 1 else self._batches.describe_sharing()
 
-    @property
-    def picks(self) -> bool:
-        """Whether walks have `picks`: batches whose gathering is left to who trains."""
-        return isinstance(self._feed, Rows) and self._feed.picks
+    def resident(self, device: torch.device | str) -> "Loader":
+        """Returns a loader whose columns stay on a device, so that batches are gathered there.
 
-    @property
-    def replays(self) -> bool:
-        """Whether the order comes from generators, so that these have to stand where they stood when the epoch began.
+        >>> loader = Loader(torch.arange(6), batch_size=2, shuffle=0)
+        >>> on_device = loader.resident("cpu")
+        >>> on_device.nbytes, [batch.tolist() for batch in on_device] == [batch.tolist() for batch in loader]
+        (48, True)
 
-        >>> Loader(DataLoader(list(range(6)), shuffle=True)).replays, Loader(torch.arange(6), batch_size=2).replays
-        (True, False)
-
-        So it is for a torch `DataLoader`: the global generators, and those of `generators_state`.
+        Columns that are on the device already are not copied.
         """
-        return isinstance(self._feed, Foreign)
+        if not isinstance(self._batches, ColumnBatches):
+            raise InvalidArgument(
+                f"a {type(self.source).__name__} can't stay on {device}: only columns in memory can, without a batcher "
+                "and without a transform of single samples (batchable marks one of batches)"
+            )
+        other = copy.copy(self)
+        other._batches = replace(self._batches, view=make_resident(self._batches.view, torch.device(device)))
+        return other
 
     @property
-    def unrepeatable(self) -> str | None:
-        """Why a run that is resumed may get other batches than one that was not; None where it gets the same."""
-        if isinstance(self._feed, Foreign) and self._feed.loader.persistent_workers:
-            return (
-                "the workers of this DataLoader live on from epoch to epoch (persistent_workers=True), and where their "
-                "random numbers stand can't be saved; what a transform draws there is not what it would have drawn"
-            )
-        own = [] if isinstance(self._feed, Foreign | Rows) else generators_in(self.source)
-        if own:
-            return (
-                f"the {type(self.source).__name__} draws from a generator of its own ({', '.join(own)}), which can't "
-                "be put back; draw from torch's, numpy's or Python's global one, which a Loader seeds for every sample"
-            )
-        return None
+    def nbytes(self) -> int | None:
+        """Bytes that `resident` allocates, or None if there are no columns in memory."""
+        return resident_bytes(self._batches.view) if isinstance(self._batches, ColumnBatches) else None
 
-    def generators_state(self) -> dict[str, Any]:
-        """Where a `DataLoader`'s generators stand beside the global ones: its own, its samplers', its dataset's.
+    # What follows is for the engine: how to get batches to a device, and what a checkpoint has to hold.
+
+    def apply_batch_transform(self, batch: Any) -> Any:
+        """Applies the batchable transform, if there is one, to a batch of `EpochBatches.raw` that was moved."""
+        return transform_batch(batch, self.batch_transform)
+
+    @property
+    def has_row_selections(self) -> bool:
+        """Whether `EpochBatches.row_selections` is available."""
+        return isinstance(self._batches, ColumnBatches) and self._batches.has_row_selections
+
+    @property
+    def needs_main_thread(self) -> bool:
+        """Whether building a batch uses the random state of this process, which belongs to the training thread."""
+        in_workers = isinstance(self._batches, SampleBatches) and self.workers > 0
+        return not (in_workers or isinstance(self._batches, ColumnBatches))
+
+    @property
+    def needs_rng_state(self) -> bool:
+        """Whether repeating an epoch needs the state that random generators had at its start.
+
+        >>> loaders = Loader(DataLoader(list(range(6)), shuffle=True)), Loader(torch.arange(6), batch_size=2)
+        >>> [loader.needs_rng_state for loader in loaders]
+        [True, False]
+
+        So it is for a `DataLoader`: it draws from the global generators and from those of `generator_states`.
+        """
+        return isinstance(self._batches, DataLoaderBatches)
+
+    def generator_states(self) -> dict[str, Any]:
+        """Returns the states of the generators that a `DataLoader`, its samplers and its dataset hold.
 
         >>> loader = Loader(DataLoader(list(range(6)), shuffle=True, generator=torch.Generator().manual_seed(0)))
-        >>> before = loader.generators_state()
+        >>> states = loader.generator_states()
         >>> first = list(loader)
-        >>> loader.load_generators_state(before)
+        >>> loader.load_generator_states(states)
         >>> list(loader) == first
         True
 
-        Tensors and plain values. To start inside an epoch, it is the state when the epoch began that is needed.
+        They are tensors and plain values. To start inside an epoch, load the states from the start of that epoch.
         """
-        return states_of(generators_of(self._feed.loader)) if isinstance(self._feed, Foreign) else {}
+        return get_states(self._generators())
 
-    def load_generators_state(self, state: Mapping[str, Any]) -> None:
-        """Puts the generators where they stood; a `StateMismatch` where there are others."""
-        set_states(generators_of(self._feed.loader) if isinstance(self._feed, Foreign) else {}, state)
+    def load_generator_states(self, states: Mapping[str, Any]) -> None:
+        """Restores what `generator_states` returned; raises `StateMismatch` if the generators differ."""
+        set_states(self._generators(), states)
+
+    def _generators(self) -> dict[str, Any]:
+        return find_generators(self._batches.loader) if isinstance(self._batches, DataLoaderBatches) else {}
+
+    @property
+    def resume_warning(self) -> str | None:
+        """Why a resumed run may get other batches than an uninterrupted one; None if it gets the same."""
+        if isinstance(self._batches, DataLoaderBatches):
+            if not self._batches.loader.persistent_workers:
+                return None
+            return (
+                "the workers of this DataLoader live across epochs (persistent_workers=True), and their random state "
+                "can't be saved: after resuming, their transforms draw other numbers"
+            )
+        generators = [] if isinstance(self._batches, ColumnBatches) else list(find_generators(self.source))
+        if not generators:
+            return None
+        return (
+            f"the {type(self.source).__name__} draws from its own generator ({', '.join(generators)}), whose state "
+            "can't be restored; draw from torch's, numpy's or Python's global generator, which the Loader seeds for "
+            "every sample"
+        )
 
     def __repr__(self) -> str:
-        said = {"batch_size": self.batch_size, "shuffle": self.shuffle, "workers": self.workers or None}
-        settings = [f"{name}={value}" for name, value in said.items() if value is not None]
+        options = {"batch_size": self.batch_size, "shuffle": self.shuffle, "workers": self.workers or None}
+        texts = [f"{name}={value}" for name, value in options.items() if value is not None]
         if self._share.size > 1:
-            settings.append(f"rank {self._share.rank} of {self._share.size}")
-        return f"Loader({', '.join([type(self.source).__name__, *settings])})"
+            texts.append(f"rank {self._share.rank} of {self._share.size}")
+        return f"Loader({', '.join([type(self.source).__name__, *texts])})"
 
 
-def _feed(loader: Loader) -> Feed:
-    """The way to batches that the source and the functions allow."""
+@dataclass(frozen=True)
+class EpochBatches:
+    """One epoch of a loader from a batch on, as `Loader.at` returns it.
+
+    >>> batches = Loader(torch.arange(6), batch_size=2).at(epoch=3, batch=1)
+    >>> len(batches), len(list(batches))
+    (2, 2)
+    """
+
+    _batches: BatchSource
+    epoch: int
+    batch: int
+    device: torch.device | None
+    batch_transform: Callable[..., Any] | None = None
+
+    def __len__(self) -> int:
+        """Batches from the first one on."""
+        return self._batches.count_batches() - self.batch
+
+    def __iter__(self) -> Iterator[Any]:
+        batches, device, transform = self.raw(), self.device, self.batch_transform
+        if device is not None:
+            batches = (move_batch(batch, device) for batch in batches)
+        if transform is not None:
+            batches = (transform_batch(batch, transform) for batch in batches)
+        return batches
+
+    def raw(self) -> Iterator[Any]:
+        """Yields the batches as they are built: neither moved to `device` nor passed to a batchable transform."""
+        return self._batches.iterate(self.epoch, self.batch)
+
+    def row_selections(self) -> Iterator[RowSelection]:
+        """Yields the row numbers of the batches, for a training step that gathers the rows itself."""
+        if not isinstance(self._batches, ColumnBatches) or not self._batches.has_row_selections:
+            raise InvalidArgument("row selections need columns in memory, without a transform or batcher")
+        return self._batches.select_rows(self.epoch, self.batch, self.batch_transform)
+
+
+def _seed_of(shuffle: int | bool | None) -> int | None:
+    if isinstance(shuffle, bool):
+        return _DEFAULT_SEED if shuffle else None
+    return None if shuffle is None else check_seed("shuffle", shuffle)
+
+
+def _make_batches(loader: Loader) -> BatchSource:
+    """Chooses how batches are made from the source and the functions of a loader."""
     source = as_source(loader.source)
     if isinstance(source, DataLoader):
-        return _foreign(loader, source)
+        _check_no_options(loader)
+        return DataLoaderBatches(source)
     if loader.batch_size is None:
-        raise InvalidArgument("batch_size is missing: say how many samples a batch has, as in batch_size=32")
-    size = whole("batch_size", loader.batch_size, least=1)
+        raise InvalidArgument("batch_size is missing: pass the number of samples in a batch, as in batch_size=32")
+    size = check_int("batch_size", loader.batch_size, least=1)
+    transform = None if loader.batch_transform is not None else loader.transform
     samples = () if isinstance(source, Stream) else source
-    transform = None if loader.after is not None else loader.transform
-    recipe = Recipe(samples, transform, loader.batcher, loader.shuffle or 0)
-    maker = Workers(recipe, loader.workers) if loader.workers else Here(recipe)
+    recipe = Recipe(samples, transform, loader.batcher, _DEFAULT_SEED if loader.shuffle is None else loader.shuffle)
+    builder = Workers(recipe, loader.workers) if loader.workers else InProcess(recipe)
     if isinstance(source, Stream):
         if loader.shuffle is not None:
             raise InvalidArgument(
                 f"a {type(loader.source).__name__} gives its samples in its own order, which shuffle= can't change; "
-                "shuffle inside it, or give a source that has len() and indexing"
+                "shuffle inside it, or pass a source that has len() and indexing"
             )
-        return Streamed(source, size, loader.drop_last, maker)
-    plan = Numbered(len(source), size, loader.drop_last, loader.shuffle)
-    if plan.batches() == 0:
-        raise InvalidArgument(f"drop_last=True leaves no batch: {plan.count} samples are less than batch_size={size}")
-    if not isinstance(source, View) or not source.vectorised:
-        return Samples(plan, maker)
-    if transform is None and loader.batcher is None:
-        return Rows(source, plan)
-    if loader.workers and source.device.type != "cpu":
-        raise InvalidArgument(
-            f"the source is on {source.device}, which worker processes can't use; keep it on the CPU and pass device= "
-            "to move the batches, or use workers=0"
-        )
-    return Samples(plan, maker)
+        return StreamBatches(source, size, loader.drop_last, builder)
+    plan = Plan(len(source), size, loader.drop_last, loader.shuffle)
+    if plan.batches == 0:
+        raise InvalidArgument(f"drop_last=True leaves no batch: {plan.samples} samples are less than batch_size={size}")
+    if isinstance(source, View) and is_vectorized(source):
+        if transform is None and loader.batcher is None:
+            return ColumnBatches(source, plan)
+        if loader.workers and source.device.type != "cpu":
+            raise InvalidArgument(
+                f"the source is on {source.device}, which worker processes can't use; keep it on the CPU and pass "
+                "device= to move the batches, or use workers=0"
+            )
+    return SampleBatches(plan, builder)
 
 
-def _foreign(loader: Loader, source: DataLoader[Any]) -> Foreign:
-    given = {
+def _check_no_options(loader: Loader) -> None:
+    options = {
         "batch_size": loader.batch_size is not None,
         "shuffle": loader.shuffle is not None,
         "workers": loader.workers > 0,
         "batcher": loader.batcher is not None,
-        "transform": loader.transform is not None and loader.after is None,
+        "transform": loader.transform is not None and loader.batch_transform is None,
         "drop_last": loader.drop_last,
     }
-    refused = [name for name, is_given in given.items() if is_given]
-    if refused:
+    passed = [name for name, is_passed in options.items() if is_passed]
+    if passed:
         raise InvalidArgument(
-            f"a DataLoader is used as it is, so {', '.join(refused)} can't be given with it; set them in the "
-            "DataLoader, or give its dataset to Loader"
+            f"a DataLoader is used as it is, so {', '.join(passed)} can't be combined with it; set them in the "
+            "DataLoader, or pass its dataset to Loader"
         )
-    return Foreign(source)

@@ -1,91 +1,90 @@
-"""Small, lazy views of a source: some of it, in another order, or changed sample by sample."""
+"""Lazy views of a source: some samples, another order, a function of each sample, several sources, windows."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stoker._tree import map_leaves, named_leaves
+from stoker.data._arguments import check_int, check_seed
+from stoker.data._batch import call_with_parts
+from stoker.data._collate import collate
 from stoker.data._columns import Columns
-from stoker.data._order import SPLIT, permutation, seed_of
-from stoker.data._source import Source, map_style
-from stoker.data._view import Selected, View
+from stoker.data._rng import SPLIT, permutation
+from stoker.data._source import Source, as_indexable
+from stoker.data._view import Selection, View, is_vectorized
 from stoker.errors import BadData, InvalidArgument, WrongType
 
 
 def take(source: Any, which: int | slice | Sequence[int] | Tensor | np.ndarray) -> Source[Any]:
-    """The first `which` samples, or those that a slice, numbers or a boolean mask choose.
+    """Selects the first `which` samples, or those that a slice, numbers or a boolean mask select.
 
     >>> len(take(range(10), 3)), list(take(range(10), slice(None, None, 4))), list(take(range(10), [-1, 0]))
     (3, [0, 4, 8], [9, 0])
     """
-    base = map_style(source, "take")
-    if isinstance(which, bool) or not isinstance(which, (int, slice)):
-        return Selected(base, _numbers(which, len(base)))
+    base = as_indexable(source, "take")
+    if isinstance(which, bool) or not isinstance(which, int | slice):
+        return Selection(base, _row_numbers(which, len(base)))
     if isinstance(which, int) and not 0 < which <= len(base):
-        raise InvalidArgument(f"take needs a number from 1 to {len(base)}, the samples that there are; got {which}")
+        raise InvalidArgument(f"take needs a number from 1 to {len(base)}, the number of samples; got {which}")
     span = range(len(base))[which if isinstance(which, slice) else slice(which)]
     if len(span) == 0:
-        raise BadData(f"{which} chooses none of the {len(base)} samples")
+        raise BadData(f"{which} selects none of the {len(base)} samples")
     if isinstance(base, Columns) and span.step == 1:
         return base.narrow(span.start, span.stop)
-    return Selected(base, torch.from_numpy(np.arange(span.start, span.stop, span.step)))
+    return Selection(base, torch.from_numpy(np.arange(span.start, span.stop, span.step)))
 
 
-def _numbers(which: Any, size: int) -> Tensor:
-    """Row numbers in range, out of numbers (negative ones count from the end) or a mask."""
+def _row_numbers(which: Any, size: int) -> Tensor:
+    """Converts numbers (negative ones count from the end) or a mask to row numbers in range."""
     try:
         numbers = torch.as_tensor(which, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise WrongType(f"take needs a number, a slice, numbers or a mask; got {type(which).__name__}") from None
+    if numbers.numel() == 0:
+        raise BadData(f"an empty selection leaves none of the {size} samples")
     if numbers.ndim != 1 or numbers.is_floating_point() or numbers.is_complex():
-        if numbers.numel() == 0:
-            raise BadData(f"an empty choice leaves none of the {size} samples")
-        raise WrongType(f"take needs whole numbers or a mask in one dimension; got {numbers.dtype} of {numbers.ndim}")
+        raise WrongType(f"take needs integers or a mask in one dimension; got {numbers.dtype} of {numbers.ndim}")
     if numbers.dtype == torch.bool:
         if len(numbers) != size:
             raise InvalidArgument(f"a mask needs a value for each of the {size} samples; got {len(numbers)}")
         numbers = numbers.nonzero().flatten()
-    if len(numbers) == 0:
-        raise BadData(f"an empty choice leaves none of the {size} samples")
+        if len(numbers) == 0:
+            raise BadData(f"an empty selection leaves none of the {size} samples")
     low, high = int(numbers.min()), int(numbers.max())
     if low < -size or high >= size:
-        raise InvalidArgument(f"there is no sample {high if high >= size else low}: there are {size}")
+        raise InvalidArgument(f"sample {high if high >= size else low} does not exist: there are {size}")
     return numbers.long().remainder(size)
 
 
 def shuffled(source: Any, seed: int = 0) -> Source[Any]:
-    """The same samples in one other order, which the seed fixes; a loader's `shuffle=` changes it in each epoch.
+    """Puts the samples in one fixed other order; the `shuffle=` of a loader changes the order in each epoch.
 
     >>> sorted(shuffled(range(5), 1)) == list(range(5)), list(shuffled(range(9), 1)) == list(shuffled(range(9), 1))
     (True, True)
     """
-    base = map_style(source, "shuffled")
-    return Selected(base, permutation(len(base), seed_of("seed", seed), purpose=SPLIT))
+    base = as_indexable(source, "shuffled")
+    return Selection(base, permutation(len(base), check_seed("seed", seed), purpose=SPLIT))
 
 
 def mapped(source: Any, function: Callable[..., Any]) -> Source[Any]:
-    """Each sample as `function` gives it back, made when it is asked for.
+    """Applies a function to each sample when it is read.
 
     >>> list(mapped([1, 2, 3], lambda number: number * 10)), list(mapped([(1, 2), (3, 4)], lambda a, b: a + b))
     ([10, 20, 30], [3, 7])
 
-    The parts of a tuple are passed one by one, as to a loader's `transform=`.
+    The parts of a tuple are separate arguments, as for the `transform=` of a loader.
     """
     if not callable(function):
         raise WrongType(f"mapped needs a function of a sample; got {type(function).__name__}")
-    return Mapped(map_style(source, "mapped"), function)
+    return _Mapped(as_indexable(source, "mapped"), function)
 
 
-def applied(function: Callable[..., Any], sample: Any) -> Any:
-    """The one rule for calling a function of a sample: the parts of a tuple are its arguments."""
-    return function(*sample) if isinstance(sample, tuple) else function(sample)
-
-
-class Mapped(View[Any]):
-    """Samples through a function."""
-
+class _Mapped(View):
     def __init__(self, base: Any, function: Callable[..., Any]) -> None:
         self.base, self.function = base, function
 
@@ -93,4 +92,110 @@ class Mapped(View[Any]):
         return len(self.base)
 
     def sample(self, number: int) -> Any:
-        return applied(self.function, self.base[number])
+        return call_with_parts(self.function, self.base[number])
+
+
+def concat(*sources: Any) -> Source[Any]:
+    """Joins sources end to end.
+
+    >>> list(concat([1, 2], range(7, 9)))
+    [1, 2, 7, 8]
+    """
+    if not sources:
+        raise InvalidArgument("concat needs at least one source")
+    return _Joined([as_indexable(source, "concat") for source in sources])
+
+
+class _Joined(View):
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+        self.ends = list(accumulate(len(part) for part in parts))
+        self.vectorized = all(map(is_vectorized, parts))
+        self.bases = parts if self.vectorized else []
+        if self.vectorized:
+            _check_same_columns([_describe_columns(part) for part in parts])
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def _start(self, part: int) -> int:
+        return self.ends[part] - len(self.parts[part])
+
+    def sample(self, number: int) -> Any:
+        part = bisect_right(self.ends, number)
+        return self.parts[part][number - self._start(part)]
+
+    def with_bases(self, bases: list[View]) -> View:
+        return _Joined(bases)
+
+    def gather(self, rows: Tensor) -> Any:
+        owner = torch.bucketize(rows, torch.tensor(self.ends, device=rows.device), right=True)
+        by_part, places = owner.sort(stable=True)
+        counts = torch.bincount(by_part, minlength=len(self.parts)).tolist()  # synchronises with a GPU
+        gathered, rows = [], rows[places]
+        for part, chunk in enumerate(rows.split(counts)):
+            if len(chunk):
+                gathered.append(self.parts[part].gather(chunk - self._start(part)))
+        requested = places.argsort()  # undoes the sorting by part
+        return map_leaves(lambda *leaves: torch.cat(leaves).index_select(0, requested), *gathered)
+
+
+def _describe_columns(part: View) -> dict[str, str]:
+    row = part.slice(0, 1)
+    return {path: f"{leaf.dtype} {list(leaf.shape[1:])} on {leaf.device}" for path, leaf in named_leaves(row)}
+
+
+def _check_same_columns(descriptions: list[dict[str, str]]) -> None:
+    first = descriptions[0]
+    for number, other in enumerate(descriptions, start=1):
+        for path in [*first, *other]:
+            if first.get(path) != other.get(path):
+                raise BadData(
+                    f"concat needs sources with the same columns, but {f'column {path}' if path else 'a row'} is "
+                    f"{first.get(path, 'missing')} in source 1 and {other.get(path, 'missing')} in source {number}"
+                )
+
+
+def windows(source: Any, size: int, stride: int = 1) -> Source[Any]:
+    """Makes one sample of every `size` consecutive samples; consecutive windows start `stride` samples apart.
+
+    >>> windows(torch.arange(6), 3, stride=2)[1], len(windows(torch.arange(6), 3))
+    (tensor([2, 3, 4]), 4)
+
+    A batch is [batch, size, ...]. Samples at the end that do not fill a window are left out.
+    """
+    base = as_indexable(source, "windows")
+    size, stride = check_int("size", size, least=1), check_int("stride", stride, least=1)
+    if size > len(base):
+        raise BadData(f"windows of size {size} do not fit into {len(base)} samples")
+    return _Windows(base, size, stride)
+
+
+class _Windows(View):
+    def __init__(self, base: Any, size: int, stride: int) -> None:
+        self.base, self.size, self.stride = base, size, stride
+        self.vectorized = is_vectorized(base)
+        self.bases = [base] if self.vectorized else []
+
+    def __len__(self) -> int:
+        return (len(self.base) - self.size) // self.stride + 1
+
+    def sample(self, number: int) -> Any:
+        start = number * self.stride
+        if self.vectorized:
+            return self.base.slice(start, start + self.size)
+        return collate([self.base[place] for place in range(start, start + self.size)])
+
+    def columns(self) -> list[Tensor] | None:
+        return self.base.columns()
+
+    def with_columns(self, columns: list[Tensor]) -> View:
+        return self.with_bases([self.base.with_columns(columns)])
+
+    def with_bases(self, bases: list[View]) -> View:
+        return _Windows(bases[0], self.size, self.stride)
+
+    def gather(self, rows: Tensor) -> Any:
+        offsets = torch.arange(self.size, device=rows.device)
+        flat = self.base.gather((rows[:, None] * self.stride + offsets).flatten())
+        return map_leaves(lambda leaf: leaf.unflatten(0, (len(rows), self.size)), flat)

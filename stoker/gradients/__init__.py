@@ -8,7 +8,6 @@ from stoker.gradients._accumulate import Accumulator
 from stoker.gradients._backward import backward, needs_backward
 from stoker.gradients._differentiator import Differentiator
 from stoker.gradients._gradients import Gradients
-from stoker.gradients._shards import from_local, is_dtensor, local_of, over_shards, placed_as
 from stoker.gradients._shared import Shared
 from stoker.gradients._spread import spread
 
@@ -18,11 +17,6 @@ __all__ = [
     "Gradients",
     "Shared",
     "backward",
-    "from_local",
-    "is_dtensor",
-    "local_of",
     "needs_backward",
-    "over_shards",
-    "placed_as",
     "spread",
 ]

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from stoker._select import Models, Selector, chosen_names, modules_of, named_parameters
+from stoker._select import Models, Selector, modules_of, named_parameters, select_names
+from stoker.distributed import place_like
 from stoker.errors import NotDifferentiable, WrongType
 from stoker.gradients._gradients import Gradients
-from stoker.gradients._shards import placed_as
 from stoker.steps import was_viewed
 
 
@@ -95,7 +95,7 @@ def _asked_for(parameters: dict[str, nn.Parameter], model: Models, wrt: Selector
     """The parameters to differentiate with respect to; at least one."""
     trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     if wrt is not None:
-        chosen = chosen_names(wrt, parameters, model)
+        chosen = select_names(wrt, parameters, model)
         trainable = {name: parameter for name, parameter in trainable.items() if name in chosen}
     if not trainable:
         chosen_text = "" if wrt is None else f" that {wrt!r} chooses"
@@ -142,7 +142,7 @@ def in_our_words(error: RuntimeError) -> NotDifferentiable | None:
 
 def owned(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
     """The gradient in its parameter's layout, as `.backward()` would have left it, so that sums add in one order."""
-    tensor = placed_as(tensor, parameter)
+    tensor = place_like(tensor, parameter)
     if tensor.layout == torch.strided and tensor.stride() != parameter.stride():
         return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
     return tensor

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stoker.distributed import map_shards, reduce_shards
 from stoker.errors import InvalidArgument
-from stoker.gradients._shards import on_shards, over_shards
 
 
 def total_norm(tensors: Sequence[Tensor], kind: float = 2.0) -> Tensor:
@@ -15,7 +15,7 @@ def total_norm(tensors: Sequence[Tensor], kind: float = 2.0) -> Tensor:
 
     Of sharded tensors it is a collective.
     """
-    totals = over_shards(tensors, lambda own: torch.nn.utils.get_total_norm(own, float(kind)))
+    totals = reduce_shards(tensors, lambda own: torch.nn.utils.get_total_norm(own, float(kind)))
     return totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals), float(kind))
 
 
@@ -30,7 +30,7 @@ def scaled(tensors: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
 
     New ones, because autograd may hand one tensor to two parameters, or hand out one that the user still holds.
     """
-    return on_shards(tensors, lambda own: _scaled(own, factor))
+    return map_shards(tensors, lambda own: _scaled(own, factor))
 
 
 def _scaled(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:
@@ -45,7 +45,7 @@ def _scaled(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:
 
 def clamped(tensors: Sequence[Tensor], limit: float) -> list[Tensor]:
     """Each element between -limit and limit, as new tensors."""
-    return on_shards(
+    return map_shards(
         tensors, lambda own: [on_values(each, lambda values: torch.clamp(values, -limit, limit)) for each in own]
     )
 
@@ -55,7 +55,7 @@ def finite(tensors: Sequence[Tensor]) -> Tensor:
 
     Of sharded tensors it is a collective.
     """
-    return torch.stack(over_shards(tensors, _finite_here)).all()
+    return torch.stack(reduce_shards(tensors, _finite_here)).all()
 
 
 def _finite_here(tensors: Sequence[Tensor]) -> Tensor:

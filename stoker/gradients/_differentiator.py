@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker._select import Models, Selector, chosen_names, named_parameters
+from stoker._select import Models, Selector, named_parameters, select_names
 from stoker.errors import NoSuchParameter
 from stoker.gradients._backward import backward, in_our_words, needs_backward, owned
 from stoker.gradients._gradients import Gradients
@@ -53,7 +53,7 @@ class Differentiator:
     def _look(self) -> None:
         """Which parameters are trained now."""
         self._flags = [parameter.requires_grad for parameter in self._all]
-        chosen = None if self._wrt is None else chosen_names(self._wrt, self._parameters, self._model)
+        chosen = None if self._wrt is None else select_names(self._wrt, self._parameters, self._model)
         trained = {
             name: parameter
             for name, parameter in self._parameters.items()

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker._select import Models, Selector, chosen_names, describe, named_parameters, places
+from stoker._select import Models, Selector, describe, named_parameters, parameter_names, select_names
+from stoker.distributed import stored_values
 from stoker.errors import (
     GradientsConsumed,
     InvalidArgument,
@@ -16,7 +17,6 @@ from stoker.errors import (
     did_you_mean,
 )
 from stoker.gradients._clip import clamped, finite, norm_factor, positive, scaled, single, total_norm
-from stoker.gradients._shards import values_of
 
 
 class Gradients(Mapping[str, Tensor]):
@@ -116,9 +116,9 @@ class Gradients(Mapping[str, Tensor]):
             raise self._consumed()
         here = {name: self._parameters[name] for name in self._tensors}
         try:
-            chosen = chosen_names(selector, here, self._model)
+            chosen = select_names(selector, here, self._model)
         except NoSuchParameter:
-            chosen_names(selector, self._parameters, self._model)  # misspelt: this one says so
+            select_names(selector, self._parameters, self._model)  # misspelt: this one says so
             raise NoSuchParameter(f"{describe(selector)} chooses no gradient here: {self._whereabouts()}") from None
         taken = {name: self._tensors.pop(name) for name in here if name in chosen}
         self._gone.append(f"take({describe(selector)})")
@@ -220,7 +220,7 @@ class Gradients(Mapping[str, Tensor]):
         """The name here of a tied parameter that is looked up by another of its names."""
         if name in self._parameters:
             return name
-        twins = [parameter for place, parameter in places(self._model) if place == name]
+        twins = [parameter for place, parameter in parameter_names(self._model) if place == name]
         return next((own for own, each in self._parameters.items() if twins and each is twins[0]), name)
 
     def _name_of(self, parameter: object) -> str:
@@ -247,7 +247,7 @@ class Gradients(Mapping[str, Tensor]):
         width = max(map(len, self._tensors))
         lines = [f"Gradients of {len(self)} parameters, {count:,} elements, norm {float(self.norm().detach()):.4g}"]
         for name, tensor in self._tensors.items():
-            size = f"norm {float(torch.linalg.vector_norm(values_of(tensor).detach())):.4g}"
+            size = f"norm {float(torch.linalg.vector_norm(stored_values(tensor).detach())):.4g}"
             kind = "sparse " if tensor.is_sparse else ""
             lines.append(
                 f"  {name:<{width}}  {size:<15}  {kind}{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stoker.distributed import place_like
 from stoker.errors import StateMismatch, did_you_mean
-from stoker.gradients._shards import placed_as
 
 PARTS = ("reduce", "count", "weight", "weight_on_host", "parameters", "sums")
 
@@ -24,7 +24,7 @@ def apart(total: Tensor) -> dict[str, Any]:
 
 def together(saved: Mapping[str, Any], parameter: Tensor) -> Tensor:
     """The undoing of `apart`, as a copy on the parameter's device; it raises where that is no gradient of it."""
-    values: Tensor = placed_as(saved["values"].detach(), parameter).to(parameter.device)
+    values: Tensor = place_like(saved["values"].detach(), parameter).to(parameter.device)
     if "order" not in saved:
         parts = saved["indices"].to(parameter.device, copy=True), values.clone(), parameter.shape
         return torch.sparse_coo_tensor(*parts, is_coalesced=bool(saved["coalesced"]), check_invariants=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import named_parameters
-from stoker.distributed import World
+from stoker.distributed import World, to_local
 from stoker.errors import InvalidArgument
 from stoker.gradients._accumulate import Accumulator
 from stoker.gradients._backward import harvested
@@ -15,7 +15,6 @@ from stoker.gradients._differentiator import Differentiator
 from stoker.gradients._gradients import Gradients
 from stoker.gradients._parts import Parts
 from stoker.gradients._replicated import Replicated
-from stoker.gradients._shards import local_of
 from stoker.gradients._summed import own_values, summed
 from stoker.gradients._weigh import Share, readable, share_of, weight_on
 
@@ -80,7 +79,7 @@ class Shared:
 
     def level(self) -> None:
         """The first process's buffers on every one."""
-        buffers = [local_of(buffer) for buffer in self._model.buffers()]
+        buffers = [to_local(buffer) for buffer in self._model.buffers()]
         if buffers:
             self._world.broadcast(buffers)
 

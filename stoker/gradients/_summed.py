@@ -5,11 +5,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from stoker.distributed import World
+from stoker.distributed import World, from_local, is_dtensor, to_local
 from stoker.gradients._accumulate import widened
 from stoker.gradients._backward import owned
 from stoker.gradients._parts import are_same, check_same, marks_of
-from stoker.gradients._shards import from_local, is_dtensor, local_of
 
 
 def summed(
@@ -32,14 +31,14 @@ def summed(
     if not are_same(marks, world):
         check_same(part, world)
     held = [name for name, count in zip(parameters, counts, strict=True) if count]
-    own = [local_of(tensors[name] if name in tensors else _zeros(parameters[name], wide)) for name in held]
+    own = [to_local(tensors[name] if name in tensors else _zeros(parameters[name], wide)) for name in held]
     totals = world.summed(own, bucket_mb=bucket_mb)
     return {name: _laid(total, parameters[name]) for name, total in zip(held, totals, strict=True)}
 
 
 def own_values(tensor: Tensor) -> Tensor:
     """A dense copy of a gradient, of a sharded one of the part that is here."""
-    return tensor.detach().to_dense() if tensor.is_sparse else local_of(tensor).detach().clone()
+    return tensor.detach().to_dense() if tensor.is_sparse else to_local(tensor).detach().clone()
 
 
 def _zeros(parameter: nn.Parameter, wide: bool) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stoker._select import assign, describe, named_parameters
-from stoker.callbacks import MILESTONES
+from stoker.callbacks import HOOK_NAMES
 from stoker.data import Loader
 from stoker.distributed import device_of, world
 from stoker.learner._outlook import outlook
@@ -87,7 +87,7 @@ def _groups(fit: Fit, spec: Spec) -> list[str]:
         else:
             row = (
                 describe(rated[name]).strip("'"),
-                optimizers[stepped[name]].spelled(),
+                optimizers[stepped[name]].to_code(),
                 _rate(rates[rated[name]]),
             )
         rows.setdefault(row, []).append(name)
@@ -119,7 +119,7 @@ def _loop(fit: Fit) -> list[str]:
     for depth, what, milestone in _LOOP:
         if milestone.startswith("on_valid") and not fit.valid:
             continue
-        listening = [type(each).__name__ for each in fit.hooks if fit.hooks.listens(each, milestone)]
+        listening = [type(each).__name__ for each in fit.hooks.listeners(milestone)]
         who = f"   ◂ {milestone}: {', '.join(listening)}" if listening else ""
         lines.append(f"  {'  ' * depth}{what.format(**words)}{who}")
     return lines
@@ -159,4 +159,4 @@ def _metrics(metrics: Any) -> str:
     return "count " + ", ".join(["loss", *(metric.name for metric in metrics)]) + " (on the device)"
 
 
-assert {milestone for _, _, milestone in _LOOP} <= set(MILESTONES)
+assert {milestone for _, _, milestone in _LOOP} <= set(HOOK_NAMES)

@@ -33,7 +33,7 @@ def identity_of(fit: Fit, spec: Spec) -> dict[str, Any]:
         "batches": length_of(train),
         "batch_size": train.batch_size,
         "order": train.shuffle,
-        "generators": ", ".join(train.generators_state()) or None,  # of a DataLoader
+        "generators": ", ".join(train.generator_states()) or None,  # of a DataLoader
         "seed": fit.ctx.seed,
         "accumulate": settings.accumulate,
         "precision": settings.precision,

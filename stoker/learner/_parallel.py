@@ -58,7 +58,7 @@ def share(fit: Fit, *, dry: bool = False) -> None:
         mode = _mode(fit.model)
         fit.shared = Shared(fit.model, split, mode=mode, reduce=fit.reduce, bucket_mb=fit.parallel.bucket_mb)
     if world.size > 1 and not dry:
-        fit.accord, fit.ctx.wishes = Accord(world), {}
+        fit.accord, fit.ctx._requests.pending = Accord(world), {}
         check_same(world, lambda: trained(fit))
 
 
@@ -112,5 +112,5 @@ def _doubts(fit: Fit) -> Iterable[str]:
         yield "dropout    is another one on each rank, so its numbers depend on how many there are"
     loaders: dict[str, Loader] = {"train": fit.train, **fit.valid}
     for name, loader in loaders.items():
-        if (note := loader.note_shared) is not None:
+        if (note := loader.sharing_note) is not None:
             yield f"{name:<10} {note}"

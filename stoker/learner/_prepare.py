@@ -74,7 +74,7 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _
         parallel=spec.parallel,
         average=average,
         scaler=Scaler() if spec.precision == "fp16" else None,
-        steady=not spec.compile and is_steady(spec.lr) and not hooks.wanted("on_train_batch_begin"),
+        steady=not spec.compile and is_steady(spec.lr) and not hooks.has("on_train_batch_begin"),
     )
     fit.identity = identity_of(fit, spec)
     share(fit, dry=dry)

@@ -71,8 +71,8 @@ def go_on(fit: Fit, *, epochs: int | None, updates: int | None, minutes: float |
     )
     ctx.epochs, ctx.updates_planned = fit.settings.epochs, fit.settings.updates
     ctx.started = time.monotonic() - fit.trained
-    ctx.stopping, fit.interrupted, fit.cut, ctx.can_save = None, False, False, fit.saver is not None
-    fit.common, ctx.wishes = False, None if fit.accord is None else {}
+    ctx.stopping, fit.interrupted, fit.cut, ctx._requests.can_save = None, False, False, fit.saver is not None
+    fit.common, ctx._requests.pending = False, None if fit.accord is None else {}
     if fit.resumed is None:
         callbacks = {name: callback.state_dict() for name, callback in fit.hooks.stateful.items()}
         fit.resumed = {"callbacks": callbacks, "random": fit.random}

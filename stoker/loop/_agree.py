@@ -15,7 +15,7 @@ def agree(fit: Fit, *, now: bool = False) -> None:
     """
     if fit.accord is None:
         return
-    wishes, fit.ctx.wishes = fit.ctx.wishes or {}, {}
+    wishes, fit.ctx._requests.pending = fit.ctx._requests.pending or {}, {}
     if fit.world.is_first:
         wishes.pop("said", None)  # it is in the record already
     handed = {**_NOTHING, **wishes}
@@ -44,8 +44,8 @@ def _act(fit: Fit, agreed: Mapping[str, Any]) -> None:
         depart(fit, agreed["leave"])
     if agreed["stop"]:
         stop(fit, agreed["stop"])
-    if agreed["save"] and ctx.can_save:
-        ctx.saving = agreed["save"]
+    if agreed["save"] and ctx._requests.can_save:
+        ctx._requests.save_reason = agreed["save"]
     if fit.world.is_first:
         said = {event.text for event in fit.record.events_of("warning")}
         for rank, text in agreed["said"]:

@@ -39,7 +39,7 @@ def asked(fit: Fit) -> Iterator[Asked]:
     if fit.settings.on_nan == "skip":
         fit.buffers = [buffer.detach().clone() for buffer in fit.model.buffers()]
     answers = _ask_default(fit) if fit.supervised is not None else _ask_model(fit)
-    return _unnoticed(fit, answers) if fit.ctx.ghost else answers
+    return _unnoticed(fit, answers) if fit.ctx.is_padding else answers
 
 
 def _unnoticed(fit: Fit, answers: Iterator[Asked]) -> Iterator[Asked]:
@@ -134,8 +134,8 @@ def _told(fit: Fit, part: str | None, weight: float | Tensor) -> Iterator[Asked]
             f"a callback set ctx.loss to {type(loss).__name__} in on_train_batch_after_loss; it has to stay a tensor"
         )
     fit.refused = False
-    yield Asked(part, loss, 0 if fit.ctx.ghost else weight)
-    fit.refused = fit.refused or fit.ctx.ghost
+    yield Asked(part, loss, 0 if fit.ctx.is_padding else weight)
+    fit.refused = fit.refused or fit.ctx.is_padding
     if not fit.refused:
         is_sum, read = part is None and fit.reduce == "sum", fit.verdict is None
         fit.tally.add_loss(part or "loss", loss, weight, is_sum=is_sum, read=read)

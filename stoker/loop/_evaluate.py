@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.data import Ghost, moved
-from stoker.distributed import World, is_sharded
+from stoker.data import PaddingBatch, move_batch
+from stoker.distributed import World, is_sharded, reshard
 from stoker.loop._ask import BareLoss, as_objective, as_output
 from stoker.loop._forward import as_forward
 from stoker.loop._merge import merged
@@ -16,7 +16,6 @@ from stoker.loop._precision import forward_in
 from stoker.loop._tally import Tally, samples_in, weight_in
 from stoker.metrics import Metric
 from stoker.steps import Output, Supervised, SupervisedOutput, valid
-from stoker.weights import settle_shards
 
 _ALONE = World()
 
@@ -43,8 +42,8 @@ def evaluate(
     tally = Tally(metrics, device)
     with viewed(model) as view, torch.no_grad():
         for batch in batches:
-            counting, own = (tally.empty(), batch.batch) if isinstance(batch, Ghost) else (tally, batch)
-            judged(view, supervised, moved(own, device), counting, lambda: forward_in(precision, device))
+            counting, own = (tally.empty(), batch.batch) if isinstance(batch, PaddingBatch) else (tally, batch)
+            judged(view, supervised, move_batch(own, device), counting, lambda: forward_in(precision, device))
     return {name.removeprefix("x/"): value for name, value in merged(tally, world).values("x").items()}
 
 
@@ -63,7 +62,7 @@ def viewed(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for module, training in modes:
             module.training = training
-        settle_shards(model)  # without a backward pass nothing else does
+        reshard(model)  # without a backward pass nothing else does
 
 
 def judged(

@@ -131,7 +131,7 @@ class Fit:
     tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:
-        self.heard = any(map(self.hooks.wanted, ("on_train_batch_begin", "on_train_batch_end", "on_update")))
+        self.heard = any(map(self.hooks.has, ("on_train_batch_begin", "on_train_batch_end", "on_update")))
         self.tally = Tally(self.train_metrics, self.device, self.where)
 
     def where(self) -> str:

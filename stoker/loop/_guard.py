@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import named_parameters
-from stoker.data import Pick
-from stoker.gradients import Gradients, is_dtensor, over_shards, spread
+from stoker.data import RowSelection
+from stoker.distributed import is_dtensor, reduce_shards
+from stoker.gradients import Gradients, spread
 from stoker.loop._fit import Fit
 from stoker.loop._precision import forward_in
 from stoker.loop._random import put_back
@@ -43,7 +44,7 @@ def looked_at(loss: Tensor | None, grads: Gradients) -> list[Tensor]:
     """Numbers on the device that are finite where the loss and every element of the gradients is: the largest ones."""
     tensors = [each for each in grads.tensors() if each.numel()]
     if any(map(is_dtensor, tensors)):
-        sizes = over_shards(tensors, lambda own: torch.stack(_largest(own)).amax())
+        sizes = reduce_shards(tensors, lambda own: torch.stack(_largest(own)).amax())
     elif torch.compiler.is_compiling():  # written out, so that it becomes a part of what computes the gradients
         sizes = [each.abs().amax() for each in _joined(tensors)]
     else:
@@ -107,8 +108,8 @@ def first_not_finite(fit: Fit, loss: Tensor | None, grads: Gradients) -> str:
 
 def _first_given(fit: Fit) -> str | None:
     """What was not finite before the forward began."""
-    if isinstance(fit.ctx.batch, Pick):  # gathered by a program, which has not left it here
-        fit.ctx.batch = fit.ctx.batch.batch()
+    if isinstance(fit.ctx.batch, RowSelection):  # gathered by a program, which has not left it here
+        fit.ctx.batch = fit.ctx.batch.gather()
     for name, tensor in _tensors(fit.ctx.batch, "the batch"):
         if not _fine(tensor):
             return f"{name} holds NaN or infinity already: look at the data"

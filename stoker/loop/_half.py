@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stoker.data import Pick
+from stoker.data import RowSelection
 from stoker.gradients import Gradients
 from stoker.loop._ask import Asked, asked
 from stoker.loop._fit import Fit
@@ -40,7 +40,7 @@ class Half(Stations):
     def __init__(self, fit: Fit) -> None:
         super().__init__(fit)
         self._found = self._left = None
-        self._wanted = self._wanted or any(map(fit.hooks.wanted, AFTER))  # who takes gradients may look at all of it
+        self._wanted = self._wanted or any(map(fit.hooks.has, AFTER))  # who takes gradients may look at all of it
 
     def run(self, given: Any) -> None:
         """All stations where nobody makes a program of them; else those up to the gradients."""
@@ -49,8 +49,8 @@ class Half(Stations):
             super().run(given)
             return
         ctx.batch, ctx.loss_mix = given if isinstance(given, Mixed) else (given, None)
-        if isinstance(given, Pick):
-            ctx.batch = given.batch()
+        if isinstance(given, RowSelection):
+            ctx.batch = given.gather()
         with _by_itself(fit):
             for each in asked(fit):
                 if each.part is not None:
@@ -63,7 +63,7 @@ class Half(Stations):
     def rest(self) -> None:
         """The hooks, the window, the update and the average, with what the program has found."""
         fit, (loss, weight, tensors) = self._fit, self._left
-        self._left, fit.refused = None, fit.ctx.ghost
+        self._left, fit.refused = None, fit.ctx.is_padding
         super().rest()
         if fit.device.type == "cpu" and isinstance(weight, Tensor):
             weight = weight.item()  # as it is where nothing is compiled
@@ -108,7 +108,7 @@ class Half(Stations):
 
     def turn(self) -> Hashable:
         """What is not this rank's own batch counts for nothing; all else that differs is of no interest here."""
-        return self._fit.model.training, self._fit.ctx.ghost
+        return self._fit.model.training, self._fit.ctx.is_padding
 
     def alone(self) -> bool:
         """Never: the update happens between two runs."""

@@ -58,10 +58,10 @@ def _lend_update(
     """Of the optimizer, which writes to parameters and to its state, and of the average of the weights."""
     state = [
         {name: {key: stand_ins.get(id(each), each) for key, each in own.items()} for name, own in rule.items()}
-        for rule in fit.optimizer.tensors()
+        for rule in fit.optimizer.state_tensors()
     ]
     # The optimizer writes to what the graph is given; the modules read leaves of autograd that share its memory.
-    twin = fit.optimizer.twin(named_parameters(fit.model), written, state)
+    twin = fit.optimizer.with_tensors(named_parameters(fit.model), written, state)
     _set(stack, fit, "optimizer", twin)
     if fit.average is not None:
         pairs = [[leaves[id(each)].detach() for each in side] for side in fit.average._pairs]
@@ -94,13 +94,13 @@ def _set(stack: ExitStack, thing: object, name: str, value: Any) -> None:
 
 def settled_in(optimizer: Optimizer) -> None:
     """The state of an optimizer away from its device and back, where it lies close together afterwards."""
-    kept = [{name: dict(own) for name, own in rule.items()} for rule in optimizer.tensors()]
+    kept = [{name: dict(own) for name, own in rule.items()} for rule in optimizer.state_tensors()]
     places = [own for rule in kept for own in rule.values()]
     devices = [{key: each.device for key, each in own.items() if each is not None} for own in places]
     for own in places:
         own.update({key: each.cpu() for key, each in own.items() if each is not None})
-    optimizer.hold(kept)
+    optimizer.set_state_tensors(kept)
     torch.cuda.empty_cache()
     for own, there in zip(places, devices, strict=True):
         own.update({key: each.to(there[key]) for key, each in own.items() if each is not None})
-    optimizer.hold(kept)
+    optimizer.set_state_tensors(kept)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.data import Ghost, moved
+from stoker.data import PaddingBatch, move_batch
 from stoker.distributed import World
 from stoker.errors import BadData
 from stoker.loop._evaluate import viewed
@@ -33,14 +33,14 @@ def predict(
     found, last = list[Any](), None
     with viewed(model) as view, torch.no_grad(), forward_in(precision, device):
         for batch in batches:
-            own = moved(batch.batch if isinstance(batch, Ghost) else batch, device)
+            own = move_batch(batch.batch if isinstance(batch, PaddingBatch) else batch, device)
             if hasattr(view, "predict_step"):
                 answer = as_forward(view, view.predict_step, own)  # pyright: ignore[reportArgumentType]
             else:
                 parts = supervised.inputs(own)
                 answer = view(*parts.args, **parts.kwargs)
-            last = _whole(moved(answer, torch.device("cpu")))
-            found.append(None if isinstance(batch, Ghost) else last)
+            last = _whole(move_batch(answer, torch.device("cpu")))
+            found.append(None if isinstance(batch, PaddingBatch) else last)
     if world.size > 1:
         found = _of_all(found, last, world)
     if not found:

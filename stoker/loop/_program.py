@@ -56,9 +56,8 @@ def agreed(fit: Fit, plan: Plan) -> Plan:
 
 def _listeners(fit: Fit, milestones: Sequence[str]) -> Iterator[str]:
     for milestone in milestones:
-        for callback in fit.hooks:
-            if fit.hooks.listens(callback, milestone):
-                yield f"{type(callback).__name__}.{milestone} comes between forward and step"
+        for callback in fit.hooks.listeners(milestone):
+            yield f"{type(callback).__name__}.{milestone} comes between forward and step"
 
 
 def _reasons_for_the_update(fit: Fit) -> Iterator[str]:
@@ -66,7 +65,7 @@ def _reasons_for_the_update(fit: Fit) -> Iterator[str]:
     if fit.world.size > 1:
         yield f"{fit.world.size} processes add their gradients up between backward and step"
     yield from _listeners(fit, AFTER)
-    if not fit.optimizer.functional:
+    if not fit.optimizer.is_functional:
         yield f"{fit.optimizer!r} is an optimizer of its own, which steps as it likes"
 
 
@@ -93,7 +92,7 @@ def _hears_late(fit: Fit) -> bool:
     Then the host need not wait for a verdict either: the next step is started while this one runs.
     """
     alone = fit.shared is None or fit.own_windows or fit.scaler is not None or fit.settings.on_nan == "skip"
-    if alone or fit.device.type != "cuda" or not fit.optimizer.skips:
+    if alone or fit.device.type != "cuda" or not fit.optimizer.skips_on_device:
         return False
     away = any(tensor.device != fit.device for tensor in (*fit.model.parameters(), *fit.model.buffers()))
     return not away and next(_listeners(fit, (*_INSIDE, *AFTER)), None) is None
@@ -115,7 +114,9 @@ def programmed(fit: Fit) -> Iterator[None]:
     if fit.device.type == "cuda":
         _settle_data(fit)
     near = fit.device.type == "cpu" or fit.train is not train  # the columns are where the program runs
-    fit.picks = near and fit.step.mode != "eager" and fit.train.picks and not fit.hooks.wanted("on_train_batch_begin")
+    fit.picks = (
+        near and fit.step.mode != "eager" and fit.train.has_row_selections and not fit.hooks.has("on_train_batch_begin")
+    )
     told = _tell(fit, told)
     try:
         with device, fit.program.fitting():  # streams and events are the current device's

@@ -56,7 +56,7 @@ def _obey(fit: Fit) -> None:
     if request is None:
         return
     by = f" by {request.by}" if request.by else ""
-    if request.what == "save" and fit.ctx.can_save:
+    if request.what == "save" and fit.ctx._requests.can_save:
         fit.ctx.save(f"asked for{by}")
     elif request.what == "stop":
         leave(fit, f"Asked to stop{by}, in epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}")

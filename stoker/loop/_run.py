@@ -60,7 +60,7 @@ def settle(fit: Fit) -> None:
     if chosen is None and fit.average is not None:
         chosen = snapshot(fit.average.model)
     if chosen is None:
-        with fit.optimizer.evaluating() as differ:
+        with fit.optimizer.evaluation_weights() as differ:
             chosen = snapshot(fit.model) if differ else None
     if chosen is not None:
         fit.last = snapshot(fit.model)

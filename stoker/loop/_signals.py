@@ -51,7 +51,7 @@ def _handlers(fit: Fit) -> dict[int, tuple[Any, Callable[..., None]]]:
         leave(fit, f"Terminated (SIGTERM) in epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}", terminated=True)
 
     def save(*_: object) -> None:
-        if fit.ctx.can_save:  # else it is about to end, and has been saved
+        if fit.ctx._requests.can_save:  # else it is about to end, and has been saved
             fit.ctx.save("asked for by SIGUSR1")
 
     found: dict[int, tuple[Any, Callable[..., None]]] = {
@@ -68,7 +68,7 @@ def leave(fit: Fit, reason: str, *, terminated: bool = False) -> None:
 
     Where several processes train together it is a wish: they leave together, once all of them know.
     """
-    wishes = fit.ctx.wishes
+    wishes = fit.ctx._requests.pending
     if wishes is not None:
         wishes.setdefault("leave", reason)
         wishes["terminated"] = terminated or wishes.get("terminated", False)

@@ -40,7 +40,7 @@ def state_of(fit: Fit, mark: Mark | None = None) -> dict[str, Any]:
         "scaler": here.scaler,
         "random": random,
         "loader": here.loader,
-        "valid": {name: each.generators_state() for name, each in fit.valid.items() if each.replays},
+        "valid": {name: each.generator_states() for name, each in fit.valid.items() if each.needs_rng_state},
         "tally": fit.tally.state_dict(here.tally),
         "norms": here.norms,
         "callbacks": here.callbacks,
@@ -58,7 +58,7 @@ def _with_buffers(state: dict[str, Any], buffers: list[Tensor]) -> dict[str, Any
 
 def _judged(fit: Fit) -> Snapshot | None:
     """The weights that the optimizer wants judged, where it trains others (schedule-free)."""
-    with fit.optimizer.evaluating() as differ:
+    with fit.optimizer.evaluation_weights() as differ:
         return snapshot(fit.model) if differ else None
 
 
@@ -127,8 +127,8 @@ def take_up(fit: Fit, state: Mapping[str, Any]) -> None:
     ctx.best = Best(*loop["best"]) if known else None  # not one whose weights are not there
     ctx.lr = _rates(loop["lr"], like=fit.rates(ctx.update, ctx.lr_scale))
     for name, saved in state["valid"].items():
-        if name in fit.valid and fit.valid[name].replays:  # another set may be judged on now
-            fit.valid[name].load_generators_state(saved)
+        if name in fit.valid and fit.valid[name].needs_rng_state:  # another set may be judged on now
+            fit.valid[name].load_generator_states(saved)
     fit.resumed = state
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import named_parameters
-from stoker.data import Pick
+from stoker.data import RowSelection
 from stoker.errors import NotFinite
 from stoker.gradients import Accumulator
 from stoker.loop._ask import asked
@@ -66,8 +66,8 @@ class Stations:
     def run(self, given: Any) -> None:
         """Batch, forward, loss, gradients, update, metrics."""
         fit, ctx = self._fit, self._fit.ctx
-        if isinstance(given, Pick):
-            ctx.batch = given.batch()
+        if isinstance(given, RowSelection):
+            ctx.batch = given.gather()
         elif isinstance(given, Mixed):
             ctx.batch, ctx.loss_mix = given
         else:
@@ -95,16 +95,16 @@ class Stations:
     def on_device(self) -> Iterator[None]:
         """The same, and what the optimizer has made meanwhile is undone."""
         fit = self._fit
-        state, losses = [dict(rule) for rule in fit.optimizer.tensors()], set(fit.tally.losses)
+        state, losses = [dict(rule) for rule in fit.optimizer.state_tensors()], set(fit.tally.losses)
         try:
             with self.unread():
                 yield
         finally:
             self._losses = fit.tally.losses or self._losses
             self._made = "losses" if {*self._losses} != losses else ""
-            if _keys(fit.optimizer.tensors()) != _keys(state):
+            if _keys(fit.optimizer.state_tensors()) != _keys(state):
                 self._made = "state"
-                fit.optimizer.hold(state)
+                fit.optimizer.set_state_tensors(state)
 
     @property
     def exact(self) -> bool:
@@ -182,7 +182,7 @@ class Stations:
         return Inputs(list(self._written().values()), self._rates.all())
 
     def _written(self) -> dict[int, Tensor]:
-        kept = self._fit.optimizer.tensors()
+        kept = self._fit.optimizer.state_tensors()
         states = [tensor for rule in kept for state in rule.values() for tensor in state.values() if tensor is not None]
         places = [table[name] for table, name in slots_in(self._modules)]
         return {id(tensor): tensor for tensor in (*places, *states, *self.verdict.tensors())}
@@ -224,7 +224,7 @@ class Stations:
         """What a step calls and is no module: a loss that is a function, a transform of batches."""
         step = self._fit.supervised
         loss = None if step is None or isinstance(step.loss, nn.Module) else step.loss
-        return [each for each in (loss, self._fit.train.after) if each is not None]
+        return [each for each in (loss, self._fit.train.batch_transform) if each is not None]
 
     def obstacle(self) -> str:
         """Why the step can't be a program any more: modules are looked at anew, and somebody may listen to them."""
@@ -264,7 +264,7 @@ class Stations:
     def place(self) -> tuple[Any, ...]:
         """Where the loop stands."""
         ctx = self._fit.ctx
-        return ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.ghost
+        return ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.is_padding
 
     def left_at(self, place: tuple[Any, ...]) -> None:
         """The last whole state is that before a run that was not finite, wherever the loop has come since."""
@@ -275,7 +275,7 @@ class Stations:
         fit, ctx = self._fit, self._fit.ctx
         self.forget()
         self.left_at(place)
-        ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.ghost = place
+        ctx.epoch, ctx.batch_number, ctx.update, ctx.lr, ctx.accumulating, ctx.is_padding = place
         fit.applied = fit.refused = False
         fit.accumulators.clear()
         fit.searching = True

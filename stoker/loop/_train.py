@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stoker.data import Ghost, Pick
+from stoker.data import PaddingBatch, RowSelection
 from stoker.errors import BadData, NotFinite
 from stoker.loop._agree import agree, stop
 from stoker.loop._fit import Fit
@@ -83,7 +83,7 @@ def train_epoch(fit: Fit) -> None:
         fit.applied = fit.refused = False
         fire("on_train_batch_begin", ctx)
         program.run(ctx.batch if ctx.loss_mix is None else Mixed(ctx.batch, ctx.loss_mix))
-        fit.tally.samples += 0 if ctx.ghost else samples_in(batch)
+        fit.tally.samples += 0 if ctx.is_padding else samples_in(batch)
         _count_update(fit)
         fire("on_train_batch_end", ctx)
         if fit.heard:
@@ -151,9 +151,9 @@ def _batches(fit: Fit) -> Iterator[tuple[int, Any]]:
     for number, batch in enumerate(batches, start=done + 1):
         if number == done + 1 and not _is_last(fit):
             fit.train.prepare(fit.ctx.epoch)  # the next epoch, counted from 0: its first batches are ready in time
-        fit.ctx.ghost = isinstance(batch, Ghost) or (isinstance(batch, Pick) and batch.ghost)
-        yield number, batch.batch if isinstance(batch, Ghost) else batch
-    fit.ctx.ghost = False
+        fit.ctx.is_padding = isinstance(batch, PaddingBatch) or (isinstance(batch, RowSelection) and batch.is_padding)
+        yield number, batch.batch if isinstance(batch, PaddingBatch) else batch
+    fit.ctx.is_padding = False
     if number == 0 and not fit.interrupted:
         raise BadData(f"the training data gave no batch in epoch {fit.ctx.epoch}: look at what its __iter__ gives")
 

@@ -40,7 +40,7 @@ def use(fit: Fit, grads: Gradients, asked: Asked) -> None:
     # Each batch by itself: at the end of the window nobody could tell any more which one it was.
     joining = _for_window(fit, grads, asked)
     if joining is not None:
-        window.add(joining, weight=1 if fit.reduce == "sum" and not ctx.ghost else asked.weight)
+        window.add(joining, weight=1 if fit.reduce == "sum" and not ctx.is_padding else asked.weight)
     if not ctx.accumulating and len(window):
         _close(fit, window)
 
@@ -138,7 +138,7 @@ def apply(fit: Fit, grads: Gradients, asked: Asked | None = None, *, weight: flo
 
 def _counted(fit: Fit, meter: GradientNorm, state: State, norm: Tensor) -> State:
     """The state that has also seen this norm; where the device allows no update, it has not."""
-    new = meter.update_update(state, norm)
+    new = meter.update(state, norm)
     if fit.verdict is None or fit.verdict.allowed is None:
         return new
     return {name: torch.where(fit.verdict.allowed, new[name], old) for name, old in state.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stoker.data import Ghost, Loader, moved
+from stoker.data import Loader, PaddingBatch, move_batch
 from stoker.loop._agree import agree
 from stoker.loop._evaluate import judged, viewed
 from stoker.loop._fit import Fit
@@ -29,8 +29,9 @@ def validate(fit: Fit) -> None:
         return
     ctx, fire = fit.ctx, fit.hooks.fire
     level(fit)
-    kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.ghost
-    with put_back(), _drawing_again(fit.valid.values()), fit.optimizer.evaluating(), fit.program.between() as lent:
+    kept = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.is_padding
+    evaluated = fit.optimizer.evaluation_weights()
+    with put_back(), _drawing_again(fit.valid.values()), evaluated, fit.program.between() as lent:
         for name, loader in fit.valid.items():
             ctx.phase, ctx.set_name, ctx.batches = "valid", name, length_of(loader)
             fire("on_valid_begin", ctx)
@@ -44,7 +45,7 @@ def validate(fit: Fit) -> None:
             fire("on_valid_end", ctx)
         _keep_best(fit)
         ctx.phase, ctx.set_name = "train", "train"
-        ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.ghost = kept
+        ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.is_padding = kept
     if not fit.interrupted:
         fit.validated = ctx.update
         fire("on_validation", ctx)
@@ -54,12 +55,12 @@ def validate(fit: Fit) -> None:
 @contextmanager
 def _drawing_again(loaders: Iterable[Loader]) -> Iterator[None]:
     """Generators of DataLoaders' own stand afterwards where they stood: every validation draws the same."""
-    before = [(loader, loader.generators_state()) for loader in loaders if loader.replays]
+    before = [(loader, loader.generator_states()) for loader in loaders if loader.needs_rng_state]
     try:
         yield
     finally:
         for loader, state in before:
-            loader.load_generators_state(state)
+            loader.load_generator_states(state)
 
 
 def judge(
@@ -87,9 +88,9 @@ def judge(
 
     with viewed(fit.judged) as view:
         for number, batch in enumerate(batches, start=1):
-            ctx.ghost = isinstance(batch, Ghost)
-            counting, own = (tally.empty(), batch.batch) if isinstance(batch, Ghost) else (tally, batch)
-            ctx.batch_number, ctx.batch = number, moved(own, fit.device)
+            ctx.is_padding = isinstance(batch, PaddingBatch)
+            counting, own = (tally.empty(), batch.batch) if isinstance(batch, PaddingBatch) else (tally, batch)
+            ctx.batch_number, ctx.batch = number, move_batch(own, fit.device)
             fire("on_valid_batch_begin", ctx)
             with torch.no_grad(), lent():
                 judged(view, fit.supervised, ctx.batch, counting, casting, after_pred=after_pred, after_loss=after_loss)

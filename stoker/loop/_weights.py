@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint import load_model_state, model_state
+from stoker.distributed import to_local
 from stoker.errors import InvalidArgument
-from stoker.weights import local_of
 
 Snapshot = dict[str, Tensor]
 _lerped: Any = torch._foreach_lerp  # pyright: ignore[reportPrivateImportUsage]
@@ -64,7 +64,7 @@ class Average:
     @torch.no_grad()
     def update(self, when: Tensor | None = None) -> None:
         """Moves the average towards the weights as they are now; where `when` is False on the device, it stays."""
-        own, theirs = ([local_of(each) for each in column] for column in self._pairs)
+        own, theirs = ([to_local(each) for each in column] for column in self._pairs)
         if own and when is None:
             lerp_all(own, theirs, 1 - self.decay)
         elif own and when is not None:

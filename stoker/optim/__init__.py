@@ -1,14 +1,26 @@
-"""Gradients and a learning rate in, changed parameters out: torch's algorithms, driven by values.
+"""Optimizers: torch's algorithms, driven by gradients and a learning rate as arguments.
 
-The one type to know is `Optimizer`; a config (`Adam()`, `SGD(momentum=0.9)`, `wrap(SomeOptimizer)`) or a mapping of
-selectors to configs makes it for a model. The room writes parameters; it sees neither data nor forward passes.
+A config (`Adam()`, `SGD(momentum=0.9)`, `wrap(SomeOptimizer)`) or a mapping of selectors to configs makes an
+`Optimizer` for a model; its `step(grads, lr=...)` changes the parameters in place.
 """
 
-from stoker.optim._adam import Adam, Adamax, AdamW, NAdam, RAdam
-from stoker.optim._adaptive import Adadelta, Adafactor, Adagrad, RMSprop
 from stoker.optim._algorithm import Algorithm
+from stoker.optim._algorithms import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Muon,
+    NAdam,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
 from stoker.optim._optimizer import Optimizer, init
-from stoker.optim._sgd import ASGD, SGD, Muon, Rprop
 from stoker.optim._wrap import Wrapped, wrap
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""The contract of an algorithm: a frozen config that makes fresh state and applies one update to many parameters."""
+"""The contract of an algorithm: a frozen config that creates state and updates many parameters at once."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -15,73 +16,99 @@ from stoker.errors import InvalidArgument
 if TYPE_CHECKING:
     from stoker.optim._optimizer import Optimizer
 
-State = dict[str, Tensor]  # what is kept for one parameter
-Columns = Mapping[str, list[Tensor]]  # the same for many: for each name that is kept, one tensor a parameter
-Rate = float | Tensor  # a learning rate: a number, or a 0-d tensor that changes without recompiling
+State = dict[str, Tensor]  # the state of one parameter
+StateLists = Mapping[str, list[Tensor]]  # the state of many parameters: for each name one tensor per parameter
+Rate = float | Tensor  # a learning rate; a 0-d tensor can change without recompilation
 
 
 class Algorithm(Config):
-    """All settings of an optimizer but the learning rate, which is an argument of every step.
+    """All settings of an optimizer except the learning rate, which is an argument of every step.
 
-    The settings and the arithmetic are those of the class of the same name in `torch.optim`, bit for bit. A subclass
-    says what it keeps for a parameter (`keeps`, `fresh`) and how it updates many of them at once (`update`).
+    Settings and arithmetic are those of the class of the same name in `torch.optim`, bit for bit. A subclass declares
+    its settings as fields, torch's functional form (`function`) and the state that it takes (`state_lists`).
     """
 
-    takes_sparse: ClassVar[bool] = False
-    needs_whole: ClassVar[bool] = False  # whether an element's update depends on others of its parameter
+    function: ClassVar[Callable[..., None]]
+    state_lists: ClassVar[tuple[str, ...]]  # in the order in which `function` takes them
+    accepts_sparse: ClassVar[bool] = False
+    needs_whole_parameter: ClassVar[bool] = False  # whether an element's update depends on the others
 
     def __post_init__(self) -> None:
         _check_settings(self)
 
     def init(self, model: Models) -> "Optimizer":
-        """An optimizer that steps every parameter of the model this way; state is made when it is first needed."""
-        from stoker.optim._optimizer import Optimizer  # the one knot of the room: a config makes what is made of it
+        """Makes an optimizer that steps every parameter of the model; state is created by the first step."""
+        from stoker.optim._optimizer import Optimizer  # it imports this module
 
         return Optimizer({"*": self}, model)
 
-    def keeps(self) -> tuple[str, ...]:
-        """The names of the state that is kept for a parameter."""
-        raise NotImplementedError
+    def state_names(self) -> tuple[str, ...]:
+        """The names of a parameter's state with these settings."""
+        return self.state_lists
 
-    def fresh(self, parameter: Tensor, lr: Rate) -> State:
-        """The state of a parameter that was never stepped; empty where the first update makes it."""
-        raise NotImplementedError
+    def create_state(self, parameter: Tensor, lr: Rate) -> State:
+        """The state of a parameter before its first update; empty if that update creates it."""
+        return {
+            name: self.counter(parameter) if name == "step" else zeros_like(parameter) for name in self.state_names()
+        }
 
     def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, *, has_complex: bool
+        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, *, has_complex: bool
     ) -> None:
         """Changes parameters and state in place. Runs under `torch.no_grad`."""
-        raise NotImplementedError
+        lists = [state.get(name, []) for name in self.state_lists]
+        self.function(parameters, grads, *lists, lr=lr, has_complex=has_complex, **self.arguments)
 
-    def skippable(self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: Rate, skip: Tensor) -> bool:
-        """A fused `update` that changes nothing where `skip` is 1.0 on the device; False where there is none."""
+    def update_fused(
+        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, skip: Tensor | None
+    ) -> bool:
+        """Calls the fused kernel with less overhead than `update`; returns False, changing nothing, if it cannot.
+
+        If `skip` is given, a 0-d float tensor on the device, the kernel changes nothing where it is 1.0. Without it,
+        parameters and gradients have one dtype and one device.
+        """
         return False
 
-    def at_once(self, parameters: list[Tensor], grads: list[Tensor], state: Columns, lr: float) -> bool:
-        """What a fused `update` comes to, on parameters of one kind: its kernel alone; False where there is none."""
-        return False
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """`make_arguments()`, computed once: it is used in every step."""
+        return self.make_arguments()
 
-    def refusal(self, parameter: Tensor) -> str | None:
-        """Why this algorithm is not made for a parameter, if it isn't."""
+    def make_arguments(self) -> dict[str, Any]:
+        """The settings by the names of `function`'s arguments."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        if "betas" in settings:
+            settings["beta1"], settings["beta2"] = settings.pop("betas")
+        return settings
+
+    def parameter_problem(self, parameter: Tensor) -> str | None:
+        """Why this algorithm cannot update a parameter, or None."""
         return None
 
-    def rate_refusal(self) -> str | None:
-        """Why a learning rate can't be a tensor with these settings, if it can't."""
+    def tensor_lr_problem(self) -> str | None:
+        """Why the learning rate cannot be a tensor with these settings, or None."""
         return None
 
-    def spelled(self) -> str:
-        """The config as one would write it: what differs from the defaults.
+    def to_code(self) -> str:
+        """The config as code, with the settings that differ from the defaults.
 
         >>> from stoker.optim import SGD
-        >>> SGD(momentum=0.9).spelled()
+        >>> SGD(momentum=0.9).to_code()
         'SGD(momentum=0.9)'
         """
         changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{type(self).__name__}({', '.join(changed)})"
 
+    def counter(self, parameter: Tensor, value: float = 0.0, *, on_device: bool = False) -> Tensor:
+        """A number in the state, such as the updates so far: on the host, or on the device if kernels read it."""
+        fused, capturable = getattr(self, "fused", False), getattr(self, "capturable", False)
+        wide = torch.get_default_dtype() == torch.float64 and not fused  # torch's rule
+        device = parameter.device if fused or capturable or on_device else torch.device("cpu")
+        return torch.full((), value, dtype=torch.float64 if wide else torch.float32, device=device)
 
-class Piece(NamedTuple):
-    """Gradients of a step that share a learning rate, by the names of their parameters."""
+
+class GradientGroup(NamedTuple):
+    """The gradients of a step that share a learning rate, with the names of their parameters."""
 
     names: tuple[str, ...]
     grads: list[Tensor]
@@ -89,82 +116,67 @@ class Piece(NamedTuple):
 
 
 class Rule(Protocol):
-    """An algorithm at work on named parameters: what an `Optimizer` holds one of for each config."""
+    """Applies one config to some of a model's parameters; an `Optimizer` has one rule per config."""
 
-    def check(self, pieces: list[Piece]) -> None:
-        """Refuses what it can't take, before anything has changed."""
+    def check(self, groups: list[GradientGroup]) -> None:
+        """Raises if it cannot take the gradients; changes nothing."""
         ...
 
-    def step(self, pieces: list[Piece], when: Tensor | None = None) -> None:
-        """One update; where `when` is False on the device, none."""
+    def step(self, groups: list[GradientGroup], when: Tensor | None = None) -> None:
+        """Updates all groups; nothing changes if `when` is False on the device."""
         ...
 
     def state_dict(self) -> dict[str, object]: ...
 
-    def prepared(self, state: Any) -> tuple[Any, list[str]]:
-        """A saved state as this rule would keep it, and what does not fit, a line each; changes nothing."""
+    def parse_state(self, state: Any) -> tuple[Any, list[str]]:
+        """A saved state as this rule stores it, and one line for everything that does not fit; changes nothing."""
         ...
 
-    def take_up(self, ready: Any) -> None:
-        """Goes on from what `prepared` made."""
+    def set_state(self, state: Any) -> None:
+        """Continues from what `parse_state` returned."""
         ...
 
 
-def zeros(parameter: Tensor) -> Tensor:
-    """A moment of a parameter: zeros in its shape, type and layout."""
+def zeros_like(parameter: Tensor) -> Tensor:
+    """Zeros in the shape, dtype and memory layout of a parameter."""
     return torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
 
-def counter(
-    parameter: Tensor, *, fused: bool | None = False, on_device: bool | None = False, value: float = 0.0
-) -> Tensor:
-    """A number that is kept for a parameter, such as its updates so far; on the host unless kernels read it."""
-    wide = torch.get_default_dtype() == torch.float64 and not fused  # as torch chooses it
-    device = parameter.device if fused or on_device else torch.device("cpu")
-    return torch.full((), value, dtype=torch.float64 if wide else torch.float32, device=device)
-
-
 def any_sparse(grads: Sequence[Tensor]) -> bool:
-    """Whether some gradients hold only the rows that were used."""
     return any(grad.is_sparse for grad in grads)
 
 
-def unshared(grads: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients, for what writes into them: copies where two are one piece of memory.
+def without_shared_memory(grads: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients, with copies of those that share memory, for algorithms that write into them.
 
-    Autograd hands one tensor to two parameters where they are added: `((a + b) ** 2).sum()`.
+    Autograd gives one tensor to two parameters that are added: `((a + b) ** 2).sum()`.
     """
-    if torch.compiler.is_compiling():  # no memory is written in what is traced: everything there is a new value
+    if torch.compiler.is_compiling():  # a traced program writes no memory: every result is a new value
         return list(grads)
     seen: set[int] = set()
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for grad in grads:
-        stored = grad._values() if grad.is_sparse else getattr(grad, "_local_tensor", grad)  # of a DTensor: its shard
-        found.append(grad.clone() if stored.data_ptr() in seen else grad)
+        stored = grad._values() if grad.is_sparse else getattr(grad, "_local_tensor", grad)  # a DTensor's shard
+        result.append(grad.clone() if stored.data_ptr() in seen else grad)
         seen.add(stored.data_ptr())
-    return found
+    return result
 
 
-def number(lr: Rate) -> float:
-    """A learning rate as a number, for state that starts from it (waits for the device where it is a tensor)."""
-    return lr.item() if isinstance(lr, Tensor) else lr
-
-
-# Settings of the same name have the same range in every algorithm.
-_AT_LEAST_ZERO = ("eps", "weight_decay", "momentum", "lr_decay", "initial_accumulator_value", "momentum_decay", "alpha")
+# A setting has the same range in every algorithm.
+_NON_NEGATIVE = ("eps", "weight_decay", "momentum", "lr_decay", "initial_accumulator_value", "momentum_decay", "alpha")
 
 
 def _check_settings(algorithm: Algorithm) -> None:
-    """Refuses settings out of range where they are written, not at the first step."""
-    who = type(algorithm).__name__
+    """Raises if a setting is out of range, when the config is made and not at the first step."""
+    name = type(algorithm).__name__
     settings = vars(algorithm)
-    for name in _AT_LEAST_ZERO:
-        value = settings.get(name)
+    for setting in _NON_NEGATIVE:
+        value = settings.get(setting)
         if isinstance(value, int | float) and not (value >= 0 and math.isfinite(value)):
-            raise InvalidArgument(f"{who}: {name} must be at least 0, got {value!r}")
+            raise InvalidArgument(f"{name}: {setting} must be at least 0, got {value!r}")
     if not all(0 <= beta < 1 for beta in settings.get("betas", ())):
-        raise InvalidArgument(f"{who}: betas must be at least 0 and below 1, got {settings['betas']!r}")
+        raise InvalidArgument(f"{name}: betas must be at least 0 and below 1, got {settings['betas']!r}")
     if not 0 <= settings.get("rho", 0) <= 1:
-        raise InvalidArgument(f"{who}: rho must be between 0 and 1, got {settings['rho']!r}")
+        raise InvalidArgument(f"{name}: rho must be between 0 and 1, got {settings['rho']!r}")
     if settings.get("fused") and settings.get("foreach"):
-        raise InvalidArgument(f"{who}: fused and foreach are two ways to do the same; choose one")
+        raise InvalidArgument(f"{name}: fused and foreach exclude each other; choose one")

@@ -1,8 +1,8 @@
-"""Gradients and a learning rate in, parameters changed: one optimizer for all of a model, of one or more algorithms."""
+"""The optimizer of a model: one or several algorithms, each with its share of the parameters."""
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from numbers import Real
 from typing import Any, NamedTuple
@@ -10,40 +10,39 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from stoker._select import Models, assign, describe, named_parameters
-from stoker.errors import InvalidArgument, NoSuchParameter, StateMismatch, WrongType
+from stoker.errors import InvalidArgument, NoSuchParameter, StateMismatch, WrongType, did_you_mean
 from stoker.gradients import Gradients
-from stoker.optim._algorithm import Algorithm, Piece, Rate, Rule, State
+from stoker.optim._algorithm import Algorithm, GradientGroup, Rate, Rule, State
 from stoker.optim._functional import FunctionalRule
-from stoker.optim._state import differences_of
 from stoker.optim._wrap import Wrapped, WrappedRule
 
-Recipe = Algorithm | Wrapped
+OptimizerConfig = Algorithm | Wrapped
 Rates = Rate | Mapping[Any, Rate]  # one learning rate, or one for each selector
 
 
 class _Part(NamedTuple):
-    """Which gradients of a step share a rule and a learning rate."""
+    """The gradients of a step that share a rule and a learning rate."""
 
     names: tuple[str, ...]
     positions: list[int] | None  # among the step's gradients; None for all of them
-    rate: Any  # the learning rate's key in a mapping; None where there is only one
+    rate: Any  # the key in a mapping of learning rates; None if there is only one
 
 
 _Plan = list[tuple[Rule, list[_Part]]]
 
 
-def init(recipe: Recipe | Mapping[Any, Recipe], model: Models) -> "Optimizer":
-    """An optimizer for a model, from one config or from a mapping of selectors to configs (the first match wins).
+def init(config: OptimizerConfig | Mapping[Any, OptimizerConfig], model: Models) -> "Optimizer":
+    """Makes an optimizer for a model from a config, or from a mapping of selectors to configs (first match wins).
 
     >>> from torch import nn
     >>> from stoker.optim import AdamW, SGD
     >>> optimizer = init({"1": SGD(momentum=0.9), "*": AdamW()}, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
     """
-    return Optimizer(recipe if isinstance(recipe, Mapping) else {"*": recipe}, model)
+    return Optimizer(config if isinstance(config, Mapping) else {"*": config}, model)
 
 
 class Optimizer:
-    """The state of one or more algorithms for a model's parameters; a config's `init` makes it.
+    """Updates a model's parameters and has the state for it; a config's `init(model)` makes it.
 
     >>> import torch
     >>> from torch import nn
@@ -56,34 +55,34 @@ class Optimizer:
     0
     """
 
-    __slots__ = ("_model", "_names", "_parameters", "_plans", "_recipes", "_rules", "_title")
+    __slots__ = ("_configs", "_label", "_model", "_names", "_parameters", "_plans", "_rules")
 
-    def __init__(self, recipes: Mapping[Any, Recipe], model: Models) -> None:
-        for selector, recipe in recipes.items():
-            if not isinstance(recipe, Algorithm | Wrapped):
+    def __init__(self, configs: Mapping[Any, OptimizerConfig], model: Models) -> None:
+        for selector, config in configs.items():
+            if not isinstance(config, Algorithm | Wrapped):
                 raise WrongType(
-                    f"the optimizer for {selector!r} is {type(recipe).__name__}; expected a config such as "
+                    f"the optimizer for {selector!r} is {type(config).__name__}; expected a config such as "
                     "optim.Adam() or optim.wrap(SomeOptimizer), not an optimizer of torch"
                 )
-        self._recipes = dict(recipes)
+        self._configs = dict(configs)
         self._model = model
         self._parameters = named_parameters(model)
-        # By the parameters themselves, not their ids: a deep copy of model and optimizer fits together.
+        # Keyed by the parameters, not by their ids: a deep copy of model and optimizer stays consistent.
         self._names = {parameter: name for name, parameter in self._parameters.items()}
-        assigned = self._chosen_by(recipes)
+        owners = self._match(configs)
         self._rules: dict[Any, Rule] = {}
-        for selector, recipe in recipes.items():
-            own = {name: self._parameters[name] for name, chosen in assigned.items() if chosen is selector}
-            rule = WrappedRule(recipe, own, model) if isinstance(recipe, Wrapped) else FunctionalRule(recipe, own)
+        for selector, config in configs.items():
+            own = {name: self._parameters[name] for name, owner in owners.items() if owner is selector}
+            rule = WrappedRule(config, own, model) if isinstance(config, Wrapped) else FunctionalRule(config, own)
             self._rules[selector] = rule
-        self._title = f"the step of {self!r}"
+        self._label = f"the step of {self!r}"
         self._plans: dict[tuple[Any, ...], _Plan] = {}  # by the names and the learning rates' keys of a step
 
     def step(self, grads: Gradients, *, lr: Rates, when: Tensor | None = None) -> None:
-        """Applies the gradients and uses them up; what has no gradient keeps its value and its state.
+        """Applies the gradients and consumes them; parameters without a gradient keep their value and state.
 
-        The learning rate is a number, a 0-d tensor, or a mapping of selectors to these, where the first match wins.
-        With `when`, a 0-d boolean tensor, the device decides: where it is False nothing changes, and nobody waits.
+        The learning rate is a number, a 0-d tensor, or a mapping of selectors to these, in which the first match wins.
+        `when` is a 0-d boolean tensor: if it is False on the device, nothing changes. The host does not wait for it.
         """
         if not isinstance(grads, Gradients):
             raise WrongType(f"step takes Gradients, got {type(grads).__name__}; stoker.backward makes them")
@@ -91,56 +90,52 @@ class Optimizer:
         keys = tuple(lr) if isinstance(lr, Mapping) else None
         plan = self._plans.get((names, keys))
         if plan is None:
-            plan = self._plan(grads, names, keys)
+            plan = self._make_plan(grads, names, keys)
         for rate in lr.values() if isinstance(lr, Mapping) else (lr,):
             _check_rate(rate)
         tensors = grads.tensors()
-        work = [(rule, [_piece(part, tensors, lr) for part in parts]) for rule, parts in plan]
-        for rule, pieces in work:
-            rule.check(pieces)
-        grads.use(self._title)
-        for rule, pieces in work:
-            rule.step(pieces, when)
+        work = [(rule, [_make_group(part, tensors, lr) for part in parts]) for rule, parts in plan]
+        for rule, groups in work:
+            rule.check(groups)
+        grads.use(self._label)
+        for rule, groups in work:
+            rule.step(groups, when)
 
     def minimize(self, closure: Callable[[], Tensor], *, lr: Rates) -> Tensor:
         """One step of an optimizer that evaluates the loss several times (LBFGS): `closure()` returns the loss."""
         rules = list(self._rules.values())
         if len(rules) != 1 or not isinstance(rules[0], WrappedRule) or isinstance(lr, Mapping):
-            raise InvalidArgument("minimize is for one wrapped optimizer and one learning rate, on the whole model")
+            raise InvalidArgument("minimize needs one wrapped optimizer for the whole model, and one learning rate")
         _check_rate(lr)
         return rules[0].minimize(closure, lr if isinstance(lr, Tensor) else float(lr))
 
     @contextmanager
-    def evaluating(self) -> Iterator[bool]:
-        """The model with the weights that its optimizer wants judged; yields whether they are others than trained.
+    def evaluation_weights(self) -> Iterator[bool]:
+        """Gives the model the weights to evaluate; yields whether they differ from those being trained.
 
-        Schedule-free optimizers train one point and mean another. All others change nothing here.
+        They differ for schedule-free optimizers only, which train one set of weights and evaluate another.
         """
         with ExitStack() as stack:
             rules = [rule for rule in self._rules.values() if isinstance(rule, WrappedRule)]
-            differ = [stack.enter_context(rule.evaluating()) for rule in rules]
+            differ = [stack.enter_context(rule.evaluation_weights()) for rule in rules]
             yield any(differ)
 
-    # --- who steps what
-
-    def _chosen_by(self, selectors: Iterable[Any]) -> dict[str, Any]:
-        """For each parameter the first selector that chooses it."""
+    def _match(self, selectors: Any) -> dict[str, Any]:
+        """The first matching selector of each parameter, by the parameter's name."""
         return assign({selector: selector for selector in selectors}, self._parameters, self._model)
 
-    def _plan(self, grads: Gradients, names: tuple[str, ...], keys: tuple[Any, ...] | None) -> _Plan:
-        """Sorts a step's gradients by rule and learning rate, once for every set of names."""
+    def _make_plan(self, grads: Gradients, names: tuple[str, ...], keys: tuple[Any, ...] | None) -> _Plan:
+        """Groups a step's gradients by rule and learning rate; computed once for each set of names."""
         if "" in names:
-            strangers = [name for name, own in zip(grads, names, strict=True) if not own]
+            unknown = [name for name, own in zip(grads, names, strict=True) if not own]
             raise NoSuchParameter(
-                f"these gradients belong to parameters that this optimizer was not made for: {', '.join(strangers)}; "
-                "make one with .init(model) of the model that holds them (again, after a model has changed)"
+                f"this optimizer was not made for the parameters of these gradients: {', '.join(unknown)}; make a new "
+                "one with .init(model), where model has them (also after a model has changed)"
             )
         if not names:
-            grads.use("nothing")  # raises: they are used up
-        rates: dict[str, Any] = (
-            {} if keys is None else assign({key: key for key in keys}, self._parameters, self._model)
-        )
-        owners = assign({selector: selector for selector in self._recipes}, self._parameters, self._model)
+            grads.use("nothing")  # raises if they were already consumed
+        owners = self._match(self._configs)
+        rates = {} if keys is None else self._match(keys)
         positions: dict[tuple[Any, Any], list[int]] = {}
         for position, name in enumerate(names):
             positions.setdefault((owners[name], rates.get(name)), []).append(position)
@@ -154,7 +149,7 @@ class Optimizer:
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the optimizer knows, by parameter name: tensors (not copies) and plain values only."""
+        """The whole state by parameter name: tensors (not copies) and plain values."""
         return {
             "parameters": {name: list(parameter.shape) for name, parameter in self._parameters.items()},
             "rules": [
@@ -164,76 +159,78 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up a state from `state_dict`; one that does not fit changes nothing; the error says what differs."""
-        lines = differences_of(state, self._parameters, self._kinds())
-        found: list[tuple[Rule, Any]] = []
-        if not lines:
+        """Loads copies of a state from `state_dict`; if it does not fit, the error lists why and nothing changes."""
+        problems = _find_differences(state, self._parameters, self._kinds())
+        parsed: list[tuple[Rule, Any]] = []
+        if not problems:
             for rule, saved in zip(self._rules.values(), state["rules"], strict=True):
-                ready, differences = rule.prepared(saved["state"])
-                found.append((rule, ready))
-                lines += differences
-        if lines:
-            raise StateMismatch("this state does not fit the optimizer:\n  " + "\n  ".join(lines))
-        for rule, ready in found:
-            rule.take_up(ready)
+                own, misfits = rule.parse_state(saved["state"])
+                parsed.append((rule, own))
+                problems += misfits
+        if problems:
+            raise StateMismatch("this state does not fit the optimizer:\n  " + "\n  ".join(problems))
+        for rule, own in parsed:
+            rule.set_state(own)
 
-    def tensors(self) -> list[dict[str, State]]:
-        """For every config the state itself, by parameter name: what a step changes in place beside the weights.
+    def state_tensors(self) -> list[dict[str, State]]:
+        """For each config the state by parameter name: what a step changes in place besides the weights.
 
-        Empty for a wrapped optimizer, which keeps its own.
+        Empty for a wrapped optimizer, which stores its own state.
         """
-        return [rule.tensors() if isinstance(rule, FunctionalRule) else {} for rule in self._rules.values()]
+        return [rule.state_tensors() if isinstance(rule, FunctionalRule) else {} for rule in self._rules.values()]
 
-    def hold(self, state: list[dict[str, State]]) -> None:
-        """Puts back what `tensors` gave, and nothing else: state that was made since is gone."""
+    def set_state_tensors(self, state: list[dict[str, State]]) -> None:
+        """Replaces the state by tensors from `state_tensors`; state created since then is dropped."""
         for rule, own in zip(self._rules.values(), state, strict=True):
             if isinstance(rule, FunctionalRule):
-                rule.take_up(dict(own))
+                rule.set_state(dict(own))
 
     @property
-    def functional(self) -> bool:
-        """Whether all of it is torch's functional forms, so that a step is a function of tensors and nothing else."""
+    def is_functional(self) -> bool:
+        """Whether no optimizer is wrapped, so that a step is a function of tensors."""
         return all(isinstance(rule, FunctionalRule) for rule in self._rules.values())
 
     @property
-    def skips(self) -> bool:
-        """Whether a step that the device decides against (`when`) costs no more than one that it makes."""
-        return all(isinstance(rule, FunctionalRule) and rule.skips for rule in self._rules.values())
+    def skips_on_device(self) -> bool:
+        """Whether a step with `when` costs no more than one without."""
+        return all(isinstance(rule, FunctionalRule) and rule.skips_on_device for rule in self._rules.values())
 
-    def twin(
+    def with_tensors(
         self, parameters: Mapping[str, Tensor], written: Mapping[str, Tensor], state: list[dict[str, State]]
     ) -> "Optimizer":
-        """The same optimizer at work on other tensors, by the same names: for a step that is being traced.
+        """The same optimizer for other tensors by the same names, to trace a step.
 
-        It knows gradients by `parameters`, and changes `written`, which share their memory.
+        It recognises gradients by `parameters`, and changes `written`, which share their memory.
         """
         other = copy.copy(self)
-        other._parameters = parameters  # pyright: ignore[reportAttributeAccessIssue]  stand-ins, no nn.Parameter
+        other._parameters = parameters  # pyright: ignore[reportAttributeAccessIssue]  tensors in place of parameters
         other._names = {tensor: name for name, tensor in parameters.items()}  # pyright: ignore[reportAttributeAccessIssue]
         rules = zip(self._rules.items(), state, strict=True)
         other._rules = {
-            selector: rule.twin(written, own) for (selector, rule), own in rules if isinstance(rule, FunctionalRule)
+            selector: rule.with_tensors(written, own)
+            for (selector, rule), own in rules
+            if isinstance(rule, FunctionalRule)
         }
-        twins = {id(rule): other._rules[selector] for selector, rule in self._rules.items()}
-        other._plans = {key: [(twins[id(rule)], parts) for rule, parts in plan] for key, plan in self._plans.items()}
+        replaced = {id(rule): other._rules[selector] for selector, rule in self._rules.items()}
+        other._plans = {key: [(replaced[id(rule)], parts) for rule, parts in plan] for key, plan in self._plans.items()}
         return other
 
     def _kinds(self) -> list[str]:
-        recipes = self._recipes.values()
-        return [recipe.name if isinstance(recipe, Wrapped) else type(recipe).__name__ for recipe in recipes]
+        configs = self._configs.values()
+        return [config.name if isinstance(config, Wrapped) else type(config).__name__ for config in configs]
 
     def __repr__(self) -> str:
-        spelled = {selector: recipe.spelled() for selector, recipe in self._recipes.items()}
-        if list(spelled) == ["*"]:
-            return spelled["*"]
-        return f"{{{', '.join(f'{describe(selector)}: {recipe}' for selector, recipe in spelled.items())}}}"
+        code = {selector: config.to_code() for selector, config in self._configs.items()}
+        if list(code) == ["*"]:
+            return code["*"]
+        return f"{{{', '.join(f'{describe(selector)}: {each}' for selector, each in code.items())}}}"
 
 
-def _piece(part: _Part, tensors: list[Tensor], lr: Rates) -> Piece:
-    chosen = tensors if part.positions is None else [tensors[position] for position in part.positions]
+def _make_group(part: _Part, tensors: list[Tensor], lr: Rates) -> GradientGroup:
+    own = tensors if part.positions is None else [tensors[position] for position in part.positions]
     rate = lr[part.rate] if isinstance(lr, Mapping) else lr
-    # NumPy's numbers as Python's: torch's kernels don't take the former.
-    return Piece(part.names, chosen, rate if type(rate) is float or isinstance(rate, Tensor) else float(rate))
+    # torch's kernels do not take NumPy's numbers.
+    return GradientGroup(part.names, own, rate if type(rate) is float or isinstance(rate, Tensor) else float(rate))
 
 
 def _check_rate(lr: object) -> None:
@@ -243,7 +240,37 @@ def _check_rate(lr: object) -> None:
     elif isinstance(lr, bool) or not isinstance(lr, int | float | Real):
         raise WrongType(
             f"a learning rate is a number or a 0-d tensor, got {type(lr).__name__}"
-            + ("; a schedule is asked first: lr=schedule(update)" if callable(lr) else "")
+            + ("; call a schedule first: lr=schedule(update)" if callable(lr) else "")
         )
     elif not 0 <= float(lr) < math.inf:
         raise InvalidArgument(f"a learning rate is at least 0 and finite, got {lr!r}")
+
+
+def _find_differences(state: Any, parameters: Mapping[str, Tensor], kinds: list[str]) -> list[str]:
+    """One line for each difference between a saved state and this model and its algorithms."""
+    shapes, rules = (state.get("parameters"), state.get("rules")) if isinstance(state, Mapping) else (None, None)
+    if not isinstance(shapes, Mapping) or not isinstance(rules, list | tuple):
+        return ["it is not the state of an optimizer: it has no 'parameters' or no 'rules'"]
+    if not all(isinstance(rule, Mapping) and {"algorithm", "state"} <= set(rule) for rule in rules):
+        return ["it is not the state of an optimizer: a rule has no 'algorithm' or no 'state'"]
+    saved = {name: list(shape) for name, shape in shapes.items()}
+    own = {name: list(parameter.shape) for name, parameter in parameters.items()}
+    lines = [
+        f"{name}: in the saved state, not in the model{did_you_mean(name, own, most=1)}"
+        for name in saved
+        if name not in own
+    ]
+    lines += [
+        f"{name}: in the model, not in the saved state{did_you_mean(name, saved, most=1)}"
+        for name in own
+        if name not in saved
+    ]
+    lines += [
+        f"{name}: shape {saved[name]} in the saved state, {own[name]} in the model"
+        for name in saved
+        if name in own and saved[name] != own[name]
+    ]
+    saved_kinds = [str(rule["algorithm"]) for rule in rules]
+    if saved_kinds != kinds:
+        lines.append(f"the saved state is of {', '.join(saved_kinds)}, this optimizer is {', '.join(kinds)}")
+    return lines

@@ -1,7 +1,7 @@
-"""Any optimizer written for PyTorch, driven by gradients as values: it is lent `.grad` for the length of one call."""
+"""Drives any `torch.optim.Optimizer` with gradients as values: it gets them in `.grad` during one call only."""
 
 import inspect
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,50 +11,47 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import Models
-from stoker.errors import InvalidArgument, WrongType
-from stoker.gradients import backward, placed_as
-from stoker.optim._algorithm import Piece, Rate, unshared
-from stoker.optim._state import from_plain, to_plain
+from stoker.distributed import place_like
+from stoker.errors import InvalidArgument, StateMismatch, WrongType
+from stoker.gradients import backward
+from stoker.optim._algorithm import GradientGroup, Rate, without_shared_memory
 
 if TYPE_CHECKING:
     from stoker.optim._optimizer import Optimizer
 
 
-_Native = torch.optim.Optimizer  # under a name that `WrappedRule.torch` does not hide
-
-
 @dataclass(frozen=True)
 class Wrapped:
-    """A class of `torch.optim.Optimizer`s and its settings; `wrap` makes it. Not serialisable: it holds a class."""
+    """A `torch.optim.Optimizer` class and its settings, made by `wrap`. It cannot be saved: it has a class in it."""
 
     cls: type[torch.optim.Optimizer]
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """What the state of such an optimizer is called in a file."""
+        """The algorithm's name in a saved state."""
         return f"wrap({self.cls.__name__})"
 
     def init(self, model: Models) -> "Optimizer":
-        """An optimizer for every parameter of the model, made by the class with its settings."""
-        from stoker.optim._optimizer import Optimizer  # as for every config: it makes what is made of it
+        """Makes an optimizer for every parameter of the model."""
+        from stoker.optim._optimizer import Optimizer  # it imports this module
 
         return Optimizer({"*": self}, model)
 
-    def spelled(self) -> str:
-        """The config as one would write it."""
+    def to_code(self) -> str:
+        """The config as code."""
         return f"wrap({', '.join([self.cls.__name__, *(f'{key}={value!r}' for key, value in self.settings.items())])})"
 
-    __repr__ = spelled
+    __repr__ = to_code
 
 
 def wrap(cls: type[torch.optim.Optimizer], **settings: Any) -> Wrapped:
-    """A config out of any `torch.optim.Optimizer` class, third-party ones included, and its settings but the lr.
+    """Makes a config of any `torch.optim.Optimizer` class, also a third-party one, and its settings except the lr.
 
     >>> wrap(torch.optim.RMSprop, alpha=0.9)
     wrap(RMSprop, alpha=0.9)
 
-    One that needs a closure, such as LBFGS, is stepped with `minimize` instead of `step`:
+    An optimizer that needs a closure, such as LBFGS, is stepped with `minimize` instead of `step`:
 
     >>> model, x = nn.Linear(1, 1), torch.ones(4, 1)
     >>> optimizer = wrap(torch.optim.LBFGS, max_iter=5).init(model)
@@ -63,196 +60,248 @@ def wrap(cls: type[torch.optim.Optimizer], **settings: Any) -> Wrapped:
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise WrongType(f"wrap takes a subclass of torch.optim.Optimizer, got {cls!r}")
     if "lr" in settings:
-        raise InvalidArgument("the learning rate is no setting: it is an argument of step(grads, lr=...)")
+        raise InvalidArgument("the learning rate is not a setting: pass it to step(grads, lr=...)")
     return Wrapped(cls, settings)
 
 
 class WrappedRule:
-    """A torch optimizer at work on named parameters."""
+    """Applies a torch optimizer to named parameters."""
 
-    __slots__ = ("_model", "_names", "_parameters", "_recipe", "torch")
+    __slots__ = ("_config", "_model", "_names", "_native", "_parameters")
 
-    def __init__(self, recipe: Wrapped, parameters: Mapping[str, nn.Parameter], model: Models) -> None:
-        self._recipe, self._model, self._parameters = recipe, model, parameters
+    def __init__(self, config: Wrapped, parameters: Mapping[str, nn.Parameter], model: Models) -> None:
+        self._config, self._model, self._parameters = config, model, parameters
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
-        self.torch = self._made()
-        if any("lr" not in group for group in self.torch.param_groups):
-            raise InvalidArgument(f"{recipe.cls.__name__} has no learning rate, so stoker can't drive it")
+        self._native = self._create()
+        if any("lr" not in group for group in self._native.param_groups):
+            raise InvalidArgument(f"{config.cls.__name__} has no learning rate, so stoker cannot drive it")
 
-    def _made(self) -> _Native:
-        cls = self._recipe.cls
-        asked = inspect.signature(cls).parameters.get("lr")
-        # A learning rate only to have one: every step sets its own before the optimizer reads it.
-        start = {"lr": 1e-3} if asked is not None and asked.default is inspect.Parameter.empty else {}
-        made = cls(list(self._parameters.values()), **start, **self._recipe.settings)
-        if hasattr(made, "train"):  # schedule-free ones refuse to step before they are told
-            made.train()  # pyright: ignore[reportAttributeAccessIssue]
-        return made
+    def _create(self) -> torch.optim.Optimizer:
+        cls = self._config.cls
+        lr = inspect.signature(cls).parameters.get("lr")
+        # Every step sets the learning rate, so any value will do for a class that requires one.
+        placeholder = {"lr": 1e-3} if lr is not None and lr.default is inspect.Parameter.empty else {}
+        native = cls(list(self._parameters.values()), **placeholder, **self._config.settings)
+        if hasattr(native, "train"):  # schedule-free optimizers refuse to step before this call
+            native.train()  # pyright: ignore[reportAttributeAccessIssue]
+        return native
 
-    def check(self, pieces: list[Piece]) -> None:
-        """Refuses to step an optimizer that needs a closure, before anything has changed."""
-        if inspect.signature(self.torch.step).parameters.get("closure", _OPTIONAL).default is inspect.Parameter.empty:
+    def check(self, groups: list[GradientGroup]) -> None:
+        closure = inspect.signature(self._native.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
             raise InvalidArgument(
-                f"{self._recipe.cls.__name__} evaluates the loss several times in a step: "
+                f"{self._config.cls.__name__} evaluates the loss several times in a step: "
                 "call optimizer.minimize(closure, lr=...) with a function that returns the loss"
             )
 
-    def step(self, pieces: list[Piece], when: Tensor | None = None) -> None:
-        """One step of the optimizer for all pieces together, so that what it keeps for a group advances once."""
+    def step(self, groups: list[GradientGroup], when: Tensor | None = None) -> None:
+        """Calls the optimizer's `step` once for all groups, so that its counters advance once."""
         if when is not None:
-            raise InvalidArgument(f"{self._recipe.name} can't be told on the device whether to step: leave out when=")
-        self._set_rates(pieces)
-        with self._lent() as lend:
-            lend({name: grad for piece in pieces for name, grad in zip(piece.names, piece.grads, strict=True)})
-            groups = list(self.torch.param_groups)
-            # Groups that take no part are out of sight, so that what is counted for a group stays as it is.
-            self.torch.param_groups[:] = [
-                group for group in groups if any(parameter.grad is not None for parameter in group["params"])
+            raise InvalidArgument(f"{self._config.name} cannot skip a step on the device: omit when=")
+        self._set_rates(groups)
+        with self._own_grads() as set_grads:
+            set_grads({name: grad for group in groups for name, grad in zip(group.names, group.grads, strict=True)})
+            all_groups = list(self._native.param_groups)
+            # Groups without gradients are hidden, so that counters kept in a group do not advance.
+            self._native.param_groups[:] = [
+                group for group in all_groups if any(parameter.grad is not None for parameter in group["params"])
             ]
             try:
-                self.torch.step()
+                self._native.step()
             finally:
-                self.torch.param_groups[:] = groups
+                self._native.param_groups[:] = all_groups
 
     def minimize(self, closure: Callable[[], Tensor], lr: Rate) -> Tensor:
-        """One step of an optimizer that asks for the loss as often as it likes; returns the first answer."""
-        for group in self.torch.param_groups:
+        """One step of an optimizer that evaluates the loss several times; returns the first loss."""
+        for group in self._native.param_groups:
             group["lr"] = lr
-        answers: list[Tensor] = []
-        with self._lent() as lend:
+        losses: list[Tensor] = []
+        with self._own_grads() as set_grads:
 
             def evaluate() -> Tensor:
                 with torch.enable_grad():
                     loss = closure()
                 grads = backward(loss, self._model, wrt=list(self._parameters.values()))
-                own = {self._names[grads.parameter(name)]: tensor for name, tensor in grads.items()}
-                lend(own)
-                answers.append(loss.detach())
-                return answers[-1]
+                set_grads({self._names[grads.parameter(name)]: tensor for name, tensor in grads.items()})
+                losses.append(loss.detach())
+                return losses[-1]
 
-            self.torch.step(evaluate)  # pyright: ignore[reportCallIssue, reportArgumentType]  tensors are taken too
-        return answers[0]
+            self._native.step(evaluate)  # pyright: ignore[reportCallIssue, reportArgumentType]  tensors are fine too
+        return losses[0]
 
     @contextmanager
-    def evaluating(self) -> Iterator[bool]:
-        """The weights that the optimizer wants judged, where they are not the ones it trains (schedule-free ones).
-
-        Yields whether they differ. The way there and back rounds, so the trained ones are put back bit for bit.
-        """
-        switch: Any = self.torch
-        if not (hasattr(switch, "eval") and hasattr(switch, "train")):
+    def evaluation_weights(self) -> Iterator[bool]:
+        """See `Optimizer.evaluation_weights`. Restores the trained weights bit for bit: switching back would round."""
+        native: Any = self._native
+        if not (hasattr(native, "eval") and hasattr(native, "train")):
             yield False
             return
         trained = [parameter.detach().clone() for parameter in self._parameters.values()]
-        switch.eval()
+        native.eval()
         try:
             yield True
         finally:
-            switch.train()
+            native.train()
             with torch.no_grad():
                 for parameter, before in zip(self._parameters.values(), trained, strict=True):
                     parameter.copy_(before)
 
     @contextmanager
-    def _lent(self) -> Iterator[Callable[[Mapping[str, Tensor]], None]]:
-        """`.grad` of all parameters for one call: what others left there is put aside, and put back."""
-        aside = {name: parameter.grad for name, parameter in self._parameters.items()}
+    def _own_grads(self) -> Iterator[Callable[[Mapping[str, Tensor]], None]]:
+        """Empties `.grad` of all parameters for one call and restores it; yields a function that sets it."""
+        before = {name: parameter.grad for name, parameter in self._parameters.items()}
         for parameter in self._parameters.values():
             parameter.grad = None
 
-        def lend(grads: Mapping[str, Tensor]) -> None:
-            for name, grad in zip(grads, unshared(list(grads.values())), strict=True):
+        def set_grads(grads: Mapping[str, Tensor]) -> None:
+            for name, grad in zip(grads, without_shared_memory(list(grads.values())), strict=True):
                 self._parameters[name].grad = grad
 
         try:
-            yield lend
+            yield set_grads
         finally:
-            for name, grad in aside.items():
+            for name, grad in before.items():
                 self._parameters[name].grad = grad
 
-    def _set_rates(self, pieces: list[Piece]) -> None:
-        """The learning rate of each group; a group whose parameters got several is split first."""
-        number = {name: index for index, piece in enumerate(pieces) for name in piece.names}
-        split: list[dict[str, Any]] = []
-        for group in self.torch.param_groups:
-            by_piece: dict[int, list[Tensor]] = {}
-            for parameter in group["params"]:
-                by_piece.setdefault(number.get(self._names[parameter], -1), []).append(parameter)
-            rest = by_piece.pop(-1, [])  # not stepped now: they stay with the first that are
-            if not by_piece:
-                split.append(group)
+    def _set_rates(self, groups: list[GradientGroup]) -> None:
+        """Sets the learning rate of each param group; splits one whose parameters have several rates."""
+        index_of = {name: index for index, group in enumerate(groups) for name in group.names}
+        result: list[dict[str, Any]] = []
+        for param_group in self._native.param_groups:
+            by_index: dict[int, list[Tensor]] = {}
+            for parameter in param_group["params"]:
+                by_index.setdefault(index_of.get(self._names[parameter], -1), []).append(parameter)
+            idle = by_index.pop(-1, [])  # without a gradient now: they stay with the first part
+            if len(by_index) < 2:
+                result.append(param_group)
+                for index in by_index:
+                    param_group["lr"] = groups[index].lr
                 continue
-            for place, (index, parameters) in enumerate(by_piece.items()):
-                whole = len(by_piece) == 1
-                part = group if whole else {**group, "params": parameters + (rest if place == 0 else [])}
-                part["lr"] = pieces[index].lr
-                split.append(part)
-        self.torch.param_groups[:] = split
+            for index, parameters in by_index.items():
+                result.append({**param_group, "params": parameters + idle, "lr": groups[index].lr})
+                idle = []
+        self._native.param_groups[:] = result
+
+    # --- state
 
     def state_dict(self) -> dict[str, object]:
-        """What the optimizer keeps, by parameter name, and the settings of its groups, in plain values."""
+        """The state by parameter name and the settings of the param groups, as tensors and plain values."""
         groups = [
             {"names": [self._names[parameter] for parameter in group["params"]]}
-            | {key: to_plain(value, key) for key, value in group.items() if key != "params"}
-            for group in self.torch.param_groups
+            | {key: _to_plain(value, key) for key, value in group.items() if key != "params"}
+            for group in self._native.param_groups
         ]
-        state = {self._names[each]: to_plain(kept, self._names[each]) for each, kept in self.torch.state.items()}
+        names = self._names
+        state = {names[each]: _to_plain(value, names[each]) for each, value in self._native.state.items()}
         return {"groups": groups, "state": state}
 
-    def prepared(self, state: Any) -> tuple[_Native | None, list[str]]:
-        """A new optimizer of the same kind that has taken up the saved state, with the groups it had."""
-        kind = self._recipe.name
-        groups, kept = (state.get("groups"), state.get("state")) if isinstance(state, Mapping) else (None, None)
-        if not isinstance(kept, Mapping) or not isinstance(groups, list | tuple):
+    def parse_state(self, state: Any) -> tuple[torch.optim.Optimizer | None, list[str]]:
+        """A new optimizer of the same class that has loaded the saved state, with its param groups."""
+        kind = self._config.name
+        groups, saved = (state.get("groups"), state.get("state")) if isinstance(state, Mapping) else (None, None)
+        if not isinstance(saved, Mapping) or not isinstance(groups, list | tuple):
             return None, [f"the state of {kind} has no 'groups' or no 'state'"]
         if not all(isinstance(group, Mapping) and isinstance(group.get("names"), list | tuple) for group in groups):
             return None, [f"the state of {kind} has a group without 'names'"]
-        order = Counter(name for group in groups for name in group["names"])
-        lines = [f"{name}: {kind} steps it in the state, not here" for name in order if name not in self._parameters]
-        lines += [f"{name}: {kind} steps it here, not in the state" for name in self._parameters if name not in order]
-        lines += [f"{name}: in two groups of {kind} in the state" for name, times in order.items() if times > 1]
-        lines += [f"{name}: has a state and is in no group of {kind}" for name in kept if name not in order]
-        if lines:
-            return None, lines
+        counts, own = Counter(name for group in groups for name in group["names"]), self._parameters
+        problems = [f"{name}: {kind} updates it in the saved state, not here" for name in counts if name not in own]
+        problems += [f"{name}: {kind} updates it here, not in the saved state" for name in own if name not in counts]
+        problems += [f"{name}: in two groups of {kind} in the saved state" for name, n in counts.items() if n > 1]
+        problems += [f"{name}: has a state but is in no group of {kind}" for name in saved if name not in counts]
+        if problems:
+            return None, problems
         try:
-            return self._loaded(groups, kept, list(order)), []
-        except Exception as error:  # whatever the optimizer's own `load_state_dict` says
-            return None, [f"{kind} does not take this state: {error}"]
+            return self._create_loaded(groups, saved, list(counts)), []
+        except Exception as error:  # the optimizer's own `load_state_dict` may raise anything
+            return None, [f"{kind} cannot load this state: {error}"]
 
-    def _loaded(self, groups: Sequence[Mapping[str, Any]], kept: Mapping[str, Any], order: list[str]) -> _Native:
-        made = self._made()
+    def _create_loaded(
+        self, groups: Sequence[Mapping[str, Any]], saved: Mapping[str, Any], order: list[str]
+    ) -> torch.optim.Optimizer:
+        native = self._create()
         position = {name: index for index, name in enumerate(order)}
-        template = made.param_groups[0]
-        made.param_groups[:] = [
+        template = native.param_groups[0]
+        native.param_groups[:] = [
             {**template, "params": [self._parameters[name] for name in group["names"]]} for group in groups
         ]
-        settings = [
-            {key: from_plain(value) for key, value in group.items() if key != "names"}
+        param_groups = [
+            {key: _from_plain(value) for key, value in group.items() if key != "names"}
             | {"params": [position[name] for name in group["names"]]}
             for group in groups
         ]
-        state = {position[name]: _beside(from_plain(value), self._parameters[name]) for name, value in kept.items()}
-        made.load_state_dict({"state": state, "param_groups": settings})
-        for name, place in position.items():  # torch casts what it loads to the parameter's dtype
-            own = made.state.get(self._parameters[name], {})
-            for key, value in state.get(place, {}).items():
+        state = {
+            position[name]: _place_state(_from_plain(each), self._parameters[name]) for name, each in saved.items()
+        }
+        native.load_state_dict({"state": state, "param_groups": param_groups})
+        for name, index in position.items():  # torch casts what it loads to the parameter's dtype
+            own = native.state.get(self._parameters[name], {})
+            for key, value in state.get(index, {}).items():
                 if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) and own[key].dtype != value.dtype:
                     own[key] = value.to(own[key].device)
-        return made
+        return native
 
-    def take_up(self, ready: _Native) -> None:
-        """Goes on with a prepared optimizer."""
-        self.torch = ready
+    def set_state(self, state: torch.optim.Optimizer) -> None:
+        self._native = state
 
 
-def _beside(kept: Any, parameter: nn.Parameter) -> Any:
-    """What is kept for a parameter, sharded where it is and whole where it is."""
-    if not isinstance(kept, dict):
-        return kept
-    tensors = {key: value for key, value in kept.items() if isinstance(value, Tensor)}
-    return kept | {
-        key: placed_as(value, parameter if value.shape == parameter.shape else None) for key, value in tensors.items()
+def _place_state(state: Any, parameter: nn.Parameter) -> Any:
+    """A parameter's state, with tensors of its shape sharded like it and the others whole."""
+    if not isinstance(state, dict):
+        return state
+    return {
+        key: place_like(value, parameter if value.shape == parameter.shape else None)
+        if isinstance(value, Tensor)
+        else value
+        for key, value in state.items()
     }
 
 
-_OPTIONAL = inspect.Parameter("closure", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+_KIND = "__kind__"  # a mapping with this key stands for a type that JSON does not have
+
+
+def _to_plain(value: Any, where: str) -> Any:
+    """Converts tuples, deques, dtypes and mappings with other keys than strings; raises for other objects."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, Mapping):
+        pairs = [[_to_plain(key, where), _to_plain(item, where)] for key, item in value.items()]
+        if all(isinstance(key, str) and key != _KIND for key in value):
+            return dict(pairs)
+        return {_KIND: "mapping", "items": pairs}
+    if isinstance(value, list):
+        return [_to_plain(item, where) for item in value]
+    if isinstance(value, tuple):
+        return {_KIND: "tuple", "items": [_to_plain(item, where) for item in value]}
+    if isinstance(value, deque):
+        return {_KIND: "deque", "items": [_to_plain(item, where) for item in value], "maxlen": value.maxlen}
+    if isinstance(value, torch.dtype):
+        return {_KIND: "dtype", "items": str(value).removeprefix("torch.")}
+    raise StateMismatch(
+        f"the optimizer has a {type(value).__name__} in its state for {where!r}, which cannot be saved; "
+        "tensors and plain values can"
+    )
+
+
+def _from_plain(value: Any) -> Any:
+    """The inverse of `_to_plain`; tensors are copied."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, list):
+        return [_from_plain(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    kind, items = value.get(_KIND), value.get("items", [])
+    if kind is None:
+        return {key: _from_plain(item) for key, item in value.items()}
+    if kind == "tuple":
+        return tuple(_from_plain(items))
+    if kind == "deque":
+        return deque(_from_plain(items), maxlen=value["maxlen"])
+    if kind == "mapping":
+        return {_from_plain(key): _from_plain(item) for key, item in items}
+    dtype = getattr(torch, str(items), None)
+    if kind == "dtype" and isinstance(dtype, torch.dtype):
+        return dtype
+    raise StateMismatch(f"the saved state has a value of the unknown kind {kind!r}: {items!r}")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from stoker.data import Pick
+from stoker.data import RowSelection
 from stoker.program._compiled import Programs
 from stoker.program._made import Batch, Left, Made, NotYet
 from stoker.program._plan import Plan, size
@@ -58,7 +58,7 @@ class Graphs:
 
         made = Made(launch, before, (shape, after), said, again)
         small = sum(tensor.numel() for tensor in stations.inputs().written) < _SMALL
-        if again and small and isinstance(batch.value, Pick):
+        if again and small and isinstance(batch.value, RowSelection):
             made.several = lambda: self._several(stations, own, kept, before, record)
         return made
 
@@ -172,7 +172,7 @@ def _take_workspaces(device: torch.device) -> None:
 
 def _changing(batch: Batch) -> int:
     """How many of a batch's tensors, its first ones, differ from batch to batch: all but the columns of a pick."""
-    return 1 if isinstance(batch.value, Pick) else len(batch.tensors)
+    return 1 if isinstance(batch.value, RowSelection) else len(batch.tensors)
 
 
 class Captured(Repeated):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from stoker.data import Pick
+from stoker.data import RowSelection
 from stoker.program._tree import Shape
 
 
@@ -37,7 +37,7 @@ class Made:
 
     def picks(self, given: Any) -> bool:
         """Whether it is for such a pick, as can be told at a glance."""
-        return type(given) is Pick and given.source is self.source and len(given) == self.size
+        return type(given) is RowSelection and given.source is self.source and len(given) == self.size
 
 
 class Left(NamedTuple):

@@ -1,6 +1,13 @@
 """Why a step could not be made into a program, in a line that a user understands."""
 
+import os
 import traceback
+from pathlib import Path
+
+import torch
+
+# Where frames lie that are not the user's: whole directories, since a checkout may be called "stoker" or "torch" too.
+_LIBRARIES = ("<", *(str(Path(file).parent) + os.sep for file in (Path(__file__).parent, torch.__file__)))
 
 
 class Cannot(Exception):
@@ -38,7 +45,7 @@ def _where(error: BaseException) -> str:
     while trace is not None:
         frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    theirs = [each for each in frames if not any(part in each[0] for part in ("/stoker/", "/torch/", "<"))]
+    theirs = [each for each in frames if not each[0].startswith(_LIBRARIES)]
     if not theirs:
         return ""
     file, line = theirs[-1]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stoker.data import Pick
+from stoker.data import RowSelection
 from stoker.program._made import Batch, Made, NotYet
 from stoker.program._plan import Plan
 from stoker.program._reason import Cannot, reason_of
@@ -70,7 +70,7 @@ class Repeated(Runs):
             return
         last = self._last
         if last is not None and self._is_again(last, given):
-            self._repeat(last, given, [given.numbers, *last.columns])
+            self._repeat(last, given, [given.rows, *last.columns])
             return
         self._launch()
         batch = self._taken_apart(given)
@@ -147,7 +147,7 @@ class Repeated(Runs):
                 self._known.add(rest)
         if made is None:
             return None
-        if isinstance(batch.value, Pick):
+        if isinstance(batch.value, RowSelection):
             made.source, made.size, made.columns = batch.value.source, len(batch.value), batch.tensors[1:]
         written_back(made.before, leaves)
         stations.hold(together(kept, iter(made.before)))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stoker.data import Pick
+from stoker.data import RowSelection
 
 _copy_all: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
@@ -35,7 +35,7 @@ class _Source:
 
     __slots__ = ("pick",)
 
-    def __init__(self, pick: Pick) -> None:
+    def __init__(self, pick: RowSelection) -> None:
         self.pick = pick
 
     def __eq__(self, other: object) -> bool:
@@ -58,10 +58,10 @@ def taken_apart(value: Any, tensors: list[Tensor]) -> Shape:
         tensors.append(value)
         return _PLACE
     kind = type(value)
-    if isinstance(value, Pick):
+    if isinstance(value, RowSelection):
         columns = value.columns()
-        tensors += [value.numbers, *columns]
-        return Shape(Pick, _Source(value), (_PLACE,) * (1 + len(columns)))
+        tensors += [value.rows, *columns]
+        return Shape(RowSelection, _Source(value), (_PLACE,) * (1 + len(columns)))
     if kind is dict or kind is OrderedDict:
         return Shape(dict, tuple(value), tuple(taken_apart(each, tensors) for each in value.values()))
     if isinstance(value, tuple | list):
@@ -108,9 +108,9 @@ def together(shape: Shape, tensors: Iterator[Tensor]) -> Any:
     if kind is None:
         return names[1]  # pyright: ignore[reportIndexIssue]
     parts = [together(part, tensors) for part in shape.parts]
-    if kind is Pick:
+    if kind is RowSelection:
         numbers, *columns = parts
-        return names.pick.with_columns(columns).of(numbers)  # pyright: ignore[reportAttributeAccessIssue]
+        return names.pick.with_columns(columns).with_rows(numbers)  # pyright: ignore[reportAttributeAccessIssue]
     if kind is dict:
         return dict(zip(names, parts, strict=True))  # pyright: ignore[reportArgumentType, reportCallIssue]
     if issubclass(kind, tuple | list):

@@ -1,21 +1,26 @@
-"""The table of epochs."""
+"""History: a run's numbers as a table with a row per epoch, as text, HTML, a data frame or a figure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
+from stoker._text import format_number
 from stoker.errors import MissingExtra, NoSuchMetric, did_you_mean
-from stoker.record._html import page
 from stoker.record._numbers import Best
-from stoker.record._panels import panels
-from stoker.record._plot import plot
+from stoker.record._plot import figure_to_html, group_by_metric, plot_series
 from stoker.record._record import Record
 from stoker.record._summary import monitor
-from stoker.record._text import table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+Rows = Mapping[int, Mapping[str, float]]  # epoch: name: value
+
+_TEXT_ROWS, _TEXT_WIDTH = 20, 120
+_HTML_ROWS, _HTML_COLUMNS, _HTML_PANELS, _HTML_LINES = 10, 12, 6, 6
+_STYLE = "font-family:sans-serif;font-size:12px"
 
 
 class History:
@@ -35,7 +40,7 @@ class History:
           3      0.1500      0.3000
     * best valid/loss: 0.2000 in epoch 2
 
-    Where an epoch has no such number (a validation every other epoch, say), it is NaN.
+    An epoch without a number (validation every other epoch, say) has NaN there.
     """
 
     def __init__(self, record: Record) -> None:
@@ -45,10 +50,9 @@ class History:
         if name == "epoch":
             return [float(epoch) for epoch in self.epochs]
         if name not in self._record.columns:
-            there = ", ".join(self.columns) or "none yet"
-            raise NoSuchMetric(
-                f"no number is called {name!r}{did_you_mean(name, self.columns) or '.'} There are: {there}"
-            )
+            columns = ", ".join(self.columns) or "none yet"
+            hint = did_you_mean(name, self.columns) or "."
+            raise NoSuchMetric(f"the history has no column {name!r}{hint} It has: {columns}")
         return self._record.series(name)
 
     def __contains__(self, name: object) -> bool:
@@ -58,17 +62,18 @@ class History:
         return len(self._record.rows)
 
     def __iter__(self) -> Iterator[dict[str, float]]:
-        return ({"epoch": epoch, **row} for epoch, row in zip(self.epochs, self._full_rows(), strict=True))
+        columns = self.to_dict()
+        return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
     @property
     def columns(self) -> list[str]:
-        """The names of the numbers, in the order in which they came."""
+        """The names of the numbers, in order of first appearance."""
         return self._record.columns
 
     @property
     def panels(self) -> dict[str, list[str]]:
-        """The columns by what they measure: "loss" is "train/loss" and "valid/loss", one picture."""
-        return panels(self.columns)
+        """The columns grouped by metric: `"loss"` holds "train/loss" and "valid/loss"."""
+        return group_by_metric(self.columns)
 
     @property
     def epochs(self) -> list[int]:
@@ -77,20 +82,20 @@ class History:
 
     @property
     def best(self) -> Best | None:
-        """The best epoch, by the number that the run was judged by."""
-        watched = monitor(self._record)
-        return self._record.best(watched) if watched is not None else None
+        """The best value of the monitored number, and its epoch."""
+        name = monitor(self._record)
+        return self._record.best(name) if name is not None else None
 
     @property
     def validations(self) -> list[dict[str, Any]]:
-        """A row per validation, also where there are several in an epoch: epoch, update, set and its numbers."""
+        """A row per validation (an epoch may have several): epoch, update, name of the set, and its numbers."""
         return [
             {"epoch": event.epoch, "update": event.update, "set": event.extra.get("name", "valid"), **event.values}
             for event in self._record.events_of("valid")
         ]
 
     def to_dict(self) -> dict[str, list[float]]:
-        """The columns by name, the epochs' numbers first."""
+        """The columns by name, `"epoch"` first."""
         return {"epoch": [*self.epochs], **{name: self[name] for name in self.columns}}
 
     def to_pandas(self) -> "DataFrame":
@@ -104,26 +109,104 @@ class History:
     def plot(self, *names: str, ax: "Axes | None" = None) -> "Figure":
         """Draws the numbers over the epochs with matplotlib (`stoker[plot]`) and returns the figure.
 
-        Where no names are given, everything but the cells of matrices, a panel for each metric; the best epoch is
-        marked, and a loss that falls far has a logarithmic scale. With `ax`, or with names, all lines stand in one
-        panel. The figure is nobody's: a notebook shows it, `figure.savefig(path)` writes it, pyplot doesn't know it.
+        Without names it draws every column except matrix cells, a panel per metric. With names, or with `ax`, all
+        lines share one panel. The best epoch is marked; a loss that falls far gets a logarithmic axis. The figure is
+        not registered with pyplot: a notebook shows it, `figure.savefig(path)` writes it.
         """
-        chosen = {name: self[name] for name in names or self.columns}
-        return plot(self.epochs, chosen, self.best, together=bool(names), falling=self._falling(), ax=ax)
+        series = {name: self[name] for name in names or self.columns}
+        return plot_series(self.epochs, series, self.best, one_panel=bool(names), minimized=self._minimized(), ax=ax)
 
     def __str__(self) -> str:
-        return table(self._record.rows, self.columns, self.best)
+        return _text_table(self._record.rows, self.columns, self.best)
 
     def __repr__(self) -> str:
         return f"History of {len(self)} epochs: {', '.join(self.columns) or 'no numbers yet'}"
 
     def _repr_html_(self) -> str:
-        return page(self._record.rows, self.columns, self.best, falling=self._falling())
+        """The table, below curves where matplotlib is installed."""
+        if not len(self):
+            return f'<p style="{_STYLE}">no epochs yet</p>'
+        groups = list(self.panels.values())
+        columns = [name for names in groups for name in names] or self.columns  # without the cells of matrices
+        columns = [name for name in self.columns if name in set(columns)]
+        table = _html_table(self._record.rows, columns, self.best)
+        drawn = [name for names in groups[:_HTML_PANELS] for name in names[:_HTML_LINES]] or columns[:_HTML_LINES]
+        series = {name: self[name] for name in drawn}
+        try:
+            figure = plot_series(self.epochs, series, self.best, one_panel=False, minimized=self._minimized())
+            image = figure_to_html(figure)
+        except MissingExtra:
+            image = ""
+        html = f'<div style="{_STYLE}">{image}{table}</div>'
+        return html.encode("utf-8", "backslashreplace").decode()  # a lone surrogate in a name can't be sent
 
-    def _falling(self) -> frozenset[str]:
-        """The numbers of which less is better."""
+    def _minimized(self) -> frozenset[str]:
+        """The columns of which less is better."""
         return frozenset(name for name in self.columns if self._record.direction(name) == "min")
 
-    def _full_rows(self) -> Iterator[dict[str, float]]:
-        series = [self[name] for name in self.columns]
-        return (dict(zip(self.columns, row, strict=True)) for row in zip(*series, strict=True))
+
+def _text_table(rows: Rows, columns: Sequence[str], best: Best | None) -> str:
+    """Aligned text: the best epoch marked, the middle of a long table and the columns that don't fit left out."""
+    if not rows:
+        return "no epochs yet"
+    epochs = _abbreviate(list(rows), best, _TEXT_ROWS)
+    cells = {
+        name: [format_number(rows[epoch].get(name)) if epoch is not None else "…" for epoch in epochs]
+        for name in columns
+    }
+    widths = {name: max(len(name), *map(len, cells[name])) for name in columns}
+    shown = _columns_that_fit(widths)
+    lines = ["  epoch" + "".join(f"  {name:>{widths[name]}}" for name in shown)]
+    for row, epoch in enumerate(epochs):
+        marker = "*" if best is not None and epoch == best.epoch else " "
+        label = "…" if epoch is None else str(epoch)
+        lines.append(f"{marker} {label:>5}" + "".join(f"  {cells[name][row]:>{widths[name]}}" for name in shown))
+    if best is not None:
+        lines.append(f"* best {best.name}: {format_number(best.value)} in epoch {best.epoch}")
+    if len(shown) < len(columns):
+        hidden = [name for name in columns if name not in shown]
+        lines.append(f"and {len(hidden)} more columns: {', '.join(hidden[:6])}{', …' if len(hidden) > 6 else ''}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _html_table(rows: Rows, columns: Sequence[str], best: Best | None) -> str:
+    shown = columns[:_HTML_COLUMNS]
+    style = 'style="text-align:right;padding:1px 8px"'
+    lines = ["".join(f"<th {style}>{escape(name)}</th>" for name in ("epoch", *shown))]
+    weights = [""]
+    for epoch in _abbreviate(list(rows), best, _HTML_ROWS):
+        texts = ["…"] * (len(shown) + 1)
+        if epoch is not None:
+            texts = [str(epoch), *(format_number(rows[epoch].get(name)) for name in shown)]
+        lines.append("".join(f"<td {style}>{text}</td>" for text in texts))
+        weights.append(' style="font-weight:bold"' if best is not None and epoch == best.epoch else "")
+    body = "".join(f"<tr{weight}>{line}</tr>" for weight, line in zip(weights, lines, strict=True))
+    note = f"best {escape(best.name)}: {format_number(best.value)} in epoch {best.epoch}" if best is not None else ""
+    note += f"; {len(columns) - len(shown)} more columns" if len(shown) < len(columns) else ""
+    return f'<table style="border-collapse:collapse">{body}</table><p>{note}</p>'
+
+
+def _abbreviate(epochs: Sequence[int], best: Best | None, limit: int) -> list[int | None]:
+    """The first, the last and the best of many epochs; `None` stands for those left out between."""
+    if len(epochs) <= limit:
+        return list(epochs)
+    kept = {*epochs[: limit // 2], *epochs[-(limit // 2) :]} | ({best.epoch} if best is not None else set())
+    shown: list[int | None] = []
+    for epoch in epochs:
+        if epoch in kept:
+            shown.append(epoch)
+        elif shown[-1] is not None:
+            shown.append(None)
+    return shown
+
+
+def _columns_that_fit(widths: Mapping[str, int]) -> list[str]:
+    """As many columns as fit on a line, at least one."""
+    shown: list[str] = []
+    used = len("  epoch")
+    for name, width in widths.items():
+        used += width + 2
+        if shown and used > _TEXT_WIDTH:
+            break
+        shown.append(name)
+    return shown

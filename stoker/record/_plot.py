@@ -1,51 +1,179 @@
-"""The table of epochs as a picture."""
+"""Pictures of a history: which numbers share a panel, how their lines look, and the matplotlib figure."""
 
+import base64
+import functools
+import io
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from stoker.errors import InvalidArgument
-from stoker.record._looks import looks
+from stoker._text import format_number
+from stoker.errors import InvalidArgument, MissingExtra
 from stoker.record._numbers import Best
-from stoker.record._panels import panels
-from stoker.record._paper import figure_of, paper, written
-from stoker.record._scale import wants_log
-from stoker.record._text import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ACROSS = 3  # panels in a row
+# Okabe and Ito's colors, which color-blind readers can tell apart.
+TRAIN, VALID = "#0072B2", "#E69F00"
+OTHERS = ("#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+
 _DASHES = ("-", "--", ":")
+_PANELS_PER_ROW = 3
+_LARGEST = 1e300  # what is larger, infinite or NaN is not drawn: matplotlib's limits would overflow
+_LOG_RANGE = 20.0  # highest / lowest value above which a loss is drawn on a logarithmic axis
 
 
-def plot(
+def group_by_metric(names: Iterable[str]) -> dict[str, list[str]]:
+    """Groups names by the metric they belong to, one group for each panel.
+
+    >>> group_by_metric(["train/loss", "lr", "valid/loss", "valid/recall/0", "valid/recall/1"])
+    {'loss': ['train/loss', 'valid/loss'], 'lr': ['lr'], 'recall': ['valid/recall/0', 'valid/recall/1']}
+
+    The cells of a matrix (a confusion matrix, say) are left out.
+    """
+    names = list(names)
+    cells = {f"{matrix}/{row}/{column}" for matrix, size in matrix_sizes(names).items() for row, column in _cells(size)}
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        if name not in cells:
+            parts = name.split("/")
+            groups.setdefault(parts[0] if len(parts) == 1 or parts[0] == "lr" else parts[1], []).append(name)
+    return groups
+
+
+def matrix_sizes(names: Iterable[str]) -> dict[str, int]:
+    """Finds the square matrices whose cells are among the names; the value is the number of rows.
+
+    >>> matrix_sizes(["lr", *(f"valid/confusion/{row}/{column}" for row in range(3) for column in range(3))])
+    {'valid/confusion': 3}
+    """
+    cells: dict[str, set[tuple[str, str]]] = {}
+    for name in names:
+        rest, _, column = name.rpartition("/")
+        matrix, _, row = rest.rpartition("/")
+        if matrix and row.isdecimal() and column.isdecimal():
+            cells.setdefault(matrix, set()).add((row, column))
+    sizes = {matrix: math.isqrt(len(found)) for matrix, found in cells.items()}
+    return {matrix: size for matrix, size in sizes.items() if size > 1 and cells[matrix] == _cells(size)}
+
+
+def _cells(size: int) -> set[tuple[str, str]]:
+    return {(str(row), str(column)) for row in range(size) for column in range(size)}
+
+
+class LineStyle(NamedTuple):
+    """How a line is drawn: its color, and solid (0), dashed (1) or dotted (2)."""
+
+    color: str
+    dash: int = 0
+
+
+def line_styles(names: Iterable[str]) -> dict[str, LineStyle]:
+    """Chooses a style for each name: the first of training and of validation have fixed colors, the others follow.
+
+    >>> line_styles(["train/loss", "valid/loss", "test/loss"])["test/loss"]
+    LineStyle(color='#009E73', dash=0)
+    """
+    styles: dict[str, LineStyle] = {}
+    fixed = {"train": TRAIN, "valid": VALID}
+    others = 0
+    for name in names:
+        if (color := fixed.pop(name.partition("/")[0], None)) is not None:
+            styles[name] = LineStyle(color)
+        else:
+            styles[name] = LineStyle(OTHERS[others % len(OTHERS)], others // len(OTHERS) % 3)
+            others += 1
+    return styles
+
+
+def use_log_scale(values: Iterable[float]) -> bool:
+    """Whether values of which less is better are easier to read on a logarithmic axis.
+
+    >>> use_log_scale([2.3, 0.01]), use_log_scale([2.3, 0.5]), use_log_scale([2.3, 0.0])
+    (True, False, False)
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > _LOG_RANGE
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Creates an empty matplotlib figure (`stoker[plot]`), in inches.
+
+    A notebook shows it; pyplot does not know it, so nothing keeps it alive or prints it a second time.
+
+    >>> new_figure(6, 4).subplots().get_title()
+    ''
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra('plot needs matplotlib: pip install "stoker[plot]"') from error
+    return _with_notebook_image(Figure)(figsize=(width, height), layout="constrained")
+
+
+@functools.cache
+def _with_notebook_image(base: type["Figure"]) -> type["Figure"]:
+    class NotebookFigure(base):
+        def _repr_png_(self) -> bytes:
+            return _png(self, "figure")
+
+    return NotebookFigure
+
+
+def _png(figure: "Figure", dpi: "float | Literal['figure']") -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=dpi)
+    return file.getvalue()
+
+
+def figure_of(axes: "Axes") -> "Figure":
+    """The figure that the axes belong to, also where they are in a subfigure."""
+    from matplotlib.figure import Figure
+
+    return axes.figure if isinstance(axes.figure, Figure) else axes.figure.figure
+
+
+def escape_label(name: str) -> str:
+    r"""A name as a matplotlib label: `$` starts no formula, and a character that the font lacks becomes a box.
+
+    >>> escape_label("loss"), escape_label("損失"), escape_label("5$"), escape_label("_own")
+    ('loss', '□□', '5\\$', ' _own')
+    """
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    known = get_font(findfont(FontProperties())).get_charmap()
+    text = "".join(letter if ord(letter) in known else "□" for letter in name).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text  # matplotlib hides labels that start with an underscore
+
+
+def plot_series(
     epochs: Sequence[int],
     series: Mapping[str, Sequence[float]],
     best: Best | None,
     *,
-    together: bool,
-    falling: frozenset[str] = frozenset(),
+    one_panel: bool,
+    minimized: frozenset[str] = frozenset(),
     ax: "Axes | None" = None,
 ) -> "Figure":
-    """Draws series over the epochs, in one panel or in one for each metric, and returns the figure.
+    """Draws series over the epochs, in one panel or in one per metric; see `History.plot`.
 
-    Of what is `falling`, less is better: it stands on a logarithmic scale where it falls far.
+    `minimized` names the series of which less is better: only those may get a logarithmic axis.
     """
     if not series:
         raise InvalidArgument("plot: there are no numbers yet; plot after the first epoch")
     if ax is not None:
-        _draw(ax, epochs, series, best, falling)
+        _draw(ax, epochs, series, best, minimized)
         return figure_of(ax)
-    grouped = {"": list(series)} if together else panels(series) or {"": list(series)}
-    across = min(_ACROSS, len(grouped))
-    down = -(-len(grouped) // across)
-    figure = paper(4.5 * across if across > 1 else 7, 3.2 * down)
-    for place, (title, names) in enumerate(grouped.items(), 1):
-        panel = figure.add_subplot(down, across, place)
-        panel.set_title(written(title))
-        _draw(panel, epochs, {name: series[name] for name in names}, best, falling)
+    groups = {"": list(series)} if one_panel else group_by_metric(series) or {"": list(series)}
+    columns = min(_PANELS_PER_ROW, len(groups))
+    rows = -(-len(groups) // columns)
+    figure = new_figure(4.5 * columns if columns > 1 else 7, 3.2 * rows)
+    for place, (title, names) in enumerate(groups.items(), 1):
+        panel = figure.add_subplot(rows, columns, place)
+        panel.set_title(escape_label(title))
+        _draw(panel, epochs, {name: series[name] for name in names}, best, minimized)
     return figure
 
 
@@ -54,23 +182,27 @@ def _draw(
     epochs: Sequence[int],
     series: Mapping[str, Sequence[float]],
     best: Best | None,
-    falling: frozenset[str],
+    minimized: frozenset[str],
 ) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for name, look in looks(series).items():
-        points = [(epoch, value) for epoch, value in zip(epochs, series[name], strict=True) if not math.isnan(value)]
-        mark = "o" if len(points) < 2 else None  # a line needs two points to be seen
+    for name, style in line_styles(series).items():
+        points = [(epoch, value) for epoch, value in zip(epochs, series[name], strict=True) if abs(value) < _LARGEST]
+        marker = "o" if len(points) < 2 else None  # a line through one point is invisible
         x, y = [epoch for epoch, _ in points], [value for _, value in points]
-        style = _DASHES[look.dash]
-        axes.plot(x, y, style, marker=mark, color=look.colour, label=written(name))
-        if best is not None and best.name == name:
-            label = f"best: {number(best.value)} in epoch {best.epoch}"
-            axes.plot([best.epoch], [best.value], "o", color=look.colour, label=label)
-    if falling.issuperset(series) and wants_log(value for values in series.values() for value in values):
+        axes.plot(x, y, _DASHES[style.dash], marker=marker, color=style.color, label=escape_label(name))
+        if best is not None and best.name == name and abs(best.value) < _LARGEST:
+            label = f"best: {format_number(best.value)} in epoch {best.epoch}"
+            axes.plot([best.epoch], [best.value], "o", color=style.color, label=label)
+    if minimized.issuperset(series) and use_log_scale(value for values in series.values() for value in values):
         axes.set_yscale("log")
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     crowded = len(axes.lines) > 6
     axes.legend(fontsize="small" if crowded else None, ncols=2 if crowded else 1)
+
+
+def figure_to_html(figure: "Figure") -> str:
+    """The figure as an `<img>` that holds its own data."""
+    return f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(_png(figure, 70)).decode()}"/>'

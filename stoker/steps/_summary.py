@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stoker._text import format_size
 from stoker.errors import InvalidArgument
 from stoker.steps._supervised import Supervised
 from stoker.steps._valid import valid
@@ -50,8 +51,8 @@ class Summary:
         ]
         rule = "─" * max(map(len, lines))
         sums = [
-            f"parameters   {self.parameters:,} ({self.trainable:,} trainable), {_size(self.parameter_bytes)}",
-            f"activations  {_size(self.activation_bytes)} for this batch",
+            f"parameters   {self.parameters:,} ({self.trainable:,} trainable), {format_size(self.parameter_bytes)}",
+            f"activations  {format_size(self.activation_bytes)} for this batch",
             f"FLOPs        {self.flops:,} for one forward pass of this batch",
         ]
         return "\n".join([lines[0], rule, *lines[1:], rule, *sums])
@@ -137,11 +138,3 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, tuple | list):
         return [tensor for part in value for tensor in _tensors(part)]
     return []
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return ""

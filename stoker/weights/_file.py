@@ -1,7 +1,9 @@
-"""Which of the formats a file is, going by its content."""
+"""Opens weights files of any format, which is recognised by content, and lists what is in them."""
 
+import os
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
@@ -10,54 +12,108 @@ from torch import Tensor
 
 from stoker.errors import BadFile
 from stoker.weights import _json, _msgpack, _safetensors
-from stoker.weights._head import Head, checksum
-from stoker.weights._source import Source, open_source, raw
+from stoker.weights._header import Entry, Header, checksum
+from stoker.weights._reader import Reader, open_reader, tensor_bytes
 
 FORMATS: dict[str, ModuleType] = {"safetensors": _safetensors, "msgpack": _msgpack, "json": _json}
 
+_MAX_LINES = 40  # of tensors in a repr
+
 
 class Contents(Protocol):
-    """What can be loaded: a head, and tensors that can be asked for more than once."""
+    """A source of weights: a header, and tensors that can be read more than once."""
 
-    head: Head
+    header: Header
 
     def tensors(self, wanted: Container[str], /) -> Iterator[tuple[str, Tensor]]:
-        """The wanted tensors one at a time, in an order of its own."""
+        """Yields the wanted tensors one at a time, in any order."""
         ...
 
 
 @contextmanager
-def open_weights(path: Path, limit: int) -> Iterator[tuple[Source, str, Contents]]:
-    """Opens a weights file and reads its head; gives the file, its format, and what is in it."""
-    with open_source(path, limit) as source:
-        format = _detect(source)
-        yield source, format, FORMATS[format].Contents(source)
+def open_weights(path: Path, limit: int) -> Iterator[tuple[Reader, str, Contents]]:
+    """Opens a weights file and reads its header; yields the reader, the format's name and the contents."""
+    with open_reader(path, limit) as reader:
+        format = _detect_format(reader)
+        yield reader, format, FORMATS[format].Contents(reader)
 
 
-def checked(file: str, contents: Contents, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
-    """The wanted tensors, each compared with its checksum where the file has them."""
-    seal = contents.head.seal
+def read_checked(file: str, contents: Contents, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the wanted tensors; raises `BadFile` if a checksum in the file does not match."""
+    info = contents.header.info
     for name, tensor in contents.tensors(wanted):
-        if seal is not None and checksum(raw(tensor)) != seal.crc32[name]:
-            raise BadFile(f"{file} is damaged: the numbers of {name!r} are not those that were written (checksum)")
+        if info is not None and checksum(tensor_bytes(tensor)) != info.crc32[name]:
+            raise BadFile(f"{file} is damaged: the checksum of {name!r} does not match")
         yield name, tensor
 
 
-def _detect(source: Source) -> str:
-    start = source.read(64)
+def _detect_format(reader: Reader) -> str:
+    start = reader.read(64)
     if not start:
-        raise BadFile(f"{source.name} is empty")
+        raise BadFile(f"{reader.name} is empty")
     if start[:4] == b"PK\x03\x04" or (start[0] == 0x80 and start[1:2] in (b"\x01", b"\x02", b"\x03", b"\x04", b"\x05")):
         raise BadFile(
-            f"{source.name} is a file of torch.save (a pickle, which could run code when read); "
-            "stoker.load_torch reads the tensors of one safely, and load takes what it gives"
+            f"{reader.name} was written by torch.save (a pickle, which can run code when it is read); "
+            "read its tensors safely with stoker.load_torch and pass the result to load"
         )
     if start.startswith(b"version https://git-lfs"):
-        raise BadFile(f"{source.name} is a Git LFS pointer, not the weights themselves; fetch them with git lfs pull")
+        raise BadFile(f"{reader.name} is a Git LFS pointer, not the weights; fetch them with git lfs pull")
     if len(start) >= 9 and start[8:9] == b"{" and start[5:8] == b"\0\0\0":
         return "safetensors"
     if start.lstrip()[:1] == b"{":
         return "json"
-    if start[0] in (0x84, 0xDE, 0xDF):  # a MessagePack map of four, or of a number that follows
+    if start[0] in (0x84, 0xDE, 0xDF):  # MessagePack: a map of four entries, or of a number that follows
         return "msgpack"
-    raise BadFile(f"{source.name} is no weights file: it starts with {start[:16]!r}; expected {', '.join(FORMATS)}")
+    raise BadFile(f"{reader.name} is not a weights file: it starts with {start[:16]!r}; expected {', '.join(FORMATS)}")
+
+
+@dataclass(frozen=True, repr=False)
+class Listing:
+    """The names, dtypes, shapes and metadata of a weights file; its repr is a table."""
+
+    path: Path
+    format: str
+    compressed: bool
+    precision: str | None  # None if another program wrote the file
+    tensors: dict[str, Entry]
+    aliases: dict[str, str]  # other names of tied tensors -> the name in `tensors`
+    metadata: dict[str, str]
+
+    def __repr__(self) -> str:
+        """One line for the file, then one per tensor."""
+        numel = sum(entry.numel for entry in self.tensors.values())
+        kind = f"{self.format}{', gzipped' if self.compressed else ''}"
+        kind += f", {self.precision} precision" if self.precision else ""
+        lines = [f"{self.path.name}: {kind}, {len(self.tensors)} tensors, {numel:,} numbers"]
+        rows = [(name, repr(entry)) for name, entry in self.tensors.items()]
+        rows += [(name, f"tied to {owner}") for name, owner in self.aliases.items()]
+        width = max((len(name) for name, _ in rows[:_MAX_LINES]), default=0)
+        lines += [f"  {name:<{width}}  {text}" for name, text in rows[:_MAX_LINES]]
+        if len(rows) > _MAX_LINES:
+            lines.append(f"  and {len(rows) - _MAX_LINES} more")
+        lines += [f"  {key}: {value}" for key, value in self.metadata.items()]
+        return "\n".join(lines)
+
+
+def inspect(path: str | os.PathLike[str], *, limit: int = 1 << 26) -> Listing:
+    """Reads the names, dtypes, shapes and metadata of a weights file without its numbers.
+
+    >>> import tempfile
+    >>> from torch import nn
+    >>> from stoker.weights import inspect, save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     inspect(save(nn.Linear(3, 2), f"{folder}/model", metadata={"trained on": "digits"}))
+    model.safetensors: safetensors, full precision, 2 tensors, 8 numbers
+      weight  float32 [2, 3]
+      bias    float32 [2]
+      trained on: digits
+
+    Damage among the numbers is found by `load` only. A JSON file is read as a whole. `limit` is the number of bytes
+    that a gzipped file may unpack to (64 MiB).
+    """
+    with open_weights(Path(path), limit) as (reader, format, contents):
+        header = contents.header
+        precision = header.info.precision if header.info else None
+        return Listing(
+            Path(path), format, reader.compressed, precision, header.tensors, header.aliases, header.metadata
+        )

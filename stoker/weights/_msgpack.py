@@ -1,124 +1,114 @@
-"""MessagePack: one map of `stoker`, `metadata`, `tensors` (dtype and shape by name) and `data` (bytes by name)."""
+"""MessagePack files: a map of `stoker`, `metadata`, `tensors` (dtypes and shapes) and `data` (bytes), by name."""
 
 from collections.abc import Container, Iterable, Iterator
 from typing import IO, Any
 
 from torch import Tensor
 
+from stoker._files import reject_duplicates
 from stoker.errors import BadFile
-from stoker.weights._head import (
+from stoker.weights._header import (
     DTYPES,
-    MOST_DIMENSIONS,
-    Head,
-    check_head,
+    MAX_DIMENSIONS,
+    Header,
+    check_header,
     dtype_name,
-    read_entry,
-    read_seal,
-    read_texts,
-    short,
-    unique,
+    parse_entry,
+    parse_info,
+    parse_strings,
+    shorten,
 )
-from stoker.weights._source import Source, blank, raw
+from stoker.weights._reader import Reader, tensor_bytes
 
-LARGEST_TENSOR = 2**32 - 1  # bytes; what a length of 32 bits can say
+MAX_TENSOR = 2**32 - 1  # bytes; lengths have 32 bits
 
-_LARGEST_HEADER = 100_000_000  # bytes
-_MOST_TENSORS = 1_000_000
-_LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # the width of a length, by the first byte of a `bin`
+_MAX_HEADER = 100_000_000  # bytes
+_MAX_TENSORS = 1_000_000
+_LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # size of the length field, by the first byte of a `bin`
 
 
-def write(file: IO[bytes], head: Head, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Writes the head, and then the tensors, which have to come in the head's order."""
+def write(file: IO[bytes], header: Header, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Writes the header and the tensors, which come in the header's order."""
     pack = _msgpack().Packer()
     entries = {
-        name: {"dtype": dtype_name(entry.dtype), "shape": list(entry.shape)} for name, entry in head.tensors.items()
+        name: {"dtype": dtype_name(entry.dtype), "shape": list(entry.shape)} for name, entry in header.tensors.items()
     }
     file.write(pack.pack_map_header(4))
-    for key, value in (("stoker", head.sealed()), ("metadata", head.metadata), ("tensors", entries)):
+    for key, value in (("stoker", header.info_dict()), ("metadata", header.metadata), ("tensors", entries)):
         file.write(pack.pack(key) + pack.pack(value))
-    file.write(pack.pack("data") + pack.pack_map_header(len(head.tensors)))
+    file.write(pack.pack("data") + pack.pack_map_header(len(header.tensors)))
     for name, tensor in tensors:
-        file.write(pack.pack(name) + b"\xc6" + head.tensors[name].bytes.to_bytes(4, "big"))
-        file.write(raw(tensor))
+        file.write(pack.pack(name) + b"\xc6" + header.tensors[name].nbytes.to_bytes(4, "big"))
+        file.write(tensor_bytes(tensor))
 
 
 class Contents:
-    """An open MessagePack file: its head, and its tensors one at a time."""
+    """An open MessagePack file: its header, and its tensors one at a time."""
 
-    def __init__(self, source: Source):
-        self._source = source
-        source.seek(0)
-        unpacker = _unpacker(source)
+    def __init__(self, reader: Reader):
+        self._reader = reader
+        reader.seek(0)
+        # The unpacker reads the header only, whose longest list is a shape: forged lengths cannot claim much memory.
+        unpacker = _msgpack().Unpacker(
+            reader,
+            read_size=1 << 14,
+            max_buffer_size=_MAX_HEADER,
+            max_array_len=MAX_DIMENSIONS,
+            max_map_len=_MAX_TENSORS,
+            max_bin_len=0,
+            max_ext_len=0,
+            object_pairs_hook=reject_duplicates,
+        )
         try:
             found: dict[str, Any] = {}
             if unpacker.read_map_header() == 4:
-                found = unique([(unpacker.unpack(), unpacker.unpack()) for _ in range(3)])
+                found = reject_duplicates([(unpacker.unpack(), unpacker.unpack()) for _ in range(3)])
             complete = set(found) == {"stoker", "metadata", "tensors"} and unpacker.unpack() == "data"
             if not complete or unpacker.read_map_header() != len(found["tensors"]):
-                raise ValueError("it is no map of stoker, metadata, tensors and data")
+                raise ValueError("expected a map of stoker, metadata, tensors and data")
         except (ValueError, TypeError, _msgpack().UnpackException) as error:
-            raise BadFile(f"{source.name} is no MessagePack file of weights: {_said(error)}") from error
+            problem = str(error) or type(error).__name__
+            raise BadFile(f"{reader.name} is not a MessagePack file of weights: {problem}") from error
         self._start = unpacker.tell()
-        self.head = _head(source.name, found)
+        self.header = _parse_header(reader.name, found)
 
     def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
         """The wanted tensors, in the order in which they are stored."""
-        source = self._source
-        source.seek(self._start)
-        for name, entry in self.head.tensors.items():
-            self._open_tensor(name, entry.bytes)
-            if name not in wanted:
-                source.skip(entry.bytes)
-                continue
-            tensor, memory = blank(entry.shape, entry.dtype)
-            source.fill(memory)
-            yield name, tensor
-        source.finish()
+        self._reader.seek(self._start)
+        for name, entry in self.header.tensors.items():
+            self._read_start(name, entry.nbytes)
+            if name in wanted:
+                yield name, self._reader.read_tensor(entry.shape, entry.dtype)
+            else:
+                self._reader.skip(entry.nbytes)
+        self._reader.check_end()
 
-    def _open_tensor(self, name: str, count: int) -> None:
-        """Reads a name and the start of its bytes, by hand: an unpacker would hold all of them, several times."""
-        source, key = self._source, _msgpack().Packer().pack(name)
-        same = source.exactly(len(key)) == key
-        width = _LENGTHS.get(source.exactly(1)[0], 0)
-        if not same or not width or int.from_bytes(source.exactly(width), "big") != count:
-            raise BadFile(f"{source.name}: where the tensor {short(name)} should be is something else")
+    def _read_start(self, name: str, count: int) -> None:
+        """Reads a tensor's name and length without the unpacker, which would hold several copies of the bytes."""
+        key = _msgpack().Packer().pack(name)
+        same = self._reader.read_exactly(len(key)) == key
+        width = _LENGTH_BYTES.get(self._reader.read_exactly(1)[0], 0)
+        if not same or not width or int.from_bytes(self._reader.read_exactly(width), "big") != count:
+            raise BadFile(f"{self._reader.name}: expected the tensor {shorten(name)} of {count:,} bytes, found others")
 
 
 def _msgpack() -> Any:
-    """The library, from when it is used: it takes as long to load as all of stoker."""
+    """The msgpack package, imported at first use because that takes as long as importing all of stoker."""
     import msgpack
 
     return msgpack
 
 
-def _unpacker(source: Source) -> Any:
-    """For the head only, where the only lists are shapes; so nothing forged can ask for much memory."""
-    return _msgpack().Unpacker(
-        source,
-        read_size=1 << 14,
-        max_buffer_size=_LARGEST_HEADER,
-        max_array_len=MOST_DIMENSIONS,
-        max_map_len=_MOST_TENSORS,
-        max_bin_len=0,
-        max_ext_len=0,
-        object_pairs_hook=unique,
-    )
-
-
-def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
-
-
-def _head(file: str, found: dict[str, Any]) -> Head:
+def _parse_header(file: str, found: dict[str, Any]) -> Header:
     if not isinstance(found["tensors"], dict):
-        raise BadFile(f"{file}: its list of tensors is {short(found['tensors'])}")
+        raise BadFile(f"{file}: the list of tensors is {shorten(found['tensors'])}; expected a mapping")
     tensors = {}
-    for name, entry in found["tensors"].items():
-        if type(name) is not str or not isinstance(entry, dict) or set(entry) != {"dtype", "shape"}:
-            raise BadFile(f"{file}: the tensor {short(name)} is described by {short(entry)}; expected dtype and shape")
-        dtype = entry["dtype"]
-        known = DTYPES.get(dtype) if isinstance(dtype, str) else None
-        tensors[name] = read_entry(file, name, known, dtype, entry["shape"])
-    seal = read_seal(file, found["stoker"], tensors)
-    head = Head(tensors, read_texts(file, "its metadata", found["metadata"]), seal)
-    return check_head(file, head, found["stoker"]["head"])
+    for name, each in found["tensors"].items():
+        if type(name) is not str or not isinstance(each, dict) or set(each) != {"dtype", "shape"}:
+            raise BadFile(
+                f"{file}: the tensor {shorten(name)} is described by {shorten(each)}; expected dtype and shape"
+            )
+        tensors[name] = parse_entry(file, name, DTYPES, each["dtype"], each["shape"])
+    info = parse_info(file, found["stoker"], tensors)
+    header = Header(tensors, parse_strings(file, "the metadata", found["metadata"]), info)
+    return check_header(file, header, found["stoker"]["head"])

@@ -1,22 +1,33 @@
-"""safetensors: eight bytes of length, a JSON header, then the tensors' bytes, one after the other without gaps.
+"""safetensors files: eight bytes of length, a JSON header, then the bytes of the tensors without gaps.
 
-Read and written here rather than by the safetensors package, which holds a whole model at a time, knows no gzip and no
-complex128, and doesn't sync. The package reads our files and we read its files; the tests hold us to it.
+Read and written here because the safetensors package holds a whole model in memory, supports neither gzip nor
+complex128, and does not sync. Tests check that it reads these files and the other way round.
 """
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
+from stoker._files import parse_json
 from stoker.errors import BadFile
-from stoker.weights._head import DTYPES, Entry, Head, check_head, read_entry, read_seal, read_texts, short, unique
-from stoker.weights._source import Source, blank, raw
+from stoker.weights._header import (
+    DTYPES,
+    Entry,
+    Header,
+    check_header,
+    parse_entry,
+    parse_info,
+    parse_strings,
+    shorten,
+)
+from stoker.weights._model_tensors import check_tensor
+from stoker.weights._reader import Reader, tensor_bytes
 
-LARGEST_HEADER = 100_000_000  # bytes; the package's own bound
-RESERVED = {"stoker", "format"}  # keys of the metadata that are not the user's
+MAX_HEADER = 100_000_000  # bytes; the same bound as the safetensors package
+RESERVED_KEYS = {"stoker", "format"}  # of the metadata
 
 _DTYPES = {
     code: DTYPES[name]
@@ -31,39 +42,66 @@ _DTYPES = {
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
-class Writable(Protocol):
-    """What tensors are written to: a file, or something that looks on while they pass."""
-
-    def write(self, data: bytes | memoryview, /) -> object:
-        """Takes all of `data`."""
-        ...
-
-
 def storage_order(tensors: Mapping[str, Entry]) -> list[str]:
-    """Wide dtypes first, so that every tensor starts at a multiple of its own width."""
+    """Wide dtypes first, so that every tensor starts at a multiple of its item size."""
     return sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
 
 
-def write(file: IO[bytes], head: Head, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Writes the head, and then the tensors, which have to come in `storage_order`."""
-    write_header(file, head.tensors, {**head.metadata, "format": "pt", "stoker": json.dumps(head.sealed())})
+def write(file: IO[bytes], header: Header, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Writes the header and the tensors, which come in `storage_order`."""
+    _write_header(file, header.tensors, {**header.metadata, "format": "pt", "stoker": json.dumps(header.info_dict())})
     for _, tensor in tensors:
-        file.write(raw(tensor))
+        file.write(tensor_bytes(tensor))
 
 
-def write_header(file: Writable, tensors: Mapping[str, Entry], metadata: dict[str, str]) -> None:
-    """Writes everything up to the first tensor's bytes."""
+def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes tensors as a safetensors file; tensors on other devices are copied to the CPU one at a time.
+
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> write_tensors(file, {"weight": torch.ones(2)})
+    >>> size = file.tell()
+    >>> file.seek(0)
+    0
+    >>> read_tensors(file, name="memory", size=size)
+    {'weight': tensor([1., 1.])}
+    """
+    for name, tensor in tensors.items():
+        check_tensor(name, tensor)
+    entries = {name: Entry(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    pairs = [name for name, entry in entries.items() if entry.dtype == torch.complex128]
+    complex128 = {"complex128": json.dumps(pairs)} if pairs else {}
+    _write_header(file, entries, {"format": "pt", **complex128, **(metadata or {})})
+    for name in storage_order(entries):
+        file.write(tensor_bytes(tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()))
+
+
+def read_tensors(file: IO[bytes], *, name: str, size: int) -> dict[str, Tensor]:
+    """Reads all tensors of a safetensors file of `size` bytes; error texts call it `name`."""
+    contents = Contents(Reader(name, file, compressed=False, size=size, limit=size))
+    tensors = dict(contents.tensors(contents.header.tensors))
+    pairs = parse_json(contents.header.metadata.get("complex128", "[]").encode(errors="replace"), name)
+    if not isinstance(pairs, list) or not all(isinstance(key, str) for key in pairs):
+        raise BadFile(f"{name}: the list of complex tensors is damaged")
+    for key in pairs:
+        if key not in tensors or tensors[key].dtype != torch.float64 or tensors[key].shape[-1:] != (2,):
+            raise BadFile(f"{name}: the header calls {key!r} complex, but it does not hold pairs of float64")
+        tensors[key] = torch.view_as_complex(tensors[key])
+    return {key: tensors[key] for key in contents.header.tensors}
+
+
+def _write_header(file: IO[bytes], tensors: Mapping[str, Entry], metadata: dict[str, str]) -> None:
     offsets: dict[str, int] = {}
     end = 0
     for name in storage_order(tensors):
         offsets[name] = end
-        end += tensors[name].bytes
+        end += tensors[name].nbytes
     header: dict[str, Any] = {"__metadata__": metadata}
     for name, entry in tensors.items():
         code, shape = _CODES.get(entry.dtype), list(entry.shape)
-        if code is None:  # complex128, which the format doesn't know, as pairs of real numbers
+        if code is None:  # the format has no complex128: it is stored as pairs of float64
             code, shape = "F64", [*shape, 2]
-        header[name] = {"dtype": code, "shape": shape, "data_offsets": [offsets[name], offsets[name] + entry.bytes]}
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [offsets[name], offsets[name] + entry.nbytes]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little"))
@@ -71,91 +109,81 @@ def write_header(file: Writable, tensors: Mapping[str, Entry], metadata: dict[st
 
 
 class Contents:
-    """An open safetensors file: its head, and its tensors one at a time."""
+    """An open safetensors file: its header, and its tensors one at a time."""
 
-    def __init__(self, source: Source):
-        self._source = source
-        source.seek(0)
-        length = int.from_bytes(source.exactly(8), "little")
-        if length > LARGEST_HEADER:
-            raise BadFile(f"{source.name}: its header claims {length:,} bytes; at most {LARGEST_HEADER:,} are read")
-        header = _parse(source.name, source.exactly(length))
+    def __init__(self, reader: Reader):
+        self._reader = reader
+        reader.seek(0)
+        length = int.from_bytes(reader.read_exactly(8), "little")
+        if length > MAX_HEADER:
+            raise BadFile(f"{reader.name}: the header claims {length:,} bytes; at most {MAX_HEADER:,} are read")
+        found = parse_json(reader.read_exactly(length), f"{reader.name}: the header")
+        if not isinstance(found, dict):
+            raise BadFile(f"{reader.name}: the header is {shorten(found)}; expected a mapping of tensors")
         self._start = 8 + length
-        metadata = read_texts(source.name, "its metadata", header.pop("__metadata__", {}))
-        stored = {name: _entry(source.name, name, found) for name, found in header.items()}
-        self._order = _in_a_row(source, self._start, {name: offsets for name, (_, offsets) in stored.items()})
-        self.head = _head(source.name, {name: entry for name, (entry, _) in stored.items()}, metadata)
+        metadata = parse_strings(reader.name, "the metadata", found.pop("__metadata__", {}))
+        stored = {name: _parse_stored(reader.name, name, each) for name, each in found.items()}
+        offsets = {name: offset for name, (_, offset) in stored.items()}
+        self._order = _check_layout(reader, self._start, offsets)
+        self.header = _parse_header(reader.name, {name: entry for name, (entry, _) in stored.items()}, metadata)
 
     def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
         """The wanted tensors, in the order in which they are stored."""
-        self._source.seek(self._start)
+        self._reader.seek(self._start)
         for name in self._order:
-            entry = self.head.tensors[name]
-            if name not in wanted:
-                self._source.skip(entry.bytes)
-                continue
-            tensor, memory = blank(entry.shape, entry.dtype)
-            self._source.fill(memory)
-            yield name, tensor
-        self._source.finish()
+            entry = self.header.tensors[name]
+            if name in wanted:
+                yield name, self._reader.read_tensor(entry.shape, entry.dtype)
+            else:
+                self._reader.skip(entry.nbytes)
+        self._reader.check_end()
 
 
-def _parse(file: str, text: bytes) -> dict[str, Any]:
-    try:
-        header = json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise BadFile(f"{file}: its header is not the JSON that it should be: {error}") from error
-    if not isinstance(header, dict):
-        raise BadFile(f"{file}: its header is {short(header)}; expected the names of tensors")
-    return header
-
-
-def _entry(file: str, name: str, found: Any) -> tuple[Entry, tuple[int, int]]:
+def _parse_stored(file: str, name: str, found: Any) -> tuple[Entry, tuple[int, int]]:
     if not isinstance(found, dict) or set(found) != {"dtype", "shape", "data_offsets"}:
         raise BadFile(
-            f"{file}: the tensor {short(name)} is described by {short(found)}; expected dtype, shape and place"
+            f"{file}: the tensor {shorten(name)} is described by {shorten(found)}; "
+            "expected dtype, shape and data_offsets"
         )
-    code, offsets = found["dtype"], found["data_offsets"]
-    entry = read_entry(file, name, _DTYPES.get(code) if isinstance(code, str) else None, code, found["shape"])
+    entry = parse_entry(file, name, _DTYPES, found["dtype"], found["shape"])
+    offsets = found["data_offsets"]
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(each) is int for each in offsets):
-        raise BadFile(f"{file}: the tensor {short(name)} lies at {short(offsets)}; expected where it starts and ends")
+        raise BadFile(f"{file}: the tensor {shorten(name)} has the offsets {shorten(offsets)}; expected two integers")
     start, end = offsets
-    if start < 0 or end - start != entry.bytes:
+    if start < 0 or end - start != entry.nbytes:
         raise BadFile(
-            f"{file}: the tensor {short(name)} is {entry}, {entry.bytes:,} bytes, but lies at {short(offsets)}"
+            f"{file}: the tensor {shorten(name)} is {entry}, {entry.nbytes:,} bytes, "
+            f"but has the offsets {shorten(offsets)}"
         )
     return entry, (start, end)
 
 
-def _in_a_row(source: Source, start: int, offsets: dict[str, tuple[int, int]]) -> list[str]:
-    """The names as their bytes lie, each where the one before ends, up to the end of the file."""
+def _check_layout(reader: Reader, start: int, offsets: dict[str, tuple[int, int]]) -> list[str]:
+    """The names in the order of their bytes; raises unless these follow each other up to the end of the file."""
     order = sorted(offsets, key=lambda name: offsets[name])
     end = 0
     for name in order:
         if offsets[name][0] != end:
-            kind = "overlaps with the one before it" if offsets[name][0] < end else "leaves a gap before it"
-            raise BadFile(f"{source.name}: the tensor {short(name)} {kind}")
+            problem = "overlaps the tensor before it" if offsets[name][0] < end else "has a gap before it"
+            raise BadFile(f"{reader.name}: the tensor {shorten(name)} {problem}")
         end = offsets[name][1]
-    if source.size is not None and source.size != start + end:
-        if source.size < start + end:
-            source.ends_early()
-        raise BadFile(f"{source.name} goes on after its last tensor; it is damaged, or more than one file in one")
+    if reader.size is not None and reader.size < start + end:
+        reader.raise_truncated()
+    if reader.size is not None and reader.size > start + end:
+        reader.raise_trailing()
     return order
 
 
-def _head(file: str, tensors: dict[str, Entry], metadata: dict[str, str]) -> Head:
+def _parse_header(file: str, tensors: dict[str, Entry], metadata: dict[str, str]) -> Header:
     if "stoker" not in metadata:
         if any(key.startswith("stoker") for key in metadata):
-            raise BadFile(f"{file}: what stoker noted in it is damaged")
-        return Head(tensors, metadata)
-    try:
-        noted = json.loads(metadata["stoker"], object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise BadFile(f"{file}: what stoker noted in it is damaged: {error}") from error
-    seal = read_seal(file, noted, tensors)
-    for name, entry in tensors.items():  # pairs of real numbers, back to the complex ones that they were
-        original = DTYPES.get(seal.dtypes.get(name, ""), entry.dtype)
-        if original.is_complex and entry.dtype == torch.float64 and entry.shape[-1:] == (2,):
+            raise BadFile(f"{file}: stoker's entry in the header is damaged")
+        return Header(tensors, metadata)
+    found = parse_json(metadata["stoker"].encode(errors="replace"), f"{file}: stoker's entry in the header is damaged")
+    info = parse_info(file, found, tensors)
+    for name, entry in tensors.items():
+        original = DTYPES.get(info.dtypes.get(name, ""), entry.dtype)
+        if original.is_complex and entry.dtype == torch.float64 and entry.shape[-1:] == (2,):  # pairs
             tensors[name] = Entry(torch.complex128, entry.shape[:-1])
-    rest = {key: value for key, value in metadata.items() if key not in RESERVED}
-    return check_head(file, Head(tensors, rest, seal), noted["head"])
+    own = {key: value for key, value in metadata.items() if key not in RESERVED_KEYS}
+    return check_header(file, Header(tensors, own, info), found["head"])

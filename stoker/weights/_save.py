@@ -1,25 +1,27 @@
-"""A model's weights to a file."""
+"""Saves the weights of a model to a file."""
 
 import gzip
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 import torch
 from torch import Tensor
 
+from stoker._files import write_atomically
 from stoker._select import Models
-from stoker.errors import InvalidArgument, WrongType, did_you_mean
+from stoker.distributed import full_tensor, is_dtensor, joined
+from stoker.errors import InvalidArgument, PeerFailed, WrongType, did_you_mean
 from stoker.weights import _msgpack
-from stoker.weights._atomic import write_atomically
-from stoker.weights._cast import PRECISIONS, at_precision, cast
 from stoker.weights._file import FORMATS
-from stoker.weights._head import Entry, Head, Seal, checksum, dtype_name
-from stoker.weights._safetensors import RESERVED, storage_order
-from stoker.weights._source import raw
-from stoker.weights._state import owners, state
-from stoker.weights._together import Fetch, save_together
+from stoker.weights._header import Entry, Header, StokerInfo, checksum, dtype_name
+from stoker.weights._model_tensors import first_names, model_tensors
+from stoker.weights._precision import PRECISIONS, cast, dtype_at
+from stoker.weights._reader import tensor_bytes
+from stoker.weights._safetensors import RESERVED_KEYS, storage_order
+
+Fetch: TypeAlias = Callable[[str], Tensor]  # the whole tensor of a name
 
 
 def save(
@@ -31,7 +33,7 @@ def save(
     compress: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """Writes a model's parameters and buffers to a file, and returns where that is.
+    """Writes the parameters and buffers of a model to a file and returns its path.
 
     >>> import tempfile
     >>> from torch import nn
@@ -41,123 +43,140 @@ def save(
     ...     print(path.name, load(nn.Linear(3, 2), path).weight.dtype)
     model.safetensors torch.float32
 
-    Formats are "safetensors", "msgpack" (a tensor of less than 4 GiB each) and "json" (for people, and small models);
-    the path gets the format's suffix, and ".gz" where it is compressed. Precisions are "full" (as is), "half" (floats
-    of 16 bits, integers of at most 16) and "double" (64 bits); a float becomes the nearest that these bits can
-    hold (1e-9 becomes 0 in half), and one that is too large for them is an error, never an infinity; integers are exact
-    or an error. The file appears whole or not at all; one that was there before is replaced.
+    Formats are "safetensors", "msgpack" (tensors of less than 4 GiB) and "json" (readable, for small models). The path
+    gets the suffix of the format, and ".gz" with `compress`. Precisions are "full" (unchanged), "half" (floats of 16
+    bits, integers of at most 16) and "double" (64 bits). Floats are rounded to the nearest value of these bits (1e-9
+    becomes 0 in half); a float that would become infinite, or an integer that does not fit, is an error. The file is
+    written atomically and replaces an existing one.
 
-    A sharded model (FSDP2, TP) is saved by all of its processes at once: its tensors are gathered one by one, and rank
-    0 writes the same file as of a model that is not sharded.
+    A sharded model (FSDP2, TP) is saved by all its processes together: tensors are gathered one at a time, and rank 0
+    writes the same file as for a model that is not sharded.
     """
-    _check_word("format", format, FORMATS)
-    _check_word("precision", precision, PRECISIONS)
-    places = state(model)
-    names = owners(places)
-    stored = {name: places[name] for name in places if names[name] == name}
-    order = storage_order(_entries(stored, precision)) if format == "safetensors" else list(stored)
-    aliases = {name: owner for name, owner in names.items() if name != owner}
+    _check_choice("format", format, FORMATS)
+    _check_choice("precision", precision, PRECISIONS)
+    tensors = model_tensors(model)
+    owners = first_names(tensors)
+    stored = {name: tensor for name, tensor in tensors.items() if owners[name] == name}
+    aliases = {name: owner for name, owner in owners.items() if name != owner}
+    entries = {name: Entry(dtype_at(precision, each.dtype), tuple(each.shape)) for name, each in stored.items()}
+    order = storage_order(entries) if format == "safetensors" else list(stored)
 
     def write(fetch: Fetch) -> Path:
-        head = _head(stored, precision, metadata, aliases, _converted(fetch, order, precision))
-        _check_head(head, format)
-        target = _with_suffix(Path(path), f".{format}", compress)
-        tensors = _rewritten(head, _converted(fetch, order, precision))
-        write_atomically(target, lambda file: _write(file, format, compress, head, tensors))
+        # A first pass over the tensors computes their checksums, which stand in the header.
+        sums = {name: checksum(tensor_bytes(tensor)) for name, tensor in _converted(fetch, order, precision)}
+        dtypes = {
+            name: dtype_name(stored[name].dtype)
+            for name, entry in entries.items()
+            if entry.dtype != stored[name].dtype or entry.dtype == torch.complex128
+        }
+        info = StokerInfo(precision, aliases, dtypes, {name: sums[name] for name in entries})
+        header = Header(entries, dict(metadata or {}), info)
+        _check_header(header, format)
+        target = _target(Path(path), f".{format}", compress)
+        pairs = _unchanged(sums, _converted(fetch, order, precision))
+        write_atomically(target, lambda file: _write(file, format, compress, header, pairs))
         return target
 
-    return save_together(stored, write)
+    return _save_on_rank_zero(stored, write)
 
 
-def _write(file: IO[bytes], format: str, compress: bool, head: Head, tensors: Iterable[tuple[str, Tensor]]) -> None:
+def _write(file: IO[bytes], format: str, compress: bool, header: Header, tensors: Iterable[tuple[str, Tensor]]) -> None:
     if not compress:
-        FORMATS[format].write(file, head, tensors)
+        FORMATS[format].write(file, header, tensors)
         return
-    # No name and no time inside, so that the same weights give the same file.
+    # Without a name and a time, so that the same weights give the same file.
     with gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=6, mtime=0) as packed:
-        FORMATS[format].write(packed, head, tensors)
+        FORMATS[format].write(packed, header, tensors)
 
 
-def _check_word(what: str, word: str, known: Iterable[str]) -> None:
-    if word not in known:
-        expected = ", ".join(repr(each) for each in known)
-        raise InvalidArgument(f"{what}={word!r}: expected one of {expected}{did_you_mean(str(word), known)}")
+def _save_on_rank_zero(tensors: Mapping[str, Tensor], write: Callable[[Fetch], Path]) -> Path:
+    """Calls `write` on rank 0 if tensors are sharded; the other ranks help to gather each tensor that it fetches.
 
+    If `write` fails on rank 0, the other ranks raise `PeerFailed`. Without sharded tensors every process writes.
+    """
+    if not any(map(is_dtensor, tensors.values())):
+        return write(tensors.__getitem__)
+    world = joined()
+    if not world.is_first:
+        while (name := world.told(None)) is not None:
+            full_tensor(tensors[name])
+        path, failure = world.told(None)
+        if failure is not None:
+            raise PeerFailed(f"rank 0 could not save the model: {failure}")
+        return Path(path)
 
-def _with_suffix(path: Path, suffix: str, compress: bool) -> Path:
-    if not path.name:
-        raise InvalidArgument(f"{str(path)!r} names no file; expected a path like 'run/model'")
-    name = path.name.removesuffix(".gz") if compress else path.name
-    name = name if name.endswith(suffix) else name + suffix
-    return path.with_name(f"{name}.gz" if compress else name)
+    def fetch(name: str) -> Tensor:
+        if is_dtensor(tensors[name]):
+            world.told(name)
+        return full_tensor(tensors[name])
 
-
-def _entries(stored: Mapping[str, Tensor], precision: str) -> dict[str, Entry]:
-    return {name: Entry(at_precision(each.dtype, precision), tuple(each.shape)) for name, each in stored.items()}
+    try:
+        written = write(fetch)
+    except Exception as error:
+        world.told(None)
+        world.told((None, f"{type(error).__name__}: {error}"))
+        raise
+    world.told(None)
+    world.told((str(written), None))
+    return written
 
 
 def _converted(fetch: Fetch, order: Iterable[str], precision: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors as the file will hold them: contiguous, in CPU memory, one at a time."""
+    """Yields the tensors as the file stores them: contiguous, in CPU memory, one at a time."""
     for name in order:
         tensor = fetch(name).detach().cpu()
-        made, problem = cast(tensor, at_precision(tensor.dtype, precision))
+        made, problem = cast(tensor, dtype_at(precision, tensor.dtype))
         if problem:
-            raise InvalidArgument(f"{name!r} can't be saved with precision={precision!r}: {problem}; use 'full'")
+            raise InvalidArgument(f"{name!r} cannot be saved with precision={precision!r}: {problem}; use 'full'")
         yield name, made.resolve_conj().resolve_neg().contiguous()
 
 
-def _head(
-    stored: Mapping[str, Tensor],
-    precision: str,
-    metadata: Mapping[str, str] | None,
-    aliases: dict[str, str],
-    tensors: Iterable[tuple[str, Tensor]],
-) -> Head:
-    """The head, with every tensor's checksum: a first walk over all of them, before anything is written."""
-    entries = _entries(stored, precision)
-    changed = {
-        name: dtype_name(stored[name].dtype)
-        for name, entry in entries.items()
-        if entry.dtype != stored[name].dtype or entry.dtype == torch.complex128
-    }
-    sums = {name: checksum(raw(tensor)) for name, tensor in tensors}
-    return Head(
-        entries, dict(metadata or {}), Seal(precision, aliases, changed, {name: sums[name] for name in entries})
-    )
-
-
-def _rewritten(head: Head, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors once more, making sure that they are the same."""
-    assert head.seal is not None
+def _unchanged(sums: Mapping[str, str], tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in tensors:
-        if checksum(raw(tensor)) != head.seal.crc32[name]:
+        if checksum(tensor_bytes(tensor)) != sums[name]:
             raise InvalidArgument(f"{name!r} changed while it was being saved; nothing was written")
         yield name, tensor
 
 
-def _check_head(head: Head, format: str) -> None:
-    for key, value in head.metadata.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise WrongType(f"metadata is strings by strings; got {key!r}: {value!r}, so turn it into text first")
-        if key.startswith("stoker") or key in RESERVED:
-            raise InvalidArgument(f"the metadata key {key!r} is taken by the file itself; use another word")
-    for text in (*head.tensors, *head.metadata, *head.metadata.values()):
-        if not _is_text(text):
-            raise InvalidArgument(f"{text!r} can't be written as text (UTF-8)")
-    if format == "safetensors" and "__metadata__" in head.tensors:
-        raise InvalidArgument(
-            "a safetensors file can't hold a tensor called '__metadata__'; use another format or name"
-        )
-    for name, entry in head.tensors.items():
-        if format == "msgpack" and entry.bytes > _msgpack.LARGEST_TENSOR:
-            raise InvalidArgument(
-                f"{name!r} has {entry.bytes:,} bytes; msgpack holds less than 4 GiB each, use 'safetensors'"
-            )
-
-
-def _is_text(text: str) -> bool:
+def _target(path: Path, suffix: str, compress: bool) -> Path:
+    """The path with its suffixes; creates the parent directory."""
+    if not path.name:
+        raise InvalidArgument(f"{str(path)!r} is not a file name; expected a path such as 'run/model'")
+    name = path.name.removesuffix(".gz") if compress else path.name
+    name = name if name.endswith(suffix) else name + suffix
+    path = path.with_name(f"{name}.gz" if compress else name)
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InvalidArgument(f"cannot write {str(path)!r}: {str(path.parent)!r} is not a directory") from error
+    if path.is_dir():
+        raise InvalidArgument(f"cannot write {str(path)!r}: it is a directory")
+    return path
+
+
+def _check_choice(what: str, word: str, choices: Iterable[str]) -> None:
+    if word not in choices:
+        expected = ", ".join(repr(each) for each in choices)
+        raise InvalidArgument(f"{what}={word!r}: expected one of {expected}{did_you_mean(str(word), choices)}")
+
+
+def _check_header(header: Header, format: str) -> None:
+    for key, value in header.metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise WrongType(f"metadata maps strings to strings; got {key!r}: {value!r}, so convert it to text first")
+        if key.startswith("stoker") or key in RESERVED_KEYS:
+            raise InvalidArgument(f"the metadata key {key!r} is reserved for the file format; use another key")
+    for text in (*header.tensors, *header.metadata, *header.metadata.values()):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"{text!r} cannot be written as UTF-8") from error
+    if format == "safetensors" and "__metadata__" in header.tensors:
+        raise InvalidArgument(
+            "a safetensors file cannot hold a tensor with the name '__metadata__'; use another format or name"
+        )
+    for name, entry in header.tensors.items():
+        if format == "msgpack" and entry.nbytes > _msgpack.MAX_TENSOR:
+            raise InvalidArgument(
+                f"{name!r} has {entry.nbytes:,} bytes; msgpack holds less than 4 GiB per tensor, use 'safetensors'"
+            )

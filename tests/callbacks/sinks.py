@@ -1,17 +1,17 @@
-"""Trackers that do well, and trackers that do badly, on real threads."""
+"""Sinks that work, fail and hang."""
 
 import threading
 
 
 class Listed:
-    """Keeps what it gets, as `calls`."""
+    """Keeps its calls in `calls`."""
 
-    def __init__(self, known=None):
-        self.calls, self.known, self.threads = [], known, set()
+    def __init__(self, existing=None):
+        self.calls, self.existing, self.threads = [], existing, set()
 
     def open(self, run):
         self._add("open", run)
-        return self.known
+        return self.existing
 
     def write(self, values, *, update, epoch, time):
         self._add("write", dict(values), update, epoch)
@@ -27,10 +27,10 @@ class Listed:
         self.calls.append(call)
 
     def points(self, *, running=False):
-        """Every number by name, as (update, value)."""
+        """Every value by name, as (update, value)."""
         found = {}
-        for what, *rest in self.calls:
-            if what == "write":
+        for method, *rest in self.calls:
+            if method == "write":
                 values, update, _ = rest
                 for name, value in values.items():
                     if name.startswith("running/") == running:
@@ -42,32 +42,32 @@ class Listed:
         return self.calls[0][1]
 
     @property
-    def said(self):
+    def texts(self):
         return [call[1] for call in self.calls if call[0] == "text"]
 
 
 class Failing(Listed):
-    """Raises wherever it is told to."""
+    """Raises in the given methods."""
 
-    def __init__(self, *where, error=ConnectionError):
+    def __init__(self, *methods, error=ConnectionError):
         super().__init__()
-        self.where, self.error = where, error
+        self.methods, self.error = methods, error
 
     def _add(self, *call):
         super()._add(*call)
-        if call[0] in self.where:
+        if call[0] in self.methods:
             raise self.error("no route to host")
 
 
 class Hanging(Listed):
-    """Blocks wherever it is told to, until `released` is set; `reached` is set when it does."""
+    """Blocks in the given method until `released` is set; sets `reached` when it does."""
 
-    def __init__(self, where):
+    def __init__(self, method):
         super().__init__()
-        self.where, self.reached, self.released = where, threading.Event(), threading.Event()
+        self.method, self.reached, self.released = method, threading.Event(), threading.Event()
 
     def _add(self, *call):
-        if call[0] == self.where:
+        if call[0] == self.method:
             self.reached.set()
             self.released.wait(60)
         super()._add(*call)

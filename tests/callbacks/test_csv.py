@@ -1,3 +1,5 @@
+"""The CSV callback."""
+
 import csv
 import json
 import math
@@ -32,7 +34,7 @@ def test_a_second_fit_is_appended(tmp_path):
     assert [row[2] for row in rows(path)] == ["valid/loss", "0.5", "0.4", "0.3", "0.2"]
 
 
-def test_nan_infinity_and_nothing_come_back(tmp_path):
+def test_nan_infinity_and_missing_values_can_be_read_back(tmp_path):
     path, ctx = tmp_path / "epochs.csv", context(epochs=3)
     hooks = Hooks([CSV(path)])
     epoch_end(hooks, ctx, train_loss=math.nan, valid_loss=math.inf)
@@ -42,7 +44,7 @@ def test_nan_infinity_and_nothing_come_back(tmp_path):
     assert math.isnan(table["train/loss"][0]) and table["valid/loss"][0] == math.inf
 
 
-def test_a_number_that_appears_later_gets_a_column(tmp_path):
+def test_a_metric_that_appears_later_gets_a_column(tmp_path):
     path, ctx = tmp_path / "epochs.csv", context(epochs=3)
     hooks = Hooks([CSV(path)])
     epoch_end(hooks, ctx, train_loss=1.0)
@@ -58,7 +60,7 @@ def test_a_number_that_appears_later_gets_a_column(tmp_path):
 
 
 @pytest.mark.parametrize("wider", [False, True])
-def test_a_torn_last_line_does_not_eat_the_next_row(tmp_path, wider):
+def test_an_incomplete_last_line_does_not_damage_the_next_row(tmp_path, wider):
     path, ctx = tmp_path / "epochs.csv", context(epochs=3)
     hooks = Hooks([CSV(path)])
     epoch_end(hooks, ctx, train_loss=1.0)
@@ -76,11 +78,11 @@ def test_an_empty_file_is_filled(tmp_path):
     assert len(rows(path)) == 2
 
 
-def test_a_file_of_something_else_is_refused_and_kept(tmp_path):
+def test_a_file_with_another_table_is_rejected_and_kept(tmp_path):
     path = tmp_path / "people.csv"
     path.write_text("name,age\nada,36\n")
     with pytest.raises(
-        BadFile, match=r"people\.csv is no table of epochs \(its first line is 'name,age'\); give CSV another"
+        BadFile, match=r"people\.csv is not a table of epochs \(its first line is 'name,age'\); give CSV another"
     ):
         drive(CSV(path), [1.0])
     assert path.read_text() == "name,age\nada,36\n"
@@ -88,7 +90,7 @@ def test_a_file_of_something_else_is_refused_and_kept(tmp_path):
 
 @pytest.mark.parametrize("saved_at", [0, 1, 2])
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_resumed_fit_takes_back_what_was_written_after_it_was_saved(tmp_path, saved_at, torn):
+def test_a_resumed_run_removes_the_rows_after_its_checkpoint(tmp_path, saved_at, torn):
     path = tmp_path / "epochs.csv"
     drive(CSV(path), [9.0])  # another fit, before
     callback, states = CSV(path), []
@@ -115,7 +117,7 @@ def test_a_resumed_fit_takes_back_what_was_written_after_it_was_saved(tmp_path, 
     assert [each.name for each in tmp_path.iterdir()] == ["epochs.csv"]
 
 
-def test_rows_that_somebody_took_away_are_not_made_up(tmp_path):
+def test_rows_that_were_deleted_stay_deleted(tmp_path):
     path = tmp_path / "epochs.csv"
     callback = CSV(path)
     drive(callback, [0.5, 0.4])
@@ -127,6 +129,6 @@ def test_rows_that_somebody_took_away_are_not_made_up(tmp_path):
     assert again.state_dict()["rows"] == 0 and not path.exists()
 
 
-def test_a_state_of_something_else_is_refused(tmp_path):
-    with pytest.raises(StateMismatch, match="the state of CSV has rows, columns; got nothing"):
+def test_a_state_with_other_entries_is_rejected(tmp_path):
+    with pytest.raises(StateMismatch, match="the state of CSV has the entries rows, columns; got no entries"):
         CSV(tmp_path / "epochs.csv").load_state_dict({})

@@ -23,7 +23,7 @@ def changed(before, after):
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_the_chosen_part_trains_from_its_epoch_on():
+def test_the_selected_part_trains_from_the_given_epoch_on():
     model, moved = net(), []
     last = values(model)
 
@@ -39,8 +39,8 @@ def test_the_chosen_part_trains_from_its_epoch_on():
     assert [note.text for note in ctx.record.events_of("note")] == ["'0' trains from epoch 3 on"]
 
 
-def test_the_optimizers_state_of_frozen_parameters_is_untouched():
-    """A model that has trained, then freezes a part: its Adam moments wait, unchanged, for the thaw."""
+def test_the_optimizer_state_of_frozen_parameters_does_not_change():
+    """A trained model freezes a part: the Adam moments of that part stay the same until it is unfrozen."""
     model = net()
     optimizer = optim.Adam().init(model)
     train([], model=model, optimizer=optimizer, epochs=1)
@@ -68,20 +68,20 @@ def flat(tree, path=""):
     return {path: tree} if isinstance(tree, torch.Tensor) else {}
 
 
-def test_what_was_frozen_before_stays_frozen():
+def test_parameters_frozen_before_the_fit_stay_frozen():
     model = net()
     model[0].bias.requires_grad_(False)
     train([FreezeUntil("0", epoch=2)], model=model, epochs=3)
     assert not model[0].bias.requires_grad and model[0].weight.requires_grad
 
 
-def test_a_fit_that_ends_early_leaves_the_model_as_it_was():
+def test_a_fit_that_ends_early_unfreezes_the_model():
     model = net()
     train([FreezeUntil(model[0], epoch=9)], model=model, epochs=2)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_an_exception_leaves_the_model_as_it_was():
+def test_an_exception_unfreezes_the_model():
     model = net()
     hooks, ctx = Hooks([FreezeUntil("0", epoch=9)]), context(model=model)
     hooks.fire("on_fit_begin", ctx)
@@ -90,26 +90,26 @@ def test_an_exception_leaves_the_model_as_it_was():
     assert model[0].weight.requires_grad
 
 
-def test_a_run_that_goes_on_after_the_epoch_freezes_nothing():
+def test_a_run_resumed_after_the_epoch_freezes_nothing():
     model = net()
     ctx = context(model=model)
-    ctx.epoch = 5  # in the middle of it: no epoch begins before the next batch
+    ctx.epoch = 5  # resumed in the middle of the epoch: on_epoch_begin is not called again
     Hooks([FreezeUntil("0", epoch=3)]).fire("on_fit_begin", ctx)
     assert model[0].weight.requires_grad
 
 
-def test_wrong_arguments():
+def test_wrong_arguments_are_rejected():
     with pytest.raises(InvalidArgument, match="epoch is the first epoch that trains 'backbone', at least 2; got 1"):
         FreezeUntil("backbone", epoch=1)
-    with pytest.raises(NoSuchParameter, match="'backbone' chooses no parameter"):
+    with pytest.raises(NoSuchParameter, match="'backbone' matches no parameter"):
         train([FreezeUntil("backbone", epoch=2)])
     assert repr(FreezeUntil(net(), epoch=2)) == "FreezeUntil(the module Sequential, epoch=2)"
 
 
 @pytest.mark.parametrize("saved_at", [1, 2, 3])
-@pytest.mark.parametrize("marked", [True, False], ids=["frozen-in-the-model", "not-in-the-model"])
-def test_a_resumed_fit_trains_the_chosen_part_from_the_same_epoch_on(saved_at, marked):
-    """The model comes back as it was saved, frozen part and all; it is not the user who froze that."""
+@pytest.mark.parametrize("marked", [True, False], ids=["the-model-is-frozen", "the-model-is-not-frozen"])
+def test_a_resumed_run_trains_the_selected_part_from_the_same_epoch_on(saved_at, marked):
+    """A restored model may already be frozen; the callback knows from its state that it froze it, not the user."""
     model, callback = net(), FreezeUntil("0", epoch=3)
     ctx, hooks = context(model=model), Hooks([callback])
     hooks.fire("on_fit_begin", ctx)
@@ -134,7 +134,7 @@ def test_a_resumed_fit_trains_the_chosen_part_from_the_same_epoch_on(saved_at, m
     assert trainable(other) == [True] * 4
 
 
-def test_a_fit_that_ended_and_goes_on_is_frozen_again_until_its_epoch():
+def test_a_finished_fit_that_is_continued_freezes_again_until_the_epoch():
     model, callback = net(), FreezeUntil("0", epoch=3)
     ctx, hooks = context(model=model), Hooks([callback])
     hooks.fire("on_fit_begin", ctx)
@@ -144,17 +144,17 @@ def test_a_fit_that_ended_and_goes_on_is_frozen_again_until_its_epoch():
     state = callback.state_dict()
     assert trainable(model) == [True] * 4 and state == {"frozen": []}
     hooks.fire("on_fit_begin", ctx)
-    model.requires_grad_(True)  # as the state of the model says
+    model.requires_grad_(True)  # as the checkpoint of a finished fit does
     callback.load_state_dict(state)
     assert trainable(model) == [False] * 2 + [True] * 2
 
 
-def test_a_state_of_another_model_or_callback_is_refused():
+def test_a_state_of_another_model_or_callback_is_rejected():
     callback = FreezeUntil("0", epoch=3)
     Hooks([callback]).fire("on_fit_begin", context(model=net()))
-    with pytest.raises(StateMismatch, match=r"'0' does not choose 2.bias in this model, which was frozen by it"):
+    with pytest.raises(StateMismatch, match=r"FreezeUntil froze 2.bias, but '0' does not select that in this model"):
         callback.load_state_dict({"frozen": ["0.weight", "2.bias"]})
-    with pytest.raises(StateMismatch, match="the state of FreezeUntil has frozen; got best, waited"):
+    with pytest.raises(StateMismatch, match="the state of FreezeUntil has the entries frozen; got best, waited"):
         callback.load_state_dict({"best": 1, "waited": 2})
 
 

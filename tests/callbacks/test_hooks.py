@@ -1,10 +1,12 @@
+"""Which hooks there are, who defines one, and how they are called."""
+
 import traceback
 
 import pytest
 import torch
 
-from stoker import InvalidArgument, UnknownHook, WrongType
-from stoker.callbacks import MILESTONES, Callback, EarlyStopping, Hooks, on
+from stoker import InvalidArgument, StateMismatch, UnknownHook, WrongType
+from stoker.callbacks import HOOK_NAMES, Callback, EarlyStopping, Hooks, on
 from tests.callbacks.fits import context
 
 
@@ -16,6 +18,74 @@ class Trace(Callback):
         self._seen.append((self.name, ctx.epoch))
 
 
+def test_hooks_are_listed_in_the_order_of_a_fit():
+    train, valid = ("begin", "after_pred", "after_loss", "after_backward", "after_step"), ("begin", "after_pred")
+    expected = ["fit_begin", "epoch_begin", "train_begin", *(f"train_batch_{each}" for each in train), "update"]
+    expected += ["train_batch_end", "train_end", "valid_begin", *(f"valid_batch_{each}" for each in valid)]
+    expected += ["valid_batch_after_loss", "valid_batch_end", "valid_end", "validation", "epoch_end", "interrupt"]
+    assert [*HOOK_NAMES] == [f"on_{name}" for name in [*expected, "exception", "fit_end"]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("on_train_bacth_end", "on_train_batch_end"),
+        ("on_batch_end", "on_train_batch_end"),
+        ("on_epoch_start", "on_epoch_begin"),
+        ("on_validation_end", "on_validation"),
+    ],
+)
+def test_a_misspelt_hook_is_an_error_when_the_class_is_defined(wrong, right):
+    with pytest.raises(UnknownHook, match=rf"Mine\.{wrong} is not a hook; did you mean .*'{right}'"):
+        type("Mine", (Callback,), {wrong: lambda self, ctx: None})
+
+
+def test_an_unknown_hook_lists_all_hooks_and_may_be_inherited():
+    class Other:
+        def on_zzz(self, ctx): ...
+
+    with pytest.raises(UnknownHook, match="Both.on_zzz is not a hook; the hooks are: on_fit_begin, .*, on_fit_end$"):
+        type("Both", (Other, Callback), {})
+
+
+def test_only_methods_must_be_hooks():
+    class Mine(Callback):
+        on_gpu = True
+
+    assert Mine.on_gpu
+
+
+def test_a_subclass_of_a_callback_is_a_callback():
+    class Patient(EarlyStopping):
+        def on_fit_end(self, ctx): ...
+
+    assert repr(Patient(patience=3)).startswith("Patient(monitor='valid/loss', patience=3")
+    assert {name for name in HOOK_NAMES if Hooks([Patient()]).has(name)} == {
+        "on_fit_begin",
+        "on_epoch_end",
+        "on_fit_end",
+    }
+
+
+def test_a_saved_state_needs_load_state_dict():
+    class Half(Callback):
+        def state_dict(self):
+            return {"count": 3}
+
+    assert Callback().state_dict() == {}
+    Callback().load_state_dict({})
+    with pytest.raises(StateMismatch, match=r"a state for Half \(count\), but Half does not define load_state_dict"):
+        Half().load_state_dict(Half().state_dict())
+
+
+def test_the_repr_shows_plain_settings_only():
+    class Mine(Callback):
+        def __init__(self):
+            self.width, self._hidden, self.weights = 3, 4, torch.ones(1000)
+
+    assert repr(Mine()) == "Mine(width=3)"
+
+
 def test_callbacks_are_called_in_the_order_of_the_list():
     seen, ctx = [], context()
     hooks = Hooks([Trace("a", seen), Trace("b", seen), Trace("c", seen)])
@@ -24,34 +94,34 @@ def test_callbacks_are_called_in_the_order_of_the_list():
     assert seen == [("a", 7), ("b", 7), ("c", 7)]
 
 
-def test_wanted_is_what_somebody_has_a_method_for():
-    class Inherits(Trace): ...
-
-    hooks = Hooks([Inherits("a", []), on(update=lambda ctx: None)])
-    assert {name for name in MILESTONES if hooks.wanted(name)} == {"on_epoch_begin", "on_update"}
-    assert not any(Hooks().wanted(name) for name in MILESTONES)
-
-
-def test_every_milestone_can_be_heard():
+def test_every_hook_can_be_defined_and_fired():
     heard = []
 
     def listener(name):
         return lambda self, ctx: heard.append(name)
 
-    everything = type("Everything", (Callback,), {name: listener(name) for name in MILESTONES})()
+    everything = type("Everything", (Callback,), {name: listener(name) for name in HOOK_NAMES})()
     hooks, ctx = Hooks([everything]), context()
-    for name in MILESTONES:
+    for name in HOOK_NAMES:
         hooks.fire(name, ctx)
-    assert heard == list(MILESTONES)
+    assert heard == list(HOOK_NAMES)
 
 
-def test_callbacks_run_without_gradients_and_leave_the_mode_as_it_was():
+def test_who_defines_a_hook_is_known():
+    first, second = Trace("a", []), on(update=lambda ctx: None)
+    hooks = Hooks([first, second])
+    assert {name for name in HOOK_NAMES if hooks.has(name)} == {"on_epoch_begin", "on_update"}
+    assert hooks.listeners("on_update") == [second] and list(hooks) == [first, second] and len(hooks) == 2
+    assert not any(Hooks().has(name) for name in HOOK_NAMES)
+
+
+def test_hooks_run_without_gradients_and_restore_the_mode():
     modes = []
     Hooks([on(fit_begin=lambda ctx: modes.append(torch.is_grad_enabled()))]).fire("on_fit_begin", context())
     assert modes == [False] and torch.is_grad_enabled()
 
 
-def test_an_exception_keeps_its_type_and_says_where_it_came_from():
+def test_an_exception_keeps_its_type_and_gets_a_note():
     class Broken(Callback):
         def on_train_batch_end(self, ctx):
             raise ZeroDivisionError("boom")
@@ -65,31 +135,56 @@ def test_an_exception_keeps_its_type_and_says_where_it_came_from():
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("ask", ["fire", "wanted"])
-def test_an_unknown_milestone_is_an_error(ask):
-    arguments = (context(),) if ask == "fire" else ()
-    with pytest.raises(UnknownHook, match="'on_epoch_ends' is no milestone; did you mean 'on_epoch_end'"):
-        getattr(Hooks(), ask)("on_epoch_ends", *arguments)
+@pytest.mark.parametrize("method", ["fire", "has", "listeners"])
+def test_firing_an_unknown_hook_is_an_error(method):
+    arguments = (context(),) if method == "fire" else ()
+    with pytest.raises(UnknownHook, match="'on_epoch_ends' is not a hook; did you mean 'on_epoch_end'"):
+        getattr(Hooks(), method)("on_epoch_ends", *arguments)
 
 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ([EarlyStopping], r"callbacks\[0\] is the class EarlyStopping; make one of it: EarlyStopping\(\.\.\.\)"),
-        ([EarlyStopping(), print], r"callbacks\[1\] is print, and no Callback; .*callbacks\.on\(epoch_end=\.\.\.\)"),
-        (["early"], r"callbacks\[0\] is str, and no Callback; a callback inherits from stoker\.Callback"),
-        (EarlyStopping(), "callbacks is a list, got EarlyStopping; put it into brackets"),
-        (3, "callbacks is a list, got int"),
+        ([EarlyStopping], r"callbacks\[0\] is the class EarlyStopping; create one: EarlyStopping\(\.\.\.\)"),
+        ([EarlyStopping(), print], r"callbacks\[1\] is print, which is not a Callback; .*on\(epoch_end=\.\.\.\)"),
+        (["early"], r"callbacks\[0\] is str, which is not a Callback; inherit from stoker\.Callback"),
+        (EarlyStopping(), r"callbacks takes a list, got EarlyStopping; write callbacks=\[\.\.\.\]"),
+        (3, "callbacks takes a list, got int"),
     ],
 )
-def test_what_is_no_callback_is_refused_with_advice(given, text):
+def test_other_objects_are_rejected_with_advice(given, text):
     with pytest.raises(WrongType, match=text):
         Hooks(given)
 
 
-def test_one_callback_twice_would_count_twice():
+def test_the_same_callback_twice_is_rejected():
     same = EarlyStopping()
-    with pytest.raises(InvalidArgument, match=r"callbacks\[1\], EarlyStopping\(.*\), is already in the list"):
+    with pytest.raises(InvalidArgument, match=r"callbacks\[1\], EarlyStopping\(.*\), is in the list twice"):
         Hooks([same, same])
-    assert len(Hooks([EarlyStopping(), EarlyStopping()])) == 2
-    assert list(Hooks([same])) == [same]
+    assert list(Hooks([EarlyStopping(), EarlyStopping()]).stateful) == ["EarlyStopping", "EarlyStopping 2"]
+
+
+def test_on_calls_functions_at_their_hooks():
+    seen, ctx = [], context()
+    callback = on(epoch_end=lambda ctx: seen.append(("end", ctx)), train_batch_end=lambda ctx: seen.append(("b", ctx)))
+    hooks = Hooks([callback])
+    for name in HOOK_NAMES:
+        hooks.fire(name, ctx)
+    assert isinstance(callback, Callback) and seen == [("b", ctx), ("end", ctx)]
+    assert repr(on(epoch_end=print)) == "on(epoch_end=print)"
+    with pytest.raises(ZeroDivisionError) as caught:
+        Hooks([on(epoch_end=lambda ctx: 1 / 0)]).fire("on_epoch_end", context())
+    assert caught.value.__notes__ == ["in On.on_epoch_end, epoch 0, batch 0"]
+
+
+def test_on_rejects_wrong_names_and_values():
+    with pytest.raises(UnknownHook, match=r"on\(epoch_ends=\.\.\.\): epoch_ends is not a hook; did you mean 'epoch_e"):
+        on(epoch_ends=print)
+    with pytest.raises(UnknownHook, match="on_epoch_end is not a hook; did you mean 'epoch_end'"):
+        on(on_epoch_end=print)
+    with pytest.raises(UnknownHook, match="zzz is not a hook; the hooks are: fit_begin, "):
+        on(zzz=print)
+    with pytest.raises(WrongType, match=r"on\(epoch_end=\.\.\.\) takes a function of ctx, got int"):
+        on(epoch_end=3)
+    with pytest.raises(InvalidArgument, match="takes at least one hook and its function"):
+        on()

@@ -13,28 +13,28 @@ def updates_in(trace):
     return sum(event.get("name") == "aten::tanh" for event in trace["traceEvents"])
 
 
-def test_the_trace_holds_the_asked_updates(tmp_path):
+def test_the_trace_contains_the_chosen_updates(tmp_path):
     path = tmp_path / "deep" / "trace.json"
     ctx = train([Profile(path, updates=(2, 5))], epochs=2, batches=4)
     assert updates_in(json.loads(path.read_text())) == 3
-    assert [note.text for note in ctx.record.events_of("note")] == [f"the trace of updates 3 to 5 is in {path}"]
+    assert [note.text for note in ctx.record.events_of("note")] == [f"wrote the trace of updates 3 to 5 to {path}"]
 
 
-def test_a_short_fit_writes_what_there_is_compressed_where_asked(tmp_path):
+def test_a_short_fit_writes_the_updates_it_did_and_gz_is_compressed(tmp_path):
     path = tmp_path / "trace.json.gz"
     train([Profile(path, updates=(2, 500))], epochs=1, batches=4)
     with gzip.open(path) as file:
         assert updates_in(json.load(file)) == 2
 
 
-def test_a_fit_without_those_updates_says_so(tmp_path):
+def test_a_fit_that_ends_before_those_updates_warns(tmp_path):
     path = tmp_path / "trace.json"
     ctx = train([Profile(path)], epochs=1, batches=4)
     (warning,) = ctx.record.events_of("warning")
     assert "wrote nothing: the fit ended after 4 updates" in warning.text and not path.exists()
 
 
-def test_an_exception_ends_the_profiler(tmp_path):
+def test_an_exception_stops_the_profiler_and_writes_the_trace(tmp_path):
     path = tmp_path / "trace.json"
 
     class Broken(Callback):
@@ -56,7 +56,7 @@ def test_the_updates_are_a_range(tmp_path, updates):
         Profile(tmp_path / "trace.json", updates=updates)
 
 
-def test_a_resumed_fit_leaves_the_trace_alone(tmp_path):
+def test_a_run_resumed_after_those_updates_keeps_the_trace(tmp_path):
     path = tmp_path / "trace.json"
     ctx, profile = train([Profile(path, updates=(2, 4))], epochs=1, batches=6), Profile(path, updates=(2, 4))
     text = path.read_text()
@@ -67,7 +67,7 @@ def test_a_resumed_fit_leaves_the_trace_alone(tmp_path):
     assert path.read_text() == text and not ctx.record.events_of("warning")
 
 
-def test_a_fit_that_is_resumed_in_between_traces_the_rest(tmp_path):
+def test_a_run_resumed_between_those_updates_traces_the_rest(tmp_path):
     path, ctx = tmp_path / "trace.json", context()
     hooks = Hooks([Profile(path, updates=(2, 5))])
     ctx.update = 4
@@ -75,4 +75,4 @@ def test_a_fit_that_is_resumed_in_between_traces_the_rest(tmp_path):
     hooks.fire("on_train_batch_begin", ctx)
     ctx.update = 5
     hooks.fire("on_update", ctx)
-    assert [note.text for note in ctx.record.events_of("note")] == [f"the trace of updates 5 to 5 is in {path}"]
+    assert [note.text for note in ctx.record.events_of("note")] == [f"wrote the trace of updates 5 to 5 to {path}"]

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from stoker import InvalidArgument
 from stoker.callbacks import TensorBoard
-from tests.callbacks.tracked import CONFIG, cut_off_and_resumed, fit, points, same, warnings
+from tests.callbacks.tracked_fits import CONFIG, cut_off_and_resume, fit, points, same, warnings
 
 
 def board(folder):
@@ -26,7 +26,7 @@ def scalars(folder, *, running=False):
 
 
 def text(found, name):
-    (point,) = found.Tensors(name)
+    (point,) = found.Tensors(f"{name}/text_summary")
     return point.tensor_proto.string_val[0].decode()
 
 
@@ -37,14 +37,14 @@ def test_tensorboard_reads_a_run(tmp_path):
     found = board(folder)
     assert json.loads(text(found, "config").strip("`\n")) == CONFIG
     assert json.loads(text(found, "run").strip("`\n"))["id"] == run.id
-    assert [meta.plugin_data.plugin_name for meta in [found.SummaryMetadata("config")]] == ["text"]
+    assert [meta.plugin_data.plugin_name for meta in [found.SummaryMetadata("config/text_summary")]] == ["text"]
     (first, *_) = found.Scalars("train/loss")
     assert first.wall_time == run.record.events_of("train")[0].time
     assert warnings(run) == []
 
 
-def test_a_resumed_run_is_one_run_without_what_was_void(tmp_path):
-    run = cut_off_and_resumed(TensorBoard, tmp_path / "run")
+def test_a_resumed_run_replaces_the_values_it_trains_again(tmp_path):
+    run = cut_off_and_resume(TensorBoard, tmp_path / "run")
     folder = tmp_path / "run" / "tensorboard"
     assert len(list(folder.iterdir())) == 2
     assert same(scalars(folder), points(run), bits=32)
@@ -52,8 +52,8 @@ def test_a_resumed_run_is_one_run_without_what_was_void(tmp_path):
     assert warnings(run) == []
 
 
-def test_fits_without_a_run_have_folders_of_their_own(tmp_path):
-    with pytest.raises(InvalidArgument, match="TensorBoard writes files, and nothing says where"):
+def test_fits_without_a_run_directory_have_their_own_folders(tmp_path):
+    with pytest.raises(InvalidArgument, match="TensorBoard writes files: give fit run="):
         fit(TensorBoard())
     for _ in range(2):
         fit(TensorBoard(tmp_path, name="small"), epochs=1)
@@ -65,5 +65,5 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path):
     (tmp_path / "file").write_text("")
     run = fit(TensorBoard(tmp_path / "file"), run=tmp_path / "run")
     (warning,) = warnings(run)
-    assert warning.startswith("TensorBoard failed, and the run goes on; it gets nothing: NotADirectoryError")
+    assert warning.startswith("TensorBoard failed, and training continues; it receives nothing: NotADirectoryError")
     assert run.summary()["state"] == "finished"

@@ -58,7 +58,7 @@ def test_several(capsys):
     [
         (["watch"], "there is no run in 'runs' nor below this folder"),
         (["watch", "digitz"], "--wait waits for one that has not begun yet"),
-        (["watch", "rnus/digits", "--wait"], "there is no folder 'rnus'"),
+        (["watch", "rnus/digits", "--wait"], "the folder 'rnus' does not exist"),
     ],
     ids=["none", "no such", "nowhere"],
 )
@@ -106,7 +106,7 @@ def test_the_command_on_a_terminal(tmp_path):
         _, code = terminal.until_end()
         last = terminal.raw.rpartition(b"\x1b[?1049l")[2]
     run.close()
-    assert code == 0 and b"runs/digits: running, and goes on without a viewer" in last
+    assert code == 0 and b"runs/digits: running (it continues without the viewer)" in last
 
 
 def test_a_dumb_terminal_gets_a_page(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.data import Loader, ahead
+from stoker.data import Loader, prefetch
 from stoker.errors import InvalidArgument
 
 GPU = torch.device("cuda")
@@ -61,19 +61,19 @@ def no_thread_is_left():
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_only_a_gpu_is_copied_to(device):
-    with pytest.raises(InvalidArgument, match=f"to a CUDA device only; got {device}; use moved instead"):
-        ahead(iter([]), torch.device(device))
+    with pytest.raises(InvalidArgument, match=f"to a CUDA device only; got {device}; use move_batch instead"):
+        prefetch(iter([]), torch.device(device))
 
 
 def test_some_depth_is_needed():
     with pytest.raises(InvalidArgument, match="depth has to be at least 1; got 0"):
-        ahead(iter([]), GPU, depth=0)
+        prefetch(iter([]), GPU, depth=0)
 
 
 @cuda
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_batches_arrive_whole_and_in_order(depth):
-    found = [batch.clone() for batch in ahead(numbers(50), GPU, depth=depth)]
+    found = [batch.clone() for batch in prefetch(numbers(50), GPU, depth=depth)]
     assert all(batch.device.type == "cuda" for batch in found)
     assert [set(batch.tolist()) for batch in found] == [{float(number)} for number in range(50)]
 
@@ -84,7 +84,7 @@ def test_batches_arrive_whole_and_in_order(depth):
 def test_values_are_right_while_the_device_is_behind(size, where):
     """The step reads its batch long after the host has let go of it and asked for others."""
     sums = torch.zeros(40, dtype=torch.float64, device=GPU)
-    for place, batch in enumerate(ahead(numbers(40, size), GPU)):
+    for place, batch in enumerate(prefetch(numbers(40, size), GPU)):
         if where in ("before", "both"):
             busy()
         sums[place] = value(batch)
@@ -97,7 +97,7 @@ def test_values_are_right_while_the_device_is_behind(size, where):
 @cuda
 def test_a_batch_is_kept_until_the_next_is_asked_for():
     """A step may let go of a part of it while another stream works on that."""
-    batches = ahead(numbers(3), GPU)
+    batches = prefetch(numbers(3), GPU)
     gone = weakref.ref(next(batches))
     gc.collect()
     assert gone() is not None
@@ -111,7 +111,7 @@ def test_values_are_right_under_load_on_another_stream():
     sums = torch.zeros(60, dtype=torch.float64, device=GPU)
     mine.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(mine):
-        for place, batch in enumerate(ahead(numbers(60, 500_000), GPU)):
+        for place, batch in enumerate(prefetch(numbers(60, 500_000), GPU)):
             if place % 3 == 0:
                 busy(10)
             sums[place] = value(batch) ** 2
@@ -123,7 +123,7 @@ def test_values_are_right_under_load_on_another_stream():
 def test_memory_is_not_handed_out_again_while_the_step_reads_it():
     """Each batch is dropped at once, with the device far behind, so that its memory is wanted by the next copies."""
     kept = []
-    for batch in ahead(numbers(30, 2_000_000), GPU, depth=4):
+    for batch in prefetch(numbers(30, 2_000_000), GPU, depth=4):
         busy(20)
         kept.append(value(batch))  # queued behind the sleep
         del batch
@@ -132,7 +132,7 @@ def test_memory_is_not_handed_out_again_while_the_step_reads_it():
 
 @cuda
 def test_batches_that_are_kept_stay_as_they_are():
-    kept = list(ahead(numbers(30, 100_000), GPU))
+    kept = list(prefetch(numbers(30, 100_000), GPU))
     assert [set(batch.tolist()) for batch in kept] == [{float(number)} for number in range(30)]
 
 
@@ -145,7 +145,7 @@ def test_a_source_that_uses_one_buffer_again():
 
     for pinned in (False, True):
         sums = torch.zeros(20, device=GPU)
-        for place, batch in enumerate(ahead(one_buffer(pinned), GPU, depth=3)):
+        for place, batch in enumerate(prefetch(one_buffer(pinned), GPU, depth=3)):
             busy(3)
             sums[place] = value(batch)
         assert sums.tolist() == list(range(20))
@@ -156,7 +156,7 @@ def test_a_host_that_is_ahead_does_not_fill_the_device():
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before, size = torch.cuda.memory_allocated(), 8_000_000  # 32 MB a batch
-    for batch in ahead(numbers(40, size), GPU, depth=2):
+    for batch in prefetch(numbers(40, size), GPU, depth=2):
         busy(10)
         batch.add_(1)
         del batch
@@ -185,7 +185,7 @@ def test_everything_in_a_batch():
         "plain": (3, None, "text", b"bytes", 2.5),
     }
     expected = dict(parts)
-    (found,) = ahead(iter([parts]), GPU)
+    (found,) = prefetch(iter([parts]), GPU)
     for name in ("pinned", "strided", "channels", "expanded", "every other", "empty", "number", "conjugate"):
         plain = expected[name].to(GPU)
         assert found[name].device.type == "cuda"
@@ -205,7 +205,7 @@ def test_everything_in_a_batch():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64, torch.bfloat16, torch.complex64])
 def test_every_dtype(dtype):
     sent = torch.arange(64).to(dtype)
-    (found,) = ahead(iter([sent]), GPU)
+    (found,) = prefetch(iter([sent]), GPU)
     assert found.dtype == dtype
     assert torch.equal(found.cpu(), sent)
 
@@ -217,7 +217,7 @@ def test_what_the_source_makes_on_the_device_is_waited_for():
             busy(3)
             yield torch.full((100_000,), float(number), device=GPU)
 
-    assert [float(value(batch)) for batch in ahead(made_there(), GPU)] == [float(number) for number in range(20)]
+    assert [float(value(batch)) for batch in prefetch(made_there(), GPU)] == [float(number) for number in range(20)]
 
 
 @cuda
@@ -225,7 +225,7 @@ def test_what_the_caller_wrote_before_is_seen_by_the_source():
     columns = torch.zeros(1_000_000, device=GPU)
     busy(30)
     columns.fill_(5)
-    batches = ahead((columns[start : start + 1000].clone() for start in range(0, 10_000, 1000)), GPU)
+    batches = prefetch((columns[start : start + 1000].clone() for start in range(0, 10_000, 1000)), GPU)
     assert [float(value(batch)) for batch in batches] == [5.0] * 10
 
 
@@ -240,7 +240,7 @@ def test_the_caller_never_waits_for_the_device():
                 full.set()  # those before it have been sent
             yield batch
 
-    batches = ahead(source(), GPU, depth=3)
+    batches = prefetch(source(), GPU, depth=3)
     next(batches)
     full.wait()
     torch.cuda.synchronize()
@@ -261,7 +261,7 @@ def test_no_hidden_wait_anywhere():
     torch.cuda.set_sync_debug_mode("error")
     try:
         total = torch.zeros((), device=GPU)
-        for batch in ahead(numbers(20), GPU):
+        for batch in prefetch(numbers(20), GPU):
             total += value(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -282,7 +282,7 @@ def test_an_exception_comes_out_in_its_place(at):
 
     found = []
     with pytest.raises(LookupError, match="no such file"):
-        found.extend(float(value(batch)) for batch in ahead(breaking(), GPU, depth=3))
+        found.extend(float(value(batch)) for batch in prefetch(breaking(), GPU, depth=3))
     assert found == [float(number) for number in range(at)]
     assert closed == [True]
 
@@ -300,7 +300,7 @@ def test_leaving_early_ends_the_thread_and_closes_the_source(how):
             closed.set()
 
     source = endless()
-    batches = ahead(source, GPU)
+    batches = prefetch(source, GPU)
     if how != "never begun":
         next(batches)
         busy(20)
@@ -324,8 +324,8 @@ def test_leaving_early_ends_the_thread_and_closes_the_source(how):
 @cuda
 def test_many_one_after_another_and_side_by_side():
     for _ in range(20):
-        assert len(list(ahead(numbers(5), GPU))) == 5
-    pairs = zip(ahead(numbers(9), GPU), ahead(numbers(9), GPU), strict=True)
+        assert len(list(prefetch(numbers(5), GPU))) == 5
+    pairs = zip(prefetch(numbers(9), GPU), prefetch(numbers(9), GPU), strict=True)
     both = [(float(value(a)), float(value(b))) for a, b in pairs]
     assert both == [(float(number), float(number)) for number in range(9)]
 
@@ -335,7 +335,7 @@ def test_a_captured_graph_can_be_fed():
     """A thread that allocates is no trouble to a capture in the thread's own mode."""
     static = torch.zeros(1000, device=GPU)
     total = torch.zeros((), device=GPU, dtype=torch.float64)
-    batches = ahead(numbers(50), GPU)
+    batches = prefetch(numbers(50), GPU)
     static.copy_(next(batches))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -357,11 +357,11 @@ def test_a_loaders_batches(workers):
     rows = torch.arange(200.0).view(100, 2)
     source = list(range(100)) if workers else rows
     loader = Loader(source, batch_size=8, shuffle=0, workers=workers, transform=triple if workers else None)
-    assert not loader.draws_here
+    assert not loader.needs_main_thread
     loader.prepare(0)
     for epoch in range(3):
         walk = loader.at(epoch=epoch)
-        pairs = zip(ahead(walk.raw(), GPU), list(walk), strict=True)
+        pairs = zip(prefetch(walk.raw(), GPU), list(walk), strict=True)
         assert all(torch.equal(batch.cpu(), expected) for batch, expected in pairs)
         loader.prepare(epoch + 1)
     loader.close()

@@ -64,14 +64,14 @@ def test_raw_batches_are_before_the_move_and_the_transform():
     loader = Loader((X, Y), batch_size=4, shuffle=0, transform=batchable(centred), device="meta")
     for raw, (x, _) in zip(loader.at(epoch=1).raw(), Loader((X, Y), batch_size=4, shuffle=0).at(epoch=1), strict=True):
         assert torch.equal(raw[0], x)
-        assert torch.equal(loader.finished(raw)[0], x - x.mean(0))
+        assert torch.equal(loader.apply_batch_transform(raw)[0], x - x.mean(0))
 
 
 def test_without_one_a_batch_is_finished_as_it_is():
     batch = (X, Y)
     loader = Loader((X, Y), batch_size=4)
-    assert loader.after is None
-    assert loader.finished(batch) is batch
+    assert loader.batch_transform is None
+    assert loader.apply_batch_transform(batch) is batch
     assert Loader((X, Y), batch_size=4, transform=centred).after is None
 
 
@@ -80,7 +80,7 @@ def test_columns_keep_their_way_without_single_samples(monkeypatch):
     loader = Loader((X, Y), batch_size=4, workers=2, transform=batchable(centred))
     assert len(list(loader)) == 3
     assert loader.picks
-    assert not loader.draws_here
+    assert not loader.needs_main_thread
 
 
 @pytest.mark.parametrize("source", ["columns", "samples"])
@@ -106,7 +106,7 @@ def test_it_is_a_function_still_and_a_decorator():
 
 def test_a_loader_with_one_can_be_copied():
     loader = pickle.loads(pickle.dumps(Loader((X, Y), batch_size=4, transform=batchable(centred))))
-    assert loader.after is centred
+    assert loader.batch_transform is centred
 
 
 def test_only_functions_can_be_marked():

@@ -5,12 +5,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from stoker.data._generators import generators_of, set_states, states_of
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, WeightedRandomSampler
 
 from stoker import StateMismatch
 from stoker.checkpoint import random_state, set_random_state
 from stoker.data import Loader
-from stoker.data._generators import generators_of, set_states, states_of
 from stoker.loop import put_back
 from tests.checkpoint.trees import through
 
@@ -81,16 +81,16 @@ def epochs(loader, count, seen, *, stop=None, resume=None):
     for epoch in range(resume["epoch"] if resume else 0, count):
         done = 0
         if resume is not None and resume["batch"]:
-            loader.load_generators_state(resume["opened"]["generators"])
+            loader.load_generator_states(resume["opened"]["generators"])
             set_random_state(resume["opened"]["random"])
             done, opened = resume["batch"], resume["opened"]
             walk = iter(loader.at(epoch=epoch, batch=done))
             set_random_state(resume["random"])
         else:
             if resume is not None:
-                loader.load_generators_state(resume["generators"])
+                loader.load_generator_states(resume["generators"])
                 set_random_state(resume["random"])
-            opened = {"generators": loader.generators_state(), "random": random_state()}
+            opened = {"generators": loader.generator_states(), "random": random_state()}
             walk = iter(loader.at(epoch=epoch))
         resume = None
         for number, batch in enumerate(walk, start=done + 1):
@@ -100,7 +100,7 @@ def epochs(loader, count, seen, *, stop=None, resume=None):
                 place = {"epoch": epoch + last, "batch": 0 if last else number, "opened": opened}
                 if last:
                     assert next(walk, None) is None
-                return through(place | {"random": random_state(), "generators": loader.generators_state()})
+                return through(place | {"random": random_state(), "generators": loader.generator_states()})
     return None
 
 
@@ -143,14 +143,14 @@ def test_workers_that_live_on_keep_the_order_and_say_what_they_can_not_keep():
     text = (
         "the workers of this DataLoader live on from epoch to epoch (persistent_workers=True), and where their random"
     )
-    assert loader.unrepeatable.startswith(text)
+    assert loader.resume_warning.startswith(text)
 
 
 def test_what_is_no_dataloader_needs_no_generators():
     loader = Loader(torch.arange(6), batch_size=2, shuffle=0)
-    assert (loader.replays, loader.unrepeatable, loader.generators_state()) == (False, None, {})
-    loader.load_generators_state({})
-    assert Loader(KINDS["plain"]()).replays and Loader(KINDS["plain"]()).unrepeatable is None
+    assert (loader.needs_rng_state, loader.resume_warning, loader.generator_states()) == (False, None, {})
+    loader.load_generator_states({})
+    assert Loader(KINDS["plain"]()).needs_rng_state and Loader(KINDS["plain"]()).resume_warning is None
 
 
 def test_every_generator_is_found_once_by_where_it_is():
@@ -189,9 +189,9 @@ def test_each_kind_of_generator_goes_on_to_the_same_numbers(make):
 def test_other_generators_are_refused_and_nothing_is_changed():
     loader = Loader(KINDS["generator"]())
     with pytest.raises(StateMismatch, match="other generators: sampler.generator in the state, generator here"):
-        loader.load_generators_state(Loader(KINDS["sampler"]()).generators_state())
+        loader.load_generator_states(Loader(KINDS["sampler"]()).generator_states())
     with pytest.raises(StateMismatch, match="other generators: none in the state, generator here"):
-        loader.load_generators_state({})
+        loader.load_generator_states({})
     pair = {"a": random.Random(1), "b": np.random.default_rng(1)}
     before = pair["a"].getstate()
     with pytest.raises(StateMismatch, match="the DataLoader's generator 'b' can't be set to its state"):

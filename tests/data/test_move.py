@@ -2,8 +2,7 @@ from collections import namedtuple
 from dataclasses import dataclass
 
 import torch
-
-from stoker.data._move import map_batch, moved
+from stoker.data._move import map_batch, move_batch
 
 META = torch.device("meta")  # a device that is everywhere
 Pair = namedtuple("Pair", ["a", "b"])
@@ -25,7 +24,7 @@ class Packed:
 
 def test_tensors_move_wherever_they_are():
     x = torch.zeros(2)
-    batch = moved((x, [x, {"x": x}], Pair(x, "a"), Batch(x, ["b"]), Packed(), None, "word", 3), META)
+    batch = move_batch((x, [x, {"x": x}], Pair(x, "a"), Batch(x, ["b"]), Packed(), None, "word", 3), META)
     assert batch[0].device == META
     assert batch[1][0].device == batch[1][1]["x"].device == META
     assert batch[2].a.device == META
@@ -38,7 +37,7 @@ def test_tensors_move_wherever_they_are():
 
 def test_what_is_there_already_is_not_copied():
     x = torch.zeros(2)
-    assert moved({"x": x}, torch.device("cpu"))["x"] is x
+    assert move_batch({"x": x}, torch.device("cpu"))["x"] is x
 
 
 def test_a_function_of_every_part_keeps_the_structure():

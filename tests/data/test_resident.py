@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 import torch
+from stoker.data._resident import resident, resident_bytes
 from torch.utils.data import DataLoader
 
 from stoker.data import Loader, batchable, concat, split, take, windows
 from stoker.data import _resident as room
 from stoker.data._columns import Columns, as_columns
-from stoker.data._resident import resident, resident_bytes
 from stoker.errors import InvalidArgument
 from tests.data.test_pick import leaves, same
 
@@ -76,7 +76,7 @@ def test_the_loader_is_the_same_but_for_where_its_columns_are():
     twin = loader.resident("cpu")
     assert twin.source is source
     assert repr(twin) == repr(loader) == "Loader(dict, batch_size=4, shuffle=3)"
-    assert (twin.samples, len(twin), twin.after) == (12, 3, loader.after)
+    assert (twin.samples, len(twin), twin.after) == (12, 3, loader.batch_transform)
     assert twin.picks and not loader.picks
     assert same(next(iter(twin)), next(iter(loader.at(epoch=1))))  # epochs are counted on from where it stood
     assert same(next(iter(loader)), next(iter(loader.at(epoch=1))))

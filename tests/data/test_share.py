@@ -8,12 +8,12 @@ import torch
 from datasets.distributed import split_dataset_by_node
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
-
-from stoker.data import Ghost, Loader, concat, mapped, shuffled, split, take, windows
 from stoker.data._batches import Task
 from stoker.data._order import BATCH, key, own_random_numbers, seed_everything
 from stoker.data._share import Share
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+
+from stoker.data import Loader, PaddingBatch, concat, mapped, shuffled, split, take, windows
 from stoker.errors import InvalidArgument, WrongType
 
 
@@ -141,10 +141,10 @@ def check_shares(whole, walks):
     assert {len(walk) for walk in walks} == {len(whole)}
     for batch, shares in zip(whole, zip(*walks, strict=True), strict=True):
         count = count_of(batch)
-        counts = [0 if isinstance(share, Ghost) else count_of(share) for share in shares]
+        counts = [0 if isinstance(share, PaddingBatch) else count_of(share) for share in shares]
         assert counts == [count * (rank + 1) // size - count * rank // size for rank in range(size)]
-        assert bits(joined([share for share in shares if not isinstance(share, Ghost)])) == bits(batch)
-        assert all(bits(share.batch) == bits(first_of(batch)) for share in shares if isinstance(share, Ghost))
+        assert bits(joined([share for share in shares if not isinstance(share, PaddingBatch)])) == bits(batch)
+        assert all(bits(share.batch) == bits(first_of(batch)) for share in shares if isinstance(share, PaddingBatch))
 
 
 @settings(max_examples=300, deadline=None)
@@ -194,16 +194,16 @@ def test_picks_and_resident_columns_give_the_same_shares(kind, count, batch_size
         assert (share.picks, there.picks, share.nbytes) == (loader.picks, loader.picks, loader.nbytes)
         for walked in (share, there) if loader.picks else ():
             picks = list(walked.at(epoch=1, batch=batch).picks())
-            assert [pick.ghost for pick in picks] == [isinstance(each, Ghost) for each in expected]
+            assert [pick.ghost for pick in picks] == [isinstance(each, PaddingBatch) for each in expected]
             assert [len(pick) for pick in picks] == [1 if pick.ghost else count_of(pick.batch()) for pick in picks]
-            batches = [Ghost(pick.batch()) if pick.ghost else pick.batch() for pick in picks]
+            batches = [PaddingBatch(pick.batch()) if pick.ghost else pick.batch() for pick in picks]
             assert bits(batches) == bits(expected)
 
 
 def test_a_copied_share_is_a_share():
     whole = Loader(columns(5), batch_size=2, shuffle=0)
     there = whole.shared(0, 3).resident("meta")  # where nothing stays as it is
-    assert [isinstance(batch, Ghost) for batch in there] == [True, True, True]
+    assert [isinstance(batch, PaddingBatch) for batch in there] == [True, True, True]
     assert all(pick.ghost and pick.of(pick.numbers).ghost for pick in there.at(epoch=0).picks())
 
 
@@ -228,7 +228,7 @@ def test_workers_change_no_share(worked, kind, size):
     for epoch, batch in ((0, 0), (1, 0), (1, 2)):
         walks = [list(rank.at(epoch=epoch, batch=batch)) for rank in worked[kind, size]]
         check_shares(here.at(epoch=epoch, batch=batch), walks)
-    assert [isinstance(walk[-1], Ghost) for walk in walks] == [True] * (size - 1) + [False]  # 11 = 5 + 5 + 1
+    assert [isinstance(walk[-1], PaddingBatch) for walk in walks] == [True] * (size - 1) + [False]  # 11 = 5 + 5 + 1
 
 
 def test_what_is_prepared_for_the_whole_is_not_taken_for_a_share():
@@ -276,7 +276,7 @@ def test_a_drawing_batcher_draws_something_else_on_every_rank_and_on_the_first_w
 def test_a_ghost_is_the_first_sample_of_its_batch():
     for kind in ("columns", "a list"):
         ghosts = list(made(kind, 5, batch_size=3).shared(0, 4))
-        assert [type(each) for each in ghosts] == [Ghost, Ghost]
+        assert [type(each) for each in ghosts] == [PaddingBatch, PaddingBatch]
         assert [each.batch[1].tolist() for each in ghosts] == [[0], [3]]
     assert [batch.tolist() for batch in Loader(Stream(5), batch_size=3, transform=lambda x, n: n).shared(3, 4)] == [
         [2],
@@ -288,7 +288,7 @@ def test_one_process_walks_the_loader_itself():
     for kind in KINDS:
         loader = made(kind, 5, batch_size=2)
         assert loader.shared(0, 1) is loader
-        assert loader.note_shared is None
+        assert loader.sharing_note is None
     foreign = Loader(DataLoader([1, 2]))
     assert foreign.shared(0, 1) is foreign
 
@@ -307,7 +307,7 @@ def test_what_a_share_says_of_itself():
     assert share.shared(1, 2) is share
     with pytest.raises(InvalidArgument, match=r"rank 1 of 2\) is a share already; share the loader that it came from"):
         share.shared(0, 2)
-    assert share.note_shared is None
+    assert share.sharing_note is None
     with pytest.raises(InvalidArgument, match="there is no batch 4: an epoch has 3, counted from 0"):
         share.at(epoch=0, batch=4)
 
@@ -337,7 +337,7 @@ def test_a_task_is_cut_with_its_samples():
 
 
 def test_a_stream_is_read_by_every_rank_which_is_noted():
-    note = Loader(Stream(7), batch_size=3).shared(0, 2).note_shared
+    note = Loader(Stream(7), batch_size=3).shared(0, 2).sharing_note
     assert note == (
         "each of the 2 ranks reads the whole stream and takes its share of every batch, so the stream has to give the "
         "same samples on all of them"
@@ -365,7 +365,7 @@ def test_a_dataloader_with_a_sampler_for_this_world_is_taken_as_it_is():
     seen = []
     for rank in range(2):
         loader = foreign(8, rank, 2).shared(rank, 2)
-        assert loader.note_shared == "each of the 2 ranks has a DataLoader of its own, with batches of its own"
+        assert loader.sharing_note == "each of the 2 ranks has a DataLoader of its own, with batches of its own"
         assert len(loader) == 2
         seen += [number for batch in loader for number in batch[0].tolist()]
     assert sorted(seen) == list(range(8))
@@ -373,7 +373,7 @@ def test_a_dataloader_with_a_sampler_for_this_world_is_taken_as_it_is():
 
 @pytest.mark.parametrize(("drop_last", "done"), [(False, "repeats 2 of 7"), (True, "leaves out 1 of 7")])
 def test_a_sampler_that_repeats_or_leaves_out_samples_is_noted(drop_last, done):
-    assert foreign(7, 1, 3, drop_last=drop_last).shared(1, 3).note_shared == (
+    assert foreign(7, 1, 3, drop_last=drop_last).shared(1, 3).sharing_note == (
         "each of the 3 ranks has a DataLoader of its own, with batches of its own; its DistributedSampler "
         f"{done} samples in every epoch, so that all ranks have as many (of a dataset given by itself, each is seen "
         "once)"
@@ -399,7 +399,7 @@ class Own(BatchSampler):
 def test_a_sampler_of_the_users_own_that_knows_of_ranks_is_taken():
     loader = Loader(DataLoader(range(6), batch_sampler=Own(1, 2))).shared(1, 2)
     assert [batch.tolist() for batch in loader] == [[1, 3], [5]]
-    assert loader.note_shared == "each of the 2 ranks has a DataLoader of its own, with batches of its own"
+    assert loader.sharing_note == "each of the 2 ranks has a DataLoader of its own, with batches of its own"
 
 
 @pytest.mark.parametrize("dataset", [[1, 2, 3], Stream(4)], ids=["by number", "a stream"])

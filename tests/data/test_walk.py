@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from stoker.data import Loader, Pick
+from stoker.data import Loader, RowSelection
 from stoker.errors import InvalidArgument
 
 
@@ -20,7 +20,7 @@ def test_a_walk_can_be_walked_again_in_every_way():
 
 def test_picks_come_one_by_one():
     picks = Loader(torch.arange(10), batch_size=4).at(epoch=0).picks()
-    assert isinstance(next(picks), Pick)
+    assert isinstance(next(picks), RowSelection)
     assert [pick.numbers.tolist() for pick in picks] == [[4, 5, 6, 7], [8, 9]]
 
 

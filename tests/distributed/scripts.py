@@ -14,7 +14,7 @@ import stoker
 from stoker import Callback, Checkpoint, Parallel, callbacks, data, optim
 from stoker.distributed import joined
 from tests.distributed.test_resume import Poison
-from torture._digest import digest
+from torture.runs import digest
 
 TIMEOUT = 15  # seconds that a rank waits for the others
 SAMPLES, BATCH = 96, 12

@@ -261,9 +261,9 @@ def test_ranks_that_come_apart_are_told_so(tmp_path):
 def ghosts(rank, size, folder):
     seen = {"train": [], "valid": []}
     watch = callbacks.on(
-        train_batch_end=lambda ctx: seen["train"].append(ctx.ghost),
-        valid_batch_end=lambda ctx: seen["valid"].append(ctx.ghost),
-        epoch_end=lambda ctx: seen.update(after=ctx.ghost),
+        train_batch_end=lambda ctx: seen["train"].append(ctx.is_padding),
+        valid_batch_end=lambda ctx: seen["valid"].append(ctx.is_padding),
+        epoch_end=lambda ctx: seen.update(after=ctx.is_padding),
     )
     fit(watch, data=samples(3), batch_size=2, valid=samples(1), epochs=1)
     return seen

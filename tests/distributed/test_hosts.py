@@ -8,9 +8,8 @@ from stoker.record import Run
 from tests.distributed.hosts import ADDRESSES, two_hosts, why_no_hosts
 from tests.distributed.processes import run
 from tests.distributed.test_torchrun import awaited, digests, whole
-from torture._children import LONGEST
-from torture._digest import checkpoints_of
-from torture._launch import Launch, met
+from torture.processes import TIMEOUT, Launch, rendezvous
+from torture.runs import checkpoints_of
 
 WHY_NOT = why_no_hosts()
 LOST = "PeerFailed: the connection to the other ranks was lost"
@@ -20,7 +19,7 @@ def on_both(hosts, script, folder, name):
     """A start of the script with one rank on each host; they meet on the first."""
     started = []
     for place, (host, card, address) in enumerate(zip(hosts.names, hosts.cards, ADDRESSES, strict=True)):
-        meeting = met(f"{ADDRESSES[0]}:29400", name, nodes="2", limits=f"is_host={int(place == 0)}")
+        meeting = rendezvous(f"{ADDRESSES[0]}:29400", name, nodes="2", settings=f"is_host={int(place == 0)}")
         command = [f"--local-addr={address}", *meeting, "-m", "tests.distributed.scripts", script, str(folder)]
         environment = {"GLOO_SOCKET_IFNAME": card, "TP_SOCKET_IFNAME": card}
         prints = folder / f"{name}-{place}.txt"
@@ -30,9 +29,9 @@ def on_both(hosts, script, folder, name):
 
 def ended(launch):
     """What is printed once the ranks have ended. torchrun's own agent waits longer for a store on the other host."""
-    until = time.monotonic() + LONGEST
+    until = time.monotonic() + TIMEOUT
     while launch.everybody():
-        assert time.monotonic() < until, f"a rank has not ended for {LONGEST} seconds:\n{launch.printed()}"
+        assert time.monotonic() < until, f"a rank has not ended for {TIMEOUT} seconds:\n{launch.printed()}"
         time.sleep(0.1)
     return launch.printed()
 

@@ -11,8 +11,8 @@ import pytest
 from stoker.record import Run
 from tests.distributed import scripts
 from tests.distributed.processes import run
-from torture._digest import checkpoints_of
-from torture._launch import Launch, alone, met
+from torture.processes import Launch, rendezvous, standalone
+from torture.runs import checkpoints_of
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def undisturbed(tmp_path_factory):
 
 
 def test_a_rank_that_is_killed_comes_back_and_the_run_ends_in_the_same_bits(launch, tmp_path, undisturbed):
-    started = launch("dies_once", alone(2, restarts=3))
+    started = launch("dies_once", standalone(2, restarts=3))
     assert started.wait() == 0, started.printed()
     assert (tmp_path / "died").exists()
     assert digests(started) == [undisturbed]
@@ -83,7 +83,7 @@ def test_a_node_is_lost_and_another_one_joins_and_every_sample_is_seen_once(laun
 
     def node(is_host):
         more = f"is_host={is_host},keep_alive_max_attempt=3"
-        agent = met(place, "nodes", nodes="1:2", restarts=3, limits=more)
+        agent = rendezvous(place, "nodes", nodes="1:2", restarts=3, settings=more)
         # torch 2.13 tells the address of its shared store in the first round only: who comes later waits in vain.
         return launch("counts", ["--local-addr=127.0.0.1", *agent], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
@@ -119,7 +119,7 @@ def assert_each_once(batches):
 
 
 def test_an_exception_on_one_rank_ends_all_with_its_traceback_first(launch, tmp_path):
-    started = launch("fails", alone(2))
+    started = launch("fails", standalone(2))
     assert started.wait() == 1
     printed = started.printed()
     said = "rank 1 has failed: ValueError: the disk of this node is gone; its traceback is in its own output"
@@ -129,7 +129,7 @@ def test_an_exception_on_one_rank_ends_all_with_its_traceback_first(launch, tmp_
 
 
 def test_what_one_rank_decides_ends_all_of_them_in_the_same_way(launch, tmp_path):
-    started = launch("decides", alone(2))
+    started = launch("decides", standalone(2))
     assert started.wait() == 1
     printed = started.printed()
     for rank in (0, 1):
@@ -145,7 +145,7 @@ def test_what_one_rank_decides_ends_all_of_them_in_the_same_way(launch, tmp_path
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["asked to end", "killed"])
 def test_without_the_agent_the_ranks_leave_in_order_and_go_on_later(launch, tmp_path, undisturbed, number):
-    started = launch("slow", alone(2))
+    started = launch("slow", standalone(2))
     awaited((tmp_path / "inside").exists, [started])
     started.send(number)
     assert started.wait() == (1 if number == signal.SIGTERM else -number)
@@ -154,6 +154,6 @@ def test_without_the_agent_the_ranks_leave_in_order_and_go_on_later(launch, tmp_
     assert left.ended is None and left.reason.startswith("stopped: ")
     assert (left.epoch, Run.open(tmp_path / "run").record.events_of("end")[-1].update) == (2, left.update)
     (tmp_path / "fast").touch()
-    again = launch("slow", alone(2))
+    again = launch("slow", standalone(2))
     assert again.wait() == 0, again.printed()
     assert digests(again) == [undisturbed]

@@ -185,7 +185,7 @@ def test_wrt_limits_it():
         "0.bias",
         "2.weight",
     }
-    with pytest.raises(stoker.NoSuchParameter, match="'3' chooses no parameter"):
+    with pytest.raises(stoker.NoSuchParameter, match="'3' matches no parameter"):
         backward(model(torch.ones(1, 4)).sum(), model, wrt="3")
     with pytest.raises(NotDifferentiable, match="all parameters that '0' chooses are frozen"):
         backward(model(torch.ones(1, 4)).sum(), stoker.freeze(model, "0"), wrt="0")

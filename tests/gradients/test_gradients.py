@@ -60,7 +60,7 @@ def test_take_moves_out(model, grads):
 
 
 def test_take_what_is_not_there(model, grads):
-    with pytest.raises(stoker.NoSuchParameter, match="'head' chooses no parameter; there are: 0.weight"):
+    with pytest.raises(stoker.NoSuchParameter, match="'head' matches no parameter; the parameters are: 0.weight"):
         grads.take("head")
     grads.take("0")
     with pytest.raises(stoker.NoSuchParameter, match=r"'0' chooses no gradient here.*moved out by take\('0'\)"):

@@ -12,7 +12,7 @@ from tests.loop.fits import Net, copied, learner, line, linear, same, samples
 class Everywhere(callbacks.Callback):
     """Listens to every milestone there is."""
 
-    for _name in callbacks.MILESTONES:
+    for _name in callbacks.HOOK_NAMES:
         exec(f"def {_name}(self, ctx): pass")
     del _name
 
@@ -55,9 +55,9 @@ def test_everything_that_hangs_on_the_loop_is_named():
         "the best weights go into the model",
     ):
         assert words in said, f"{words!r} is not in:\n{said}"
-    for milestone in callbacks.MILESTONES:
+    for milestone in callbacks.HOOK_NAMES:
         assert f"{milestone}: Everywhere" in said
-    order = [said.index(f"◂ {milestone}:") for milestone in callbacks.MILESTONES if "interrupt" not in milestone]
+    order = [said.index(f"◂ {milestone}:") for milestone in callbacks.HOOK_NAMES if "interrupt" not in milestone]
     assert order[:-3] == sorted(order[:-3])
 
 

@@ -220,7 +220,7 @@ def test_a_checkpoint_of_another_run_is_neither_used_nor_deleted(tmp_path):
     before = files(foreign)
     resumed = fit(left)
     assert came_out(resumed) == whole and files(foreign) == before
-    assert texts(resumed.record)[0].startswith("a checkpoint was skipped: 00000018 is of another run")
+    assert texts(resumed.record)[0].startswith("a checkpoint was skipped: 00000018 belongs to another run")
     assert came_out(fit(left)) == whole, "and the end, beside it, is found"
 
 

@@ -11,7 +11,7 @@ from stoker.loop._agree import agree, depart, stop
 def shared_fit(rank=0):
     """A fit as far as an agreement knows it; alone, an `Accord` hears at once."""
     ctx = Context(model=nn.Linear(1, 1))
-    ctx.wishes, ctx.can_save = {}, True
+    ctx._requests.pending, ctx._requests.can_save = {}, True
     world = World(rank=rank, size=rank + 1)
     given = {"interrupted": False, "terminated": False, "left": None}
     return SimpleNamespace(ctx=ctx, world=world, record=ctx.record, accord=Accord(World()), **given)
@@ -23,15 +23,15 @@ def test_a_wish_is_only_done_when_all_have_agreed(now):
     fit.ctx.stop("enough")
     fit.ctx.stop("a second reason")
     fit.ctx.save("before it ends")
-    assert (fit.ctx.stopping, fit.ctx.saving) == (None, None)
+    assert (fit.ctx.stopping, fit.ctx._requests.save_reason) == (None, None)
     agree(fit, now=now)
-    assert (fit.ctx.stopping, fit.ctx.saving, fit.interrupted) == ("enough", "before it ends", False)
-    assert fit.ctx.wishes == {}
+    assert (fit.ctx.stopping, fit.ctx._requests.save_reason, fit.interrupted) == ("enough", "before it ends", False)
+    assert fit.ctx._requests.pending == {}
 
 
 def test_to_leave_goes_before_to_stop_and_is_no_end():
     fit = shared_fit()
-    fit.ctx.wishes |= {"stop": "enough", "leave": "Terminated", "terminated": True}
+    fit.ctx._requests.pending |= {"stop": "enough", "leave": "Terminated", "terminated": True}
     agree(fit)
     assert (fit.ctx.stopping, fit.left, fit.interrupted, fit.terminated) == ("Terminated", "Terminated", True, True)
 

@@ -25,7 +25,7 @@ def a_fit(model=Net, **settings):
 
 def everything(fit):
     modules = [*fit.model.modules(), *fit.average.model.modules()]
-    state = [each for rule in fit.optimizer.tensors() for own in rule.values() for each in own.values()]
+    state = [each for rule in fit.optimizer.state_tensors() for own in rule.values() for each in own.values()]
     return [table[name] for table, name in slots_in(modules)] + state
 
 

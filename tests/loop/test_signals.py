@@ -92,12 +92,12 @@ def test_the_first_reason_is_kept():
 def test_sigusr1_asks_for_a_checkpoint_and_does_nothing_once_it_is_too_late():
     fit = made(saver=object())
     with interruptible(fit):
-        fit.ctx.can_save = True
+        fit.ctx._requests.can_save = True
         signal.raise_signal(signal.SIGUSR1)
-        assert fit.ctx.saving == "asked for by SIGUSR1" and fit.ctx.stopping is None
-        fit.ctx.can_save, fit.ctx.saving = False, None
+        assert fit.ctx._requests.save_reason == "asked for by SIGUSR1" and fit.ctx.stopping is None
+        fit.ctx._requests.can_save, fit.ctx._requests.save_reason = False, None
         signal.raise_signal(signal.SIGUSR1)
-        assert fit.ctx.saving is None
+        assert fit.ctx._requests.save_reason is None
     with pytest.raises(InvalidArgument):
         fit.ctx.save("by a hook, that is an error")
 

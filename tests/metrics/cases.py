@@ -1,4 +1,4 @@
-"""One of every metric with random data for it: the battery of `test_metric.py` takes each by a line here."""
+"""Every metric with random data for it: a line in `CASES` puts a metric under all tests of `test_contract.py`."""
 
 from types import SimpleNamespace
 
@@ -110,7 +110,7 @@ CASES = [
 
 
 def value(metric, *outputs):
-    """What a metric gives for some outputs."""
+    """The value of a metric after some outputs."""
     state = metric.init(CPU)
     for output in outputs:
         state = metric.update(state, output)

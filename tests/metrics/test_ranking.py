@@ -1,3 +1,5 @@
+"""Areas under the ROC and the precision-recall curve against scikit-learn and torchmetrics."""
+
 import math
 
 import pytest
@@ -41,7 +43,7 @@ def test_binary_areas_are_exact_with_ties_and_weights(kind, score, seed, n, shar
 @pytest.mark.parametrize(("kind", "score"), KINDS)
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 12), present=st.integers(1, 4))
-def test_classes_one_against_the_rest(kind, score, seed, n, present):
+def test_classes_are_ranked_one_against_the_rest(kind, score, seed, n, present):
     draw = torch.Generator().manual_seed(seed)
     logits, targets = torch.randn(n, 4, generator=draw), torch.randint(present, (n,), generator=draw)
     truth = targets[:, None] == torch.arange(4)
@@ -52,7 +54,7 @@ def test_classes_one_against_the_rest(kind, score, seed, n, present):
 
 
 @pytest.mark.parametrize(("kind", "score"), KINDS)
-def test_labels_one_by_one(kind, score):
+def test_labels_are_ranked_one_by_one(kind, score):
     draw = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(30, 3, generator=draw), torch.randint(2, (30, 3), generator=draw)
     targets[:, 1] = 0  # never yes
@@ -60,7 +62,7 @@ def test_labels_one_by_one(kind, score):
     assert value(kind(), MultiLabelOutput(LOSS, logits, targets)) == pytest.approx(expected, abs=1e-12)
 
 
-def test_areas_are_those_of_torchmetrics():
+def test_areas_equal_torchmetrics():
     draw = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(60, 4, generator=draw), torch.randint(4, (60,), generator=draw)
     output = ClassificationOutput(LOSS, logits, targets)
@@ -71,7 +73,7 @@ def test_areas_are_those_of_torchmetrics():
 
 
 @pytest.mark.parametrize(("kind", "score"), KINDS)
-def test_bins_are_the_areas_of_rounded_scores(kind, score):
+def test_bins_give_the_areas_of_rounded_scores(kind, score):
     draw = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(60, 1, generator=draw), torch.randint(2, (60, 1), generator=draw)
     rounded = (logits.sigmoid() * 10).floor()
@@ -83,13 +85,13 @@ def test_bins_are_the_areas_of_rounded_scores(kind, score):
     assert value(kind(bins=10), multi) == pytest.approx(column_mean(score, truth, rounded), abs=1e-12)
 
 
-def test_one_class_only_is_nan():
+def test_a_class_without_a_yes_or_a_no_gives_nan():
     only = MultiLabelOutput(LOSS, torch.randn(5), torch.ones(5))
     assert math.isnan(value(AUROC(), only)) and value(AveragePrecision(), only) == 1
     none = MultiLabelOutput(LOSS, torch.randn(5), torch.zeros(5))
     assert math.isnan(value(AUROC(bins=4), none)) and math.isnan(value(AveragePrecision(bins=4), none))
 
 
-def test_a_single_bin_is_refused():
-    with pytest.raises(InvalidArgument, match="bins must be at least 2, got 1; leave it out"):
+def test_a_single_bin_raises():
+    with pytest.raises(InvalidArgument, match="bins must be at least 2, got 1; omit it for exact areas"):
         AUROC(bins=1)

@@ -1,4 +1,4 @@
-"""Optimizers written for PyTorch, by torch and by others, driven by gradients as values."""
+"""`optim.wrap` drives torch's and third-party optimizers exactly as a plain training loop does."""
 
 import copy
 
@@ -40,7 +40,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("cls", "settings"), OTHERS, ids=lambda value: getattr(value, "__name__", ""))
-def test_bit_for_bit_as_torch_drives_it(cls, settings):
+def test_parameters_equal_those_of_a_plain_loop(cls, settings):
     ours, theirs = net(), net()
     optimizer = optim.wrap(cls, **settings).init(ours)
     native = cls(theirs.parameters(), lr=0.01, **settings)
@@ -58,7 +58,7 @@ def test_bit_for_bit_as_torch_drives_it(cls, settings):
 
 
 @pytest.mark.parametrize(("cls", "settings"), OTHERS, ids=lambda value: getattr(value, "__name__", ""))
-def test_state_goes_on_to_the_same_bits(cls, settings):
+def test_training_continues_from_a_saved_state_to_the_same_bits(cls, settings):
     model = net()
     optimizer = optim.wrap(cls, **settings).init(model)
     for update in range(4):
@@ -75,15 +75,13 @@ def test_state_goes_on_to_the_same_bits(cls, settings):
     assert equal(model, resumed)
 
 
-def test_grad_is_lent_and_given_back():
+def test_grad_is_restored_after_a_step():
     model = net()
     left = torch.full_like(model[0].weight, 3.0)
     model[0].weight.grad = left
     optimizer = optim.wrap(torch.optim.SGD).init(model)
     before = model[0].weight.clone()
-    optimizer.step(
-        backward(loss_of(model, 0), model).take("2"), lr=0.1
-    )  # 0.weight is not stepped, also not by what was left
+    optimizer.step(backward(loss_of(model, 0), model).take("2"), lr=0.1)  # does not step 0.weight by the old .grad
     assert model[0].weight.grad is left and torch.equal(model[0].weight, before)
 
     class Failing(torch.optim.SGD):
@@ -95,8 +93,7 @@ def test_grad_is_lent_and_given_back():
     assert model[0].weight.grad is left and model[2].weight.grad is None
 
 
-def test_learning_rates_by_name_become_groups_and_one_step():
-    """One call of the optimizer's step, so that what it counts for a group advances once."""
+def test_learning_rates_by_name_become_groups_of_one_step():
     model, theirs = net(), net()
     optimizer = optim.wrap(torch.optim.AdamW).init(model)
     native = torch.optim.AdamW(
@@ -142,7 +139,7 @@ def test_lbfgs_minimizes_a_closure():
     assert equal(ours, theirs)
 
 
-def test_lbfgs_can_not_step_and_says_what_to_do():
+def test_step_of_an_optimizer_with_a_closure_points_to_minimize():
     model = net()
     grads = backward(loss_of(model, 0), model)
     with pytest.raises(
@@ -150,11 +147,11 @@ def test_lbfgs_can_not_step_and_says_what_to_do():
     ):
         optim.wrap(torch.optim.LBFGS).init(model).step(grads, lr=1.0)
     assert len(grads) == 4
-    with pytest.raises(stoker.InvalidArgument, match="minimize is for one wrapped optimizer"):
+    with pytest.raises(stoker.InvalidArgument, match="minimize needs one wrapped optimizer"):
         optim.Adam().init(model).minimize(lambda: loss_of(model, 0), lr=0.1)
 
 
-def test_sparse_adam():
+def test_sparse_adam_equals_a_plain_loop():
     ours = nn.Embedding(6, 2, sparse=True)
     theirs = copy.deepcopy(ours)
     optimizer, native = (
@@ -169,10 +166,10 @@ def test_sparse_adam():
         assert torch.equal(ours.weight, theirs.weight)
 
 
-def test_what_can_not_be_wrapped():
+def test_wrap_raises_for_other_things():
     with pytest.raises(stoker.WrongType, match="wrap takes a subclass of torch.optim.Optimizer, got <function"):
         optim.wrap(lambda parameters: None)
-    with pytest.raises(stoker.InvalidArgument, match="the learning rate is no setting"):
+    with pytest.raises(stoker.InvalidArgument, match="the learning rate is not a setting"):
         optim.wrap(torch.optim.Adam, lr=0.1)
 
     class Rateless(torch.optim.Optimizer):
@@ -183,7 +180,7 @@ def test_what_can_not_be_wrapped():
         optim.wrap(Rateless).init(net())
 
 
-def test_a_required_learning_rate_is_no_obstacle():
+def test_a_class_with_a_required_learning_rate_can_be_wrapped():
     class Old(torch.optim.Optimizer):
         def __init__(self, params, lr):
             super().__init__(params, {"lr": lr})
@@ -195,13 +192,13 @@ def test_a_required_learning_rate_is_no_obstacle():
                     if p.grad is not None:
                         p -= group["lr"] * p.grad
 
-    model, twin = net(), net()
+    model, reference = net(), net()
     optim.wrap(Old).init(model).step(backward(loss_of(model, 0), model), lr=0.1)
-    optim.SGD().init(twin).step(backward(loss_of(twin, 0), twin), lr=0.1)
-    torch.testing.assert_close(model[0].weight, twin[0].weight)
+    optim.SGD().init(reference).step(backward(loss_of(reference, 0), reference), lr=0.1)
+    torch.testing.assert_close(model[0].weight, reference[0].weight)
 
 
-def test_state_that_is_no_plain_value_is_refused():
+def test_a_state_that_cannot_be_saved_raises():
     class Odd(torch.optim.SGD):
         def step(self, closure=None):
             for group in self.param_groups:
@@ -211,12 +208,14 @@ def test_state_that_is_no_plain_value_is_refused():
     model = net()
     optimizer = optim.wrap(Odd).init(model)
     optimizer.step(backward(loss_of(model, 0), model), lr=0.1)
-    with pytest.raises(stoker.StateMismatch, match="the optimizer keeps a object for '0.weight', which can't be saved"):
+    with pytest.raises(
+        stoker.StateMismatch, match="the optimizer has a object in its state for '0.weight', which cannot be saved"
+    ):
         optimizer.state_dict()
 
 
 class WritesGradients(torch.optim.Optimizer):
-    """Weight decay the way many write it: into `.grad`."""
+    """Adds weight decay into `.grad`, as many do."""
 
     def __init__(self, params, lr=1.0):
         super().__init__(params, {"lr": lr})
@@ -232,8 +231,8 @@ class WritesGradients(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("rates", [0.1, {"a": 0.1, "b": 0.2}], ids=str)
 @pytest.mark.parametrize("flat", [False, True], ids=["one tensor", "a view of it"])
-def test_one_gradient_of_two_parameters_is_lent_as_two(rates, flat):
-    """Autograd gives both the same memory, as one tensor or as a view; `.backward()` would have kept two."""
+def test_a_gradient_shared_by_two_parameters_becomes_two(rates, flat):
+    """Autograd gives both the same memory, as one tensor or as a view; `.backward()` would store two."""
     ours = nn.ParameterDict({"a": torch.ones(4), "b": torch.full((2, 2) if flat else (4,), 2.0)})
     theirs = copy.deepcopy(ours)
     optimizer = optim.wrap(WritesGradients).init(ours)
@@ -247,7 +246,7 @@ def test_one_gradient_of_two_parameters_is_lent_as_two(rates, flat):
         assert torch.equal(ours["a"], theirs["a"]) and torch.equal(ours["b"], theirs["b"])
 
 
-def test_groups_that_take_no_part_in_a_step_count_nothing():
+def test_counters_of_groups_without_gradients_do_not_advance():
     model = net()
     optimizer = optim.wrap(schedulefree.SGDScheduleFree).init(model)
     rates = {"0": 0.1, "*": 0.2}
@@ -258,7 +257,7 @@ def test_groups_that_take_no_part_in_a_step_count_nothing():
     assert [(group["names"][0], group["k"]) for group in groups] == [("0.weight", 1), ("2.weight", 4)]
 
 
-def test_groups_come_back_after_a_step_that_failed():
+def test_groups_are_restored_after_a_failing_step():
     class Failing(torch.optim.SGD):
         def step(self, closure=None):
             if len(self.param_groups) == 1:
@@ -273,7 +272,7 @@ def test_groups_come_back_after_a_step_that_failed():
     assert [group["names"][0] for group in groups] == ["0.weight", "2.weight"]
 
 
-def test_a_schedule_free_optimizer_shows_the_weights_that_it_means_and_trains_on_exactly():
+def test_evaluation_weights_are_those_of_a_schedule_free_optimizer_and_training_continues_exactly():
     model, theirs = net(), net()
     optimizer = optim.wrap(schedulefree.AdamWScheduleFree).init(model)
     native = schedulefree.AdamWScheduleFree(theirs.parameters(), lr=0.01)
@@ -283,11 +282,11 @@ def test_a_schedule_free_optimizer_shows_the_weights_that_it_means_and_trains_on
         native.zero_grad()
         loss_of(theirs, update).backward()
         native.step()
-        with optimizer.evaluating() as differ:
+        with optimizer.evaluation_weights() as differ:
             assert differ and (update == 0 or not equal(model, theirs))
         assert equal(model, theirs)
     native.eval()
-    with optimizer.evaluating():
+    with optimizer.evaluation_weights():
         assert equal(model, theirs)
-    with optim.Adam().init(model).evaluating() as differ:
+    with optim.Adam().init(model).evaluation_weights() as differ:
         assert not differ

@@ -100,7 +100,7 @@ def outcome(fitted):
     found = {f"model.{name}": value for name, value in fitted.model.state_dict().items()}
     if fit.last is not None:
         found |= {f"last.{name}": value for name, value in fit.last.items()}
-    for place, rule in enumerate(fit.optimizer.tensors()):
+    for place, rule in enumerate(fit.optimizer.state_tensors()):
         found |= {f"optimizer.{place}.{name}.{key}": each for name, own in rule.items() for key, each in own.items()}
     for name, column in fitted.history.to_dict().items():
         if "second" not in name and "sample" not in name:

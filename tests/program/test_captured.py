@@ -13,7 +13,7 @@ from torch import nn
 
 import stoker
 from stoker import callbacks, data, metrics, schedule
-from stoker.data import _ahead
+from stoker.data import _prefetch
 from stoker.gradients import _spread
 from stoker.gradients._spread import cut
 from stoker.loop import _program
@@ -229,8 +229,8 @@ def test_what_was_let_go_of_is_read_before_another_batch_comes_there(monkeypatch
 
     On another stream than the rest of the fit, nobody would wait for that.
     """
-    sent = _ahead._sent
-    monkeypatch.setattr(_ahead, "_sent", lambda *given: time.sleep(0.004) or sent(*given))
+    sent = _prefetch._send
+    monkeypatch.setattr(_prefetch, "_send", lambda *given: time.sleep(0.004) or sent(*given))
     monkeypatch.setattr(_captured.Captured, "_is_due", lambda *given: False)
     monkeypatch.setattr(_program, "_SHARE", 0.0)
     x, y = samples(196)

@@ -65,17 +65,17 @@ def test_what_may_hide_tensors_is_refused_by_its_name():
 
 def test_a_pick_has_its_rows_first_and_its_columns_after_them():
     loader = data.Loader((torch.arange(6.0), torch.arange(6)), batch_size=2)
-    first, second = list(loader.at(epoch=0).picks())[:2]
+    first, second = list(loader.at(epoch=0).row_selections())[:2]
     tensors = []
     shape = taken_apart(first, tensors)
-    assert torch.equal(tensors[0], first.numbers) and len(tensors) == 3
+    assert torch.equal(tensors[0], first.rows) and len(tensors) == 3
     assert shape == taken_apart(second, [])
     other = together(shape, iter([torch.tensor([5, 0]), torch.arange(6.0) * 2, tensors[2]]))
-    assert [each.tolist() for each in other.batch()] == [[10.0, 0.0], [5, 0]]
+    assert [each.tolist() for each in other.gather()] == [[10.0, 0.0], [5, 0]]
 
 
 def test_picks_of_other_columns_are_another_kind():
-    one, two = (next(data.Loader(torch.arange(6.0), batch_size=2).at(epoch=0).picks()) for _ in range(2))
+    one, two = (next(data.Loader(torch.arange(6.0), batch_size=2).at(epoch=0).row_selections()) for _ in range(2))
     assert taken_apart(one, []) != taken_apart(two, [])
 
 

@@ -1,7 +1,10 @@
-"""The table of epochs, with pandas as its judge."""
+"""The history of a record: columns, rows, text, HTML and data frames."""
 
+import itertools
 import math
+import re
 import sys
+import xml.etree.ElementTree as ET
 
 import pandas
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import MissingExtra, NoSuchMetric
 from stoker.record import Event, History, Record
-from tests.record.stories import fill, same, story
+from tests.record.stories import fill, numbers, same, story
 
 
 def test_columns_rows_and_epochs():
@@ -29,28 +32,29 @@ def test_it_grows_with_its_record():
     history = History(record)
     assert len(history) == 0 and list(history) == [] and history.to_dict() == {"epoch": []} and history.best is None
     assert str(history) == "no epochs yet" and "no numbers yet" in repr(history)
+    assert "no epochs yet" in history._repr_html_()
     fill(record)
     assert len(history) == 5
 
 
-def test_a_wrong_name_is_answered_with_a_near_one():
+def test_an_unknown_column_is_an_error_with_a_suggestion():
     history = History(story())
     with pytest.raises(
-        NoSuchMetric, match=r"no number is called 'valid/los'; did you mean 'valid/loss' .*There are: train/loss, "
+        NoSuchMetric, match=r"has no column 'valid/los'; did you mean 'valid/loss' .*It has: train/loss, "
     ):
         history["valid/los"]
-    with pytest.raises(KeyError, match=r"no number is called 'zzz'\. There are: train/loss"):
+    with pytest.raises(KeyError, match=r"has no column 'zzz'\. It has: train/loss"):
         history["zzz"]
-    with pytest.raises(NoSuchMetric, match="There are: none yet"):
+    with pytest.raises(NoSuchMetric, match="It has: none yet"):
         History(Record())["loss"]
 
 
 table = st.lists(st.dictionaries(st.sampled_from("abc"), st.floats(), min_size=1), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(table)
-def test_it_is_the_table_that_pandas_makes_of_the_rows(rows):
+def test_it_equals_the_data_frame_of_its_rows(rows):
     record = Record()
     for epoch, row in enumerate(rows, 1):
         record.append(Event("epoch", epoch=epoch, values=row))
@@ -63,13 +67,13 @@ def test_it_is_the_table_that_pandas_makes_of_the_rows(rows):
         assert same(history.to_dict()[name], history[name]) and same([row[name] for row in history], history[name])
 
 
-def test_without_pandas_it_says_how_to_get_it(monkeypatch):
+def test_without_pandas_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtra, match=r"to_pandas needs pandas: pip install pandas \(to_dict needs nothing\)"):
         History(story()).to_pandas()
 
 
-def test_several_validations_in_an_epoch_are_rows_of_their_own():
+def test_several_validations_in_an_epoch_are_separate_rows():
     record = Record()
     for update, name, loss in ((5, "near", 0.4), (5, "far", 0.9), (10, "near", 0.3)):
         values = {f"{name}/loss": loss}
@@ -84,5 +88,73 @@ def test_several_validations_in_an_epoch_are_rows_of_their_own():
 
 
 def test_missing_numbers_are_nan_in_lists_and_empty_in_print():
-    history = History(story(valid_every=2))
-    assert math.isnan(history["valid/loss"][0]) and "nan" not in str(history)
+    history = History(story(epochs=3, valid_every=3))
+    assert math.isnan(history["valid/loss"][0])
+    assert str(history) == "\n".join(
+        [
+            "  epoch  train/loss  train/accuracy       lr  valid/loss  valid/accuracy",
+            "      1       1.000          0.5000   0.1000",
+            "      2      0.5000          0.6667  0.05000",
+            "*     3      0.3333          0.7500  0.03333      0.5000          0.5300",
+            "* best valid/loss: 0.5000 in epoch 3",
+        ]
+    )
+
+
+@pytest.mark.parametrize("best", [1, 10, 11, 12, 70, 90, 91, 100])
+def test_a_long_table_shows_both_ends_and_the_best_epoch(best):
+    text = str(History(numbers([abs(epoch - best) + 1 for epoch in range(1, 101)])))
+    shown = [line.removeprefix("*").split()[0] for line in text.splitlines()[1:-1]]
+    expected = sorted({*range(1, 11), best, *range(91, 101)})
+    assert [int(each) for each in shown if each != "…"] == expected
+    gaps = sum(after > before + 1 for before, after in itertools.pairwise(expected))
+    assert shown.count("…") == gaps and f"*{best:>6}" in text
+
+
+def test_columns_that_do_not_fit_are_named_below_the_table():
+    record = Record()
+    record.append(Event("epoch", epoch=1, values={f"valid/recall/{label:03d}": 0.5 for label in range(40)}))
+    text = str(History(record))
+    assert max(map(len, text.splitlines())) <= 150 and "and 34 more columns: valid/recall/006" in text
+    wide = Record()
+    wide.append(Event("epoch", epoch=1, values={"x" * 300: 1.0}))
+    assert "x" * 300 in str(History(wide))
+
+
+def parse_html(history):
+    return ET.fromstring(history._repr_html_().replace("…", "..."))
+
+
+def test_html_holds_curves_and_a_table_with_the_best_epoch_in_bold():
+    tree = parse_html(History(story(valid_every=2)))
+    assert tree.find("img").get("src").startswith("data:image/png;base64,")
+    rows = [[cell.text or "" for cell in row] for row in tree.findall("table/tr")]
+    assert rows[0] == ["epoch", "train/loss", "train/accuracy", "lr", "valid/loss", "valid/accuracy"]
+    assert rows[1][:2] == ["1", "1.000"] and rows[1][4] == "" and len(rows) == 6
+    assert [row.get("style") is not None for row in tree.findall("table/tr")].index(True) == 2
+    assert tree.findtext("p") == "best valid/loss: 0.6000 in epoch 2"
+
+
+def test_html_escapes_names_and_loads_nothing():
+    record = Record()
+    names = ("<script>alert(1)</script>", "valid/a&b", "half\ud800")
+    record.append(Event("epoch", epoch=1, values=dict.fromkeys(names, 1.0)))
+    text = History(record)._repr_html_()
+    assert "<script" not in text and "a&amp;b" in text and text.encode()
+    assert re.findall(r'(?:src|href)="(?!data:)|url\(', text) == []
+
+
+@pytest.mark.parametrize("values", [[math.nan], [math.inf, 1.0], [1e308, -1e308], [5e-324, 1e308], [0.0]], ids=str)
+def test_html_of_extreme_values(values):
+    assert len(parse_html(History(numbers(values))).findall("table/tr")) == len(values) + 1
+
+
+def test_html_of_many_columns_is_small_and_works_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    record = Record()
+    for epoch in range(1, 200):
+        values = {f"valid/m{metric}/{label}": 0.5 for metric in range(10) for label in range(30)}
+        record.append(Event("epoch", epoch=epoch, values=values))
+    tree = parse_html(History(record))
+    assert tree.find("img") is None and "288 more columns" in tree.findtext("p")
+    assert len(tree.findall("table/tr")) == 12

@@ -1,5 +1,6 @@
-"""Pictures, looked at through matplotlib's own objects."""
+"""Figures of a history, and the helpers that viewers draw with."""
 
+import math
 import sys
 
 import matplotlib.colors
@@ -8,12 +9,24 @@ import pytest
 from matplotlib.figure import Figure
 
 from stoker.errors import InvalidArgument, MissingExtra, NoSuchMetric
-from stoker.record import Event, History, Record
+from stoker.record import (
+    Event,
+    History,
+    LineStyle,
+    Record,
+    escape_label,
+    figure_of,
+    group_by_metric,
+    line_styles,
+    matrix_sizes,
+    new_figure,
+    use_log_scale,
+)
 from tests.record.stories import numbers, story
 
 
-def test_a_panel_for_each_metric_with_the_best_epoch_marked(tmp_path):
-    figure = History(story(valid_every=2)).plot()
+def test_there_is_a_panel_for_each_metric_with_the_best_epoch_marked(tmp_path):
+    figure = story(valid_every=2).plot()
     panels = figure.axes
     assert [axes.get_title() for axes in panels] == ["loss", "accuracy", "lr"]
     train, valid, best = panels[0].lines
@@ -24,57 +37,82 @@ def test_a_panel_for_each_metric_with_the_best_epoch_marked(tmp_path):
     figure.savefig(tmp_path / "plot.png")
 
 
-def test_chosen_names_share_a_panel():
+def test_named_columns_share_a_panel():
     figure = History(story()).plot("train/loss", "lr")
     assert len(figure.axes) == 1 and [line.get_label() for line in figure.axes[0].lines] == ["train/loss", "lr"]
 
 
-def test_the_users_own_axes():
+def test_it_draws_on_given_axes():
     mine = Figure()
     axes = mine.subplots()
     assert History(story()).plot("lr", ax=axes) is mine and len(axes.lines) == 1
+    inside = mine.subfigures(1, 2)[0].subplots()
+    assert figure_of(inside) is mine and figure_of(Figure().subplots()) is not mine
 
 
-def test_a_single_epoch_can_be_seen():
+def test_a_single_epoch_is_drawn_as_a_point():
     assert History(numbers([0.5])).plot().axes[0].lines[0].get_marker() == "o"
 
 
-def test_train_and_valid_have_their_colours_and_pyplot_knows_nothing():
+def test_train_and_valid_have_fixed_colors_and_pyplot_does_not_know_the_figure():
     known = plt.get_fignums()  # of other tests
     figure = History(story()).plot()
-    colours = [matplotlib.colors.to_hex(line.get_color()).upper() for line in figure.axes[0].lines]
-    assert colours == ["#0072B2", "#E69F00", "#E69F00"]
-    assert plt.get_fignums() == known and figure._repr_png_().startswith(b"\x89PNG")
+    colors = [matplotlib.colors.to_hex(line.get_color()).upper() for line in figure.axes[0].lines]
+    assert colors == ["#0072B2", "#E69F00", "#E69F00"]
+    assert plt.get_fignums() == known and figure.canvas.manager is None
+    assert figure._repr_png_().startswith(b"\x89PNG")
 
 
-def test_a_loss_that_falls_far_is_logarithmic_and_an_accuracy_never():
+def test_a_loss_that_falls_far_gets_a_logarithmic_axis_and_an_accuracy_never():
     record = numbers([1.0, 0.01, 0.001])
     for epoch, value in enumerate([0.01, 0.5, 0.9], 1):
         record.append(Event("log", epoch=epoch, values={"valid/accuracy": value}))
     assert [axes.get_yscale() for axes in History(record).plot().axes] == ["log", "linear"]
     assert History(numbers([1.0, 0.0, 0.5])).plot().axes[0].get_yscale() == "linear"
+    assert use_log_scale([1.0, 0.01, math.nan, math.inf]) and use_log_scale([5e-324, 1e308])
+    assert not any(map(use_log_scale, ([], [math.nan], [1.0, 0.5], [1.0, 0.0], [1.0, -0.01])))
 
 
-def test_any_name_can_be_drawn():
-    record = Record()
-    for name in ("a/$\\frac$ {", "_own", "損失/🔥", "line\nbreak", "<b>&"):
-        record.append(Event("epoch", epoch=1, values={name: 1.0}))
-    assert History(record).plot()._repr_png_().startswith(b"\x89PNG")  # warnings are errors here
+@pytest.mark.parametrize("name", ["loss", "損失🔥", r"$\frac", r"a$\frac$c", "_own", "line\nbreak", "\x00"], ids=ascii)
+def test_any_name_can_be_a_label(name):
+    figure = new_figure(2, 1)
+    axes = figure.subplots()
+    axes.set_title(escape_label(name))
+    axes.plot([1], [1], label=escape_label(name))
+    assert len(axes.legend().get_texts()) == 1
+    assert figure._repr_png_()  # warnings are errors here
 
 
-def test_the_cells_of_a_matrix_are_no_curves():
-    record = Record()
-    cells = {f"valid/confusion/{row}/{column}": 1.0 for row in range(3) for column in range(3)}
-    record.append(Event("epoch", epoch=1, values={"valid/loss": 1.0, **cells}))
-    assert [axes.get_title() for axes in History(record).plot().axes] == ["loss"]
-
-
-def test_mistakes(monkeypatch):
+def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):
     with pytest.raises(InvalidArgument, match="plot: there are no numbers yet; plot after the first epoch"):
         History(Record()).plot()
     with pytest.raises(NoSuchMetric, match="did you mean 'valid/loss'"):
         History(story()).plot("valid/los")
-    monkeypatch.delitem(sys.modules, "stoker.record._figure", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtra, match=r'plot needs matplotlib: pip install "stoker\[plot\]"'):
         History(story()).plot()
+
+
+def test_a_metric_of_all_sets_and_classes_is_one_group():
+    names = ["train/loss", "near/loss", "far/loss", "lr", "samples_per_second", "valid/recall/0", "train/recall/0"]
+    assert group_by_metric([*names, "lr/body.*"]) == {
+        "loss": ["train/loss", "near/loss", "far/loss"],
+        "lr": ["lr", "lr/body.*"],
+        "samples_per_second": ["samples_per_second"],
+        "recall": ["valid/recall/0", "train/recall/0"],
+    }
+
+
+def test_the_cells_of_a_matrix_are_not_curves():
+    whole = [f"valid/confusion/{row}/{column}" for row in range(11) for column in range(11)]
+    label = [f"valid/confusion/3/{row}/{column}" for row in range(2) for column in range(2)]
+    assert matrix_sizes([*whole, *label, "lr"]) == {"valid/confusion": 11, "valid/confusion/3": 2}
+    assert group_by_metric([*whole, "lr"]) == {"lr": ["lr"]}
+    torn = [*whole[:-1], "valid/recall/0/1", "0/0", "/0/1", "valid/a/²/³"]
+    assert matrix_sizes(torn) == {} and "confusion" in group_by_metric(torn)
+
+
+def test_sixteen_lines_have_sixteen_styles():
+    styles = line_styles([f"valid/recall/{label}" for label in range(16)])
+    assert len(set(styles.values())) == 16 and styles["valid/recall/0"] == LineStyle("#E69F00")
+    assert line_styles(["lr", "train/loss"]) == {"lr": LineStyle("#009E73"), "train/loss": LineStyle("#0072B2")}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import stoker
 from stoker import Callback
-from stoker.callbacks import MILESTONES
+from stoker.callbacks import HOOK_NAMES
 from stoker.checkpoint import Store
 from stoker.record import Run
 from tests.resume.scenes import Boom, Scene, callbacks_of, fit_settings, learner, training_data
@@ -130,7 +130,7 @@ class Counter(Callback):
     """Counts every milestone, in a mapping, in a tensor that it changes in place, and in `ctx.state`."""
 
     def __init__(self) -> None:
-        for name in MILESTONES:
+        for name in HOOK_NAMES:
             if name not in ("on_fit_begin", "on_interrupt", "on_exception", "on_fit_end"):
                 setattr(self, name, lambda ctx, name=name: self.count(name, ctx))
 

@@ -13,7 +13,7 @@ from torch import nn
 import stoker
 from stoker import callbacks, data, optim
 from stoker.checkpoint import _disk
-from torture._digest import checkpoints_of, digest
+from torture.runs import checkpoints_of, digest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 FRESH = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
@@ -107,7 +107,7 @@ def in_between(run, place=None):
 
 def at_all_of_them(run):
     """From the second epoch on at every milestone, the last ones too."""
-    milestones = [name.removeprefix("on_") for name in callbacks.MILESTONES if name != "on_exception"]
+    milestones = [name.removeprefix("on_") for name in callbacks.HOOK_NAMES if name != "on_exception"]
     act = dict.fromkeys(milestones, lambda ctx: send(signal.SIGTERM) if ctx.epoch == 2 else None)
     script(run, hooks=[callbacks.on(**act)])
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from stoker import Callback, Checkpoint
-from stoker.callbacks import MILESTONES
+from stoker.callbacks import HOOK_NAMES
 from tests.resume.parts import Stop, assert_same, outcome, script_of, start, stopped, told
 from tests.resume.scenes import ALWAYS, COUNT, Scene, fit_settings, learner, training_data
 
@@ -273,7 +273,7 @@ def sampled(seed):
 
 def sampled_stop(draw, scene):
     """A place that the training comes by, if it isn't past it already."""
-    hooks = [name for name in MILESTONES if name not in ("on_interrupt", "on_exception", "on_fit_end")]
+    hooks = [name for name in HOOK_NAMES if name not in ("on_interrupt", "on_exception", "on_fit_end")]
     at = draw.choice(hooks if scene.kind != "objectives" else [name for name in hooks if "after_pred" not in name])
     ways = ["raise", "int", "term", "kill", "kill"] + ["data"] * scene.samples + ["loss"] * (scene.kind != "objectives")
     batch = None

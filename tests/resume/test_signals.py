@@ -15,8 +15,8 @@ from stoker.record import Record
 from tests.loop.fits import line, linear
 from tests.resume import scripts
 from tests.resume.scripts import handlers, script, signalled
-from torture._children import Child, preload
-from torture._digest import checkpoints_of
+from torture.processes import Child, preload
+from torture.runs import checkpoints_of
 
 preload("tests.resume.scripts")
 

@@ -1,7 +1,8 @@
-"""The one type of the room: pure, comparable, serialisable, and made of whatever can be one."""
+"""Schedules are pure functions that can be compared, saved, printed as code and combined."""
 
 import dataclasses
 import json
+import operator
 import pickle
 import random
 
@@ -9,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stoker import schedule
 from stoker.config import Config
 from stoker.errors import ConfigError, InvalidArgument, WrongType
 from stoker.schedule import Schedule, as_schedule
-from tests.schedule.strategies import any_schedule
+from tests.schedule.strategies import any_schedule, rates
 
-quick = settings(deadline=None, max_examples=80)
+quick = settings(deadline=None, max_examples=60)
+update_numbers = st.integers(0, 200)
 
 
 @quick
@@ -32,23 +35,24 @@ def test_a_schedule_is_a_pure_function(curve):
 
 @quick
 @given(any_schedule)
-def test_every_composition_comes_back_from_plain_data(curve):
+def test_every_composition_loads_from_its_dict_and_prints_as_code_that_makes_it(curve):
+    assert eval(repr(curve), {"schedule": schedule}) == curve
     back = Schedule.from_dict(curve.to_dict())
     assert back == curve and hash(back) == hash(curve) and repr(back) == repr(curve)
     assert [back(update) for update in range(0, 90, 9)] == [curve(update) for update in range(0, 90, 9)]
 
 
-def test_files(tmp_path):
+def test_schedules_are_saved_to_files_and_frozen(tmp_path):
     curve = schedule.cosine(1e-3, steps=80, warmup=8).then(0.5 * schedule.constant(1e-4), at=80)
     assert Schedule.load(curve.save(tmp_path / "lr.json")) == curve
     with pytest.raises(dataclasses.FrozenInstanceError):
         curve.curve = None  # pyright: ignore
 
 
-def test_only_the_known_kinds_are_read():
+def test_only_known_curves_are_loaded():
     with pytest.raises(ConfigError, match='curve.kind: expected "Constant" or .*got "Cosin"; did you mean \'Cosine\''):
         Schedule.from_dict({"curve": {"kind": "Cosin", "peak": 1.0, "steps": 5}})
-    with pytest.raises(ConfigError, match="curve: schedule.cosine: steps is 0; expected at least 1"):
+    with pytest.raises(ConfigError, match="curve: schedule.cosine: updates is 0; expected at least 1"):
         Schedule.from_dict({"curve": {"kind": "Cosine", "peak": 1.0, "steps": 0}})
     with pytest.raises(ConfigError, match='curve.call: expected Callable, got "os.system"'):
         Schedule.from_dict({"curve": {"kind": "Function", "call": "os.system"}})
@@ -59,7 +63,7 @@ class Training(Config):
     decay: Schedule = schedule.constant(0.1)
 
 
-def test_a_schedule_is_a_field_of_a_config(tmp_path):
+def test_a_schedule_can_be_a_field_of_a_config(tmp_path):
     for config in [Training(), Training(schedule.step(1.0, every=3)), Training(1, schedule.constant(2) * 3)]:
         assert Training.load(config.save(tmp_path / "config.json")) == config
 
@@ -80,7 +84,7 @@ def test_a_number_is_a_constant(number):
     assert made == schedule.constant(float(number)) and made(7) == float(number)
 
 
-def test_a_schedule_stays_and_a_function_is_called_but_not_saved():
+def test_a_function_is_called_but_cannot_be_saved():
     curve = schedule.constant(1.0)
     assert as_schedule(curve) is curve
 
@@ -93,7 +97,7 @@ def test_a_schedule_stays_and_a_function_is_called_but_not_saved():
         mine.to_dict()
 
 
-def test_what_a_function_gives_is_checked():
+def test_the_value_of_a_function_is_checked():
     assert as_schedule(lambda update: np.float32(0.5))(0) == 0.5
     assert type(as_schedule(lambda update: 1)(0)) is float
     with pytest.raises(WrongType, match="gives 'a' at update 3; expected a number"):
@@ -103,7 +107,7 @@ def test_what_a_function_gives_is_checked():
 
 
 @pytest.mark.parametrize("value", ["0.1", None, True, [0.1], float, torch.tensor(0.1)])
-def test_nothing_else_is_a_schedule(value):
+def test_other_values_are_not_schedules(value):
     with pytest.raises(WrongType, match="expected a number, a schedule, or a function from the number of an update"):
         as_schedule(value)
 
@@ -116,7 +120,7 @@ def test_arithmetic_with_anything_else_is_a_type_error(other):
         other - schedule.constant(1.0)
 
 
-def test_update_numbers():
+def test_update_numbers_are_checked():
     curve = schedule.linear(0, 10, 10)
     assert curve(np.int64(3)) == curve(torch.tensor(3)) == curve(3) == 3.0  # pyright: ignore
     with pytest.raises(InvalidArgument, match="updates are counted from 0, got -1"):
@@ -124,3 +128,85 @@ def test_update_numbers():
     for strange in (1.5, "1", None):
         with pytest.raises(WrongType, match="the number of an update is an int, got"):
             curve(strange)  # pyright: ignore
+
+
+@quick
+@given(any_schedule, any_schedule, st.integers(0, 60), update_numbers)
+def test_then_lets_the_second_schedule_count_from_its_own_zero(first, second, at, update):
+    both = first.then(second, at=at)
+    assert both(update) == (first(update) if update < at else second(update - at))
+    with pytest.raises(InvalidArgument, match="then: at is -1; expected at least 0"):
+        first.then(second, at=-1)
+
+
+@quick
+@given(any_schedule, any_schedule, rates, update_numbers)
+def test_arithmetic_applies_at_every_update(left, right, number, update):
+    for sign in (operator.add, operator.sub, operator.mul):
+        assert sign(left, right)(update) == sign(left(update), right(update))
+        assert sign(left, number)(update) == sign(left(update), number)
+        assert sign(number, left)(update) == sign(number, left(update))
+    assert (-left)(update) == -left(update) and (left / 4)(update) == left(update) / 4
+
+
+def test_a_division_by_zero_names_the_update():
+    assert (1 / schedule.constant(4))(0) == 0.25
+    with pytest.raises(InvalidArgument, match=r"1.0 / schedule.linear\(1.0, 0.0, 2\) has no finite value at update 2"):
+        (1 / schedule.linear(1, 0, 2))(2)
+
+
+@quick
+@given(any_schedule, st.integers(0, 20), update_numbers)
+def test_warmup_rises_to_the_first_value_of_the_schedule(curve, updates, update):
+    warm = schedule.warmup(curve, updates=updates)
+    if update < updates:
+        assert warm(update) == pytest.approx(curve(0) * (update + 1) / (updates + 1), rel=1e-12)
+    else:
+        assert warm(update) == curve(update - updates)
+
+
+@pytest.mark.parametrize(
+    ("curve", "text"),
+    [
+        (schedule.cosine(1e-2, updates=80, warmup=8), "schedule.cosine(0.01, steps=80, warmup=8)"),
+        (schedule.linear(0, 1, 5), "schedule.linear(0.0, 1.0, 5)"),
+        (0.1 * schedule.step(1, every=3) + 2, "(0.1 * schedule.step(1.0, every=3)) + 2.0"),
+        (schedule.constant(1) * 2, "schedule.constant(1.0) * 2.0"),
+        (schedule.constant(1).then(3, at=4), "schedule.constant(1.0).then(schedule.constant(3.0), at=4)"),
+        (schedule.warmup(1, updates=4), "schedule.warmup(schedule.constant(1.0), steps=4)"),
+        (schedule.as_schedule(abs), "schedule.as_schedule(abs)"),
+    ],
+)
+def test_the_printed_code_is_short_and_the_same_as_in_recorded_runs(curve, text):
+    assert repr(curve) == text
+
+
+BUILDERS_WITH_A_LENGTH = {
+    "linear": lambda **length: schedule.linear(1.0, 0.0, **length),
+    "cosine": lambda **length: schedule.cosine(1.0, **length),
+    "polynomial": lambda **length: schedule.polynomial(1.0, **length),
+    "one_cycle": lambda **length: schedule.one_cycle(1.0, **length),
+    "warmup_stable_decay": lambda **length: schedule.warmup_stable_decay(1.0, warmup=1, decay=1, **length),
+    "warmup": lambda **length: schedule.warmup(1.0, **length),
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS_WITH_A_LENGTH)
+def test_the_length_is_given_as_updates_or_as_steps(name):
+    build = BUILDERS_WITH_A_LENGTH[name]
+    assert build(updates=10) == build(steps=10) == build(updates=np.int64(10)) != build(updates=11)
+    with pytest.raises(InvalidArgument, match=f"schedule.{name}: got updates=1 and steps=2; they mean the same"):
+        build(updates=1, steps=2)
+    with pytest.raises(InvalidArgument, match=rf"schedule.{name}: the length is missing; write updates=\.\.\."):
+        build()
+    with pytest.raises(ConfigError, match=r"^updates: expected int, got 100\.0$"):
+        build(updates=100.0)
+    with pytest.raises(InvalidArgument, match=f"schedule.{name}: updates is -1; expected at least"):
+        build(steps=-1)
+
+
+def test_settings_of_a_wrong_type_are_named():
+    with pytest.raises(ConfigError, match=r"^shape: expected .*got .cos.; did you mean 'cosine'\?$"):
+        schedule.one_cycle(1e-3, updates=10, shape="cos")  # pyright: ignore
+    with pytest.raises(ConfigError, match=r"^milestones\[1\]: expected int, got 2\.5$"):
+        schedule.multistep(1e-3, milestones=[1, 2.5])  # pyright: ignore

@@ -31,7 +31,8 @@ class Page(HTMLParser):
 
     def handle_startendtag(self, tag, attributes):
         self.handle_starttag(tag, attributes)
-        self.handle_endtag(tag)
+        if tag not in VOID:
+            self.handle_endtag(tag)
 
     def handle_endtag(self, tag):
         assert self.open and self.open[-1] == tag, f"</{tag}> inside {self.open}"

@@ -9,7 +9,7 @@ from tests.view.report.pages import HOSTILE, Page
 def test_a_card_with_curves_and_a_table():
     page = Page(fitted_html(story(), title="Net", stopped="Completed 5 epochs"))
     assert page.texts[:3] == ["Net", " fitted: 5 epochs, 50 updates in 50.0 s on cpu", "Completed 5 epochs"]
-    assert len(page.all("svg")) == 3 and len(page.all("table")) == 1
+    assert len(page.all("img")) == 1 and len(page.all("table")) == 1
     assert "best valid/loss: 0.5000 in epoch 3" in page.texts
 
 

@@ -1,10 +1,10 @@
 """The pictures of a page show the record's numbers."""
 
 import numpy as np
-
-from stoker.record import Event, Look, Record
-from stoker.view.report import Remembered
 from stoker.view.report._curves import curves, overlaid
+
+from stoker.record import Event, LineStyle, Record
+from stoker.view.report import Remembered
 from tests.record.stories import story
 from tests.view.report.pages import Page, points_of
 
@@ -48,7 +48,7 @@ def test_a_long_line_is_thinned_and_its_peak_stays():
 
 def test_runs_over_each_other():
     runs = [curve([0.5, 0.4, 0.3]), curve([0.6, 0.5])]
-    page = Page(overlaid(runs, ["valid/loss"], {0: Look("#111111"), 1: Look("#222222")}))
+    page = Page(overlaid(runs, ["valid/loss"], {0: LineStyle("#111111"), 1: LineStyle("#222222")}))
     assert [line["stroke"] for line in page.all("polyline")] == ["#111111", "#222222"]
 
 

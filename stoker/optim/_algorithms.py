@@ -1,0 +1,444 @@
+"""The algorithms of `torch.optim` as configs. Each field is the setting of the same name in torch."""
+
+from dataclasses import field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# torch exports only the classes of these two. The tests compare every algorithm with its class, so they notice a move.
+from torch.optim._adafactor import adafactor
+from torch.optim._muon import muon
+from torch.optim.adadelta import adadelta
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.adamax import adamax
+from torch.optim.asgd import asgd
+from torch.optim.nadam import nadam
+from torch.optim.radam import radam
+from torch.optim.rmsprop import rmsprop
+from torch.optim.rprop import rprop
+from torch.optim.sgd import sgd
+
+from stoker.errors import InvalidArgument
+from stoker.gradients import spread
+from stoker.optim._algorithm import (
+    Algorithm,
+    Rate,
+    State,
+    StateLists,
+    any_sparse,
+    without_shared_memory,
+    zeros_like,
+)
+
+# The kernels behind torch's own fused Adam: calling them directly saves half of the time on small models.
+_add_all: Any = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+_subtract_all: Any = torch._foreach_sub_  # pyright: ignore[reportPrivateImportUsage]
+_fused_adam: Any = torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage]
+_fused_adamw: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
+
+# Parameters that a fused kernel takes in one launch, at least.
+_ADAM_LAUNCH = 30
+_SGD_LAUNCH = 48
+
+
+class Adam(Algorithm):
+    """Adam, as `torch.optim.Adam`.
+
+    >>> Adam(weight_decay=5e-5) == Adam(weight_decay=5e-5)
+    True
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+    foreach: bool | None = None
+    maximize: bool = False
+    capturable: bool = False
+    fused: bool | None = None
+    decoupled_weight_decay: bool = False
+
+    function = staticmethod(adam)
+    state_lists = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
+
+    def state_names(self) -> tuple[str, ...]:
+        return self.state_lists if self.amsgrad else ("exp_avg", "exp_avg_sq", "step")
+
+    def update_fused(
+        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, skip: Tensor | None
+    ) -> bool:
+        columns = [parameters, grads, *(state[name] for name in self.state_names())]
+        if skip is None:
+            _add_all(state["step"], 1)
+            self._call_kernel(columns, lr, None)
+            return True
+        kinds = {(each.device, each.dtype) for each in (*parameters, *grads)}
+        devices = {parameters[0].device, skip.device}
+        if isinstance(lr, Tensor) and lr.is_cuda:
+            devices.add(lr.device)
+        if len(kinds) > 1 or len(devices) > 1:  # torch's form groups them, and moves scalars between devices
+            lists = [state.get(name, []) for name in self.state_lists]
+            adam(parameters, grads, *lists, lr=lr, found_inf=skip, has_complex=False, **self.arguments)
+            return True
+        _add_all(state["step"], 1)
+        self._call_kernel(spread(columns, _ADAM_LAUNCH), lr, skip)
+        _subtract_all(state["step"], [skip] * len(parameters))
+        return True
+
+    def _call_kernel(self, columns: Any, lr: Rate, skip: Tensor | None) -> None:
+        parameters, grads, exp_avgs, exp_avg_sqs, *max_exp_avg_sqs, steps = columns
+        kernel = _fused_adamw if self.decoupled_weight_decay else _fused_adam
+        kernel(
+            parameters,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            max_exp_avg_sqs[0] if max_exp_avg_sqs else [],
+            steps,
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=self.amsgrad,
+            maximize=self.maximize,
+            found_inf=skip,
+        )
+
+    def tensor_lr_problem(self) -> str | None:
+        if self.foreach and not self.capturable:
+            return "with foreach=True torch needs a number: use float(lr), or omit foreach (on a GPU: capturable=True)"
+        return None
+
+
+class AdamW(Adam):
+    """Adam with weight decay decoupled from the gradient, as `torch.optim.AdamW`."""
+
+    weight_decay: float = 1e-2
+    decoupled_weight_decay: bool = field(default=True, init=False, repr=False)
+
+
+class Adamax(Algorithm):
+    """Adam with the infinity norm of the gradients, as `torch.optim.Adamax`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    foreach: bool | None = None
+    maximize: bool = False
+    capturable: bool = False
+
+    function = staticmethod(adamax)
+    state_lists = ("exp_avg", "exp_inf", "step")
+
+
+class NAdam(Algorithm):
+    """Adam with Nesterov momentum, as `torch.optim.NAdam`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum_decay: float = 4e-3
+    decoupled_weight_decay: bool = False
+    foreach: bool | None = None
+    maximize: bool = False
+    capturable: bool = False
+
+    function = staticmethod(nadam)
+    state_lists = ("exp_avg", "exp_avg_sq", "mu_product", "step")
+
+    def create_state(self, parameter: Tensor, lr: Rate) -> State:
+        return {**super().create_state(parameter, lr), "mu_product": self.counter(parameter, 1.0)}
+
+
+class RAdam(Algorithm):
+    """Adam with a rectified adaptive learning rate, as `torch.optim.RAdam`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled_weight_decay: bool = False
+    foreach: bool | None = None
+    maximize: bool = False
+    capturable: bool = False
+
+    function = staticmethod(radam)
+    state_lists = ("exp_avg", "exp_avg_sq", "step")
+
+
+class RMSprop(Algorithm):
+    """Divides by the root of the mean squared gradient, as `torch.optim.RMSprop`."""
+
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: bool = False
+    capturable: bool = False
+    foreach: bool | None = None
+    maximize: bool = False
+
+    function = staticmethod(rmsprop)
+    state_lists = ("square_avg", "grad_avg", "momentum_buffer", "step")
+
+    def state_names(self) -> tuple[str, ...]:
+        used = {"grad_avg": self.centered, "momentum_buffer": self.momentum > 0}
+        return tuple(name for name in self.state_lists if used.get(name, True))
+
+
+class Adagrad(Algorithm):
+    """Divides by the root of the sum of squared gradients, as `torch.optim.Adagrad`."""
+
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+    foreach: bool | None = None
+    maximize: bool = False
+    fused: bool | None = None
+
+    function = staticmethod(adagrad)
+    state_lists = ("sum", "step")
+    accepts_sparse = True
+
+    def create_state(self, parameter: Tensor, lr: Rate) -> State:
+        start = _full_value(self.initial_accumulator_value, parameter)
+        total = torch.full_like(parameter, start, memory_format=torch.preserve_format)
+        return {"sum": total, "step": self.counter(parameter)}
+
+    def update(
+        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, *, has_complex: bool
+    ) -> None:
+        lists = [state[name] for name in self.state_lists]
+        sparse = any_sparse(grads)
+        adagrad(parameters, grads, *lists, lr=lr, has_complex=has_complex, has_sparse_grad=sparse, **self.arguments)  # pyright: ignore[reportArgumentType]  torch takes tensors
+
+    def make_arguments(self) -> dict[str, Any]:
+        arguments = super().make_arguments()
+        del arguments["initial_accumulator_value"]
+        return arguments
+
+    def parameter_problem(self, parameter: Tensor) -> str | None:
+        return "torch has no fused Adagrad on a GPU; omit fused" if self.fused and parameter.is_cuda else None
+
+
+class Adadelta(Algorithm):
+    """Steps in the units of the parameter, as `torch.optim.Adadelta`; its usual learning rate is 1."""
+
+    rho: float = 0.9
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    foreach: bool | None = None
+    capturable: bool = False
+    maximize: bool = False
+
+    function = staticmethod(adadelta)
+    state_lists = ("square_avg", "acc_delta", "step")
+
+
+class Adafactor(Algorithm):
+    """Stores only row and column sums of the squares, as `torch.optim.Adafactor`: little memory for large matrices."""
+
+    beta2_decay: float = -0.8
+    eps: tuple[float | None, float] = (None, 1e-3)
+    d: float = 1.0
+    weight_decay: float = 0.0
+    foreach: bool | None = None
+    maximize: bool = False
+
+    state_lists = ("row_var", "col_var", "variance", "step")
+    needs_whole_parameter = True
+
+    def create_state(self, parameter: Tensor, lr: Rate) -> State:
+        step = self.counter(parameter)
+        if parameter.dim() < 2:
+            return {"variance": zeros_like(parameter), "step": step}
+        *batch, rows, columns = parameter.shape
+        blank = torch.zeros((), dtype=parameter.dtype, device=parameter.device)  # whole, even for a sharded parameter
+        return {
+            "row_var": blank.new_zeros([*batch, rows, 1]),
+            "col_var": blank.new_zeros([*batch, 1, columns]),
+            "step": step,
+        }
+
+    def update(
+        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, *, has_complex: bool
+    ) -> None:
+        arguments = self.arguments
+        if arguments["eps1"] is None and torch.compiler.is_compiling():  # torch 2.11 does not look at the dtype there
+            arguments = {**arguments, "eps1": torch.finfo(parameters[0].dtype).eps}
+        lists: Any = [state[name] for name in self.state_lists]  # None where a parameter has no such state
+        adafactor(parameters, grads, *lists, lr=lr, has_complex=has_complex, **arguments)
+
+    def make_arguments(self) -> dict[str, Any]:
+        arguments = super().make_arguments()
+        arguments["eps1"], arguments["eps2"] = arguments.pop("eps")
+        return arguments
+
+    def parameter_problem(self, parameter: Tensor) -> str | None:
+        return "Adafactor does not support complex parameters" if parameter.is_complex() else None
+
+
+class SGD(Algorithm):
+    """Gradient descent with momentum, as `torch.optim.SGD`.
+
+    >>> SGD(momentum=0.9).replace(nesterov=True) == SGD(momentum=0.9, nesterov=True)
+    True
+    """
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+    foreach: bool | None = None
+    fused: bool | None = None
+
+    state_lists = ("momentum_buffer",)
+    accepts_sparse = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
+            raise InvalidArgument("SGD: nesterov needs a momentum above 0 and no dampening")
+
+    def state_names(self) -> tuple[str, ...]:
+        return self.state_lists if self.momentum else ()
+
+    def create_state(self, parameter: Tensor, lr: Rate) -> State:
+        return {}  # the first gradient becomes the buffer, without dampening
+
+    def update(
+        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, *, has_complex: bool
+    ) -> None:
+        buffers: list[Any] = state.get("momentum_buffer", [])  # None before a parameter's first gradient
+        if self.nesterov:
+            grads = without_shared_memory(grads)  # torch's foreach form adds the momentum into them
+        if not (self.fused and any(buffer is None for buffer in buffers)):
+            self._call_torch(parameters, grads, buffers, lr)
+            return
+        # The fused form takes either only first steps or only later ones.
+        first = [position for position, buffer in enumerate(buffers) if buffer is None]
+        later = [position for position, buffer in enumerate(buffers) if buffer is not None]
+        for positions in (first, later):
+            own = [buffers[each] for each in positions]
+            self._call_torch([parameters[each] for each in positions], [grads[each] for each in positions], own, lr)
+            for position, buffer in zip(positions, own, strict=True):
+                buffers[position] = buffer
+
+    def update_fused(
+        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, skip: Tensor | None
+    ) -> bool:
+        buffers: list[Any] = state.get("momentum_buffer", [])
+        if skip is None or any(buffer is None for buffer in buffers):  # a first step creates buffers
+            return False
+        grads = without_shared_memory(grads) if self.nesterov else grads
+        parameters, grads, *lists = spread([parameters, grads, *([buffers] if buffers else [])], _SGD_LAUNCH)
+        self._call_torch(parameters, grads, lists[0] if lists else [], lr, skip)
+        return True
+
+    def _call_torch(
+        self, parameters: list[Tensor], grads: list[Tensor], buffers: list[Any], lr: Rate, skip: Tensor | None = None
+    ) -> None:
+        sparse = any_sparse(grads)
+        sgd(parameters, grads, buffers, lr=lr, has_sparse_grad=sparse, found_inf=skip, **self.arguments)  # pyright: ignore[reportArgumentType]  torch takes tensors
+
+
+class ASGD(Algorithm):
+    """Averaged gradient descent, as `torch.optim.ASGD`; the average is the state `ax`."""
+
+    lambd: float = 1e-4
+    alpha: float = 0.75
+    t0: float = 1e6
+    weight_decay: float = 0.0
+    foreach: bool | None = None
+    maximize: bool = False
+    capturable: bool = False
+
+    function = staticmethod(asgd)
+    state_lists = ("ax", "mu", "eta", "step")
+
+    def create_state(self, parameter: Tensor, lr: Rate) -> State:
+        return {
+            "ax": zeros_like(parameter),
+            "mu": self.counter(parameter, 1.0, on_device=True),
+            "eta": self.counter(parameter, float(lr), on_device=True),
+            "step": self.counter(parameter, on_device=True),
+        }
+
+
+class Rprop(Algorithm):
+    """Steps by the sign of the gradient, as `torch.optim.Rprop`.
+
+    The learning rate of a parameter's first step is its initial step size; later learning rates have no effect.
+    """
+
+    etas: tuple[float, float] = (0.5, 1.2)
+    step_sizes: tuple[float, float] = (1e-6, 50.0)
+    capturable: bool = False
+    foreach: bool | None = None
+    maximize: bool = False
+
+    state_lists = ("prev", "step_size", "step")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.etas[0] < 1 < self.etas[1]:
+            raise InvalidArgument(f"Rprop: etas must be below and above 1, got {self.etas!r}")
+
+    def create_state(self, parameter: Tensor, lr: Rate) -> State:
+        step_size = torch.full_like(parameter, _full_value(float(lr), parameter))
+        return {**super().create_state(parameter, lr), "step_size": step_size}
+
+    def update(
+        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, *, has_complex: bool
+    ) -> None:
+        lists = [state[name] for name in self.state_lists]
+        rprop(parameters, grads, *lists, has_complex=has_complex, **self.arguments)
+
+    def make_arguments(self) -> dict[str, Any]:
+        arguments = super().make_arguments()
+        arguments["step_size_min"], arguments["step_size_max"] = arguments.pop("step_sizes")
+        arguments["etaminus"], arguments["etaplus"] = arguments.pop("etas")
+        return arguments
+
+
+class Muon(Algorithm):
+    """Momentum that is orthogonalised before the step, as `torch.optim.Muon`; for matrices only.
+
+    Other parameters need another algorithm: `init({"*.bias": AdamW(), "*": Muon()}, model)`.
+    """
+
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    nesterov: bool = True
+    ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315)
+    eps: float = 1e-7
+    ns_steps: int = 5
+    adjust_lr_fn: str | None = None
+
+    function = staticmethod(muon)
+    state_lists = ("momentum_buffer",)
+    needs_whole_parameter = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.adjust_lr_fn not in (None, "original", "match_rms_adamw"):
+            raise InvalidArgument(
+                f'Muon: adjust_lr_fn is "original", "match_rms_adamw" or None, got {self.adjust_lr_fn!r}'
+            )
+
+    def parameter_problem(self, parameter: Tensor) -> str | None:
+        if parameter.dim() == 2 and not parameter.is_complex():
+            return None
+        return (
+            "Muon is for real matrices; use another algorithm for other parameters: "
+            "optim.init({'*.bias': AdamW(), '*': Muon()}, model)"
+        )
+
+
+def _full_value(value: float, parameter: Tensor) -> complex | float:
+    """What torch fills the state of a parameter with: both parts of a complex one get the value."""
+    return complex(value, value) if parameter.is_complex() else value

@@ -1,0 +1,318 @@
+"""A training loop of your own: its parts, and that it, `fit` and plain torch compute the same bits."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import stoker
+from stoker import Accumulator, ClassificationOutput, callbacks, data, metrics, optim
+from tests.features.models import CLASSES, X, learner, same_weights
+
+
+class Model(nn.Module):
+    """Two convolutions and two linear layers, with batch norm and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)
+        self.norm, self.dropout = nn.BatchNorm2d(4), nn.Dropout(0.3)
+        self.linear1, self.linear2 = nn.Linear(64, 16), nn.Linear(16, 10)
+
+    def forward(self, images):
+        x = self.dropout(F.relu(self.conv2(F.relu(self.norm(self.conv1(images))))))
+        return self.linear2(F.relu(self.linear1(x.flatten(1))))
+
+
+GENERATOR = torch.Generator().manual_seed(3)
+IMAGES, LABELS = torch.randn(256, 1, 8, 8, generator=GENERATOR), torch.randint(0, 10, (256,), generator=GENERATOR)
+BATCH = IMAGES[:64], LABELS[:64]
+
+
+def loss_of(model, batch=BATCH):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+# --- gradients
+
+
+def test_backward_returns_gradients_by_parameter_and_leaves_grad_alone():
+    model = Model()
+    model.linear1.bias.grad = torch.full((16,), 1e3)  # somebody else's
+    grads = stoker.backward(loss_of(model), model)
+    assert set(grads) == {name for name, _ in model.named_parameters()}
+    assert grads[model.conv1.weight] is grads["conv1.weight"]
+    assert [name for name, each in model.named_parameters() if each.grad is not None] == ["linear1.bias"]
+    assert (model.linear1.bias.grad == 1e3).all()
+
+
+def test_gradients_of_several_graphs_add_up():
+    model = Model().eval()
+    penalty = 2 * model(BATCH[0]).square().mean()
+    both = stoker.backward(loss_of(model) + penalty, model)
+    added = stoker.backward(loss_of(model), model) + stoker.backward(2 * model(BATCH[0]).square().mean(), model)
+    for name in both:
+        torch.testing.assert_close(added[name], both[name])
+
+
+def test_a_step_consumes_the_gradients():
+    model = Model()
+    optimizer, grads = optim.Adam().init(model), stoker.backward(loss_of(model), model)
+    optimizer.step(grads, lr=1e-3)
+    assert len(grads) == 0
+    with pytest.raises(stoker.GradientsConsumed):
+        optimizer.step(grads, lr=1e-3)
+
+
+def test_the_learning_rate_is_an_argument_of_the_step():
+    model = Model().eval()
+    optimizer, before = optim.SGD().init(model), model.linear2.weight.clone()
+    optimizer.step(stoker.backward(loss_of(model), model), lr=0.0)
+    assert torch.equal(model.linear2.weight, before)
+    grads = stoker.backward(loss_of(model), model)
+    slope = grads["linear2.weight"].clone()
+    optimizer.step(grads, lr=0.5)
+    torch.testing.assert_close(model.linear2.weight, before - 0.5 * slope)
+
+
+def test_an_accumulator_gives_the_gradient_of_the_whole_batch():
+    model, accumulator = Model().eval(), Accumulator()
+    for part in zip(BATCH[0].split(24), BATCH[1].split(24), strict=True):  # 24, 24, 16
+        accumulator.add(stoker.backward(loss_of(model, part), model), weight=len(part[0]))
+    taken, whole = accumulator.take(), stoker.backward(loss_of(model), model)
+    for name in whole:
+        torch.testing.assert_close(taken[name], whole[name], rtol=1e-5, atol=1e-7)
+    assert len(accumulator) == 0
+
+
+def test_parts_of_the_gradients_are_taken_out_and_stepped_separately():
+    model, lr = Model().eval(), 1e-2
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    expected = {name: each.clone() for name, each in stoker.backward(loss_of(model), model).items()}
+    grads, sgd = stoker.backward(loss_of(model), model), optim.SGD().init(model)
+    sgd.step(grads.take(model.conv1), lr=2 * lr)
+    sgd.step(grads.take("conv2"), lr=4 * lr)
+    sgd.step(grads.take(model.linear1.bias), lr=0.1 * lr)
+    assert set(grads) == {"norm.weight", "norm.bias", "linear1.weight", "linear2.weight", "linear2.bias"}
+    sgd.step(grads, lr=lr)
+    for name, parameter in model.named_parameters():
+        factor = {"conv1": 2, "conv2": 4}.get(name.split(".")[0], 0.1 if name == "linear1.bias" else 1)
+        torch.testing.assert_close(parameter, before[name] - factor * lr * expected[name])
+
+
+# --- validation and metrics
+
+
+def test_valid_is_a_view_without_dropout_and_autograd_that_leaves_the_model_alone():
+    model = Model()
+    view = stoker.valid(model)
+    assert torch.equal(view(IMAGES), view(IMAGES)) and not view(IMAGES).requires_grad
+    assert model.training and not view.training
+    with pytest.raises(stoker.NotDifferentiable, match="valid"):
+        stoker.backward(loss_of(view), model)
+
+
+def test_metrics_work_in_a_loop_of_your_own():
+    view, metric, right = stoker.valid(Model()), metrics.Accuracy(), 0
+    state = metric.init(torch.device("cpu"))
+    for images, targets in data.Loader((IMAGES, LABELS), batch_size=100):
+        logits = view(images)
+        state = metric.update(state, ClassificationOutput(F.cross_entropy(logits, targets), logits, targets))
+        right += (logits.argmax(1) == targets).sum().item()
+    assert metric.compute(state) == right / 256
+
+
+def test_model_and_optimizer_can_be_grouped_in_a_type_of_your_own():
+    @dataclass
+    class Training:
+        model: nn.Module
+        optimizer: optim.Optimizer
+
+        def step(self, lr):
+            loss = loss_of(self.model)
+            self.optimizer.step(stoker.backward(loss, self.model), lr=lr)
+            return loss.item()
+
+    model = Model().eval()
+    training = Training(model, optim.Adam().init(model))
+    first = training.step(1e-2)
+    assert [training.step(1e-2) for _ in range(5)][-1] < first
+
+
+def test_the_loss_can_be_printed_every_few_batches(capsys):
+    def report(ctx):
+        if ctx.batch_number % 2 == 0:
+            print(f"{ctx.loss.item():.3f} {ctx.batch_number}")
+
+    learner(nn.Linear(4, 3), loss=nn.CrossEntropyLoss()).fit(
+        (X, CLASSES), epochs=1, batch_size=16, show=False, callbacks=[callbacks.on(train_batch_end=report)]
+    )
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["2", "4"]
+
+
+# --- plain torch, the parts and `fit`: the same bits
+
+
+def in_plain_torch(updates):
+    """Accumulation of two batches, clipping, and two optimizers with a learning rate that changes."""
+    model = Model()
+    head = [*model.linear1.parameters(), *model.linear2.parameters()]
+    body = [*model.conv1.parameters(), *model.conv2.parameters(), *model.norm.parameters()]
+    adam, sgd = torch.optim.AdamW(body, lr=1e-2), torch.optim.SGD(head, lr=0.1, momentum=0.9)
+    batches = rows_of(updates)
+    torch.manual_seed(1)
+    for update in range(updates):
+        adam.zero_grad()
+        sgd.zero_grad()
+        for rows in batches[2 * update : 2 * update + 2]:
+            (loss_of(model, (IMAGES[rows], LABELS[rows])) / 2).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        adam.param_groups[0]["lr"] = 1e-2 / (1 + update)
+        adam.step()
+        sgd.step()
+    return model
+
+
+def rows_of(updates):
+    """The samples of every micro-batch, in the loader's order."""
+    loader, found = data.Loader((torch.arange(256),), batch_size=16, shuffle=9), []
+    while len(found) < 2 * updates:
+        found.extend(rows for (rows,) in loader)
+    return found
+
+
+def with_the_parts(updates, validate=False):
+    model, accumulator = Model(), Accumulator()
+    adam, sgd = optim.AdamW().init(model), optim.SGD(momentum=0.9).init(model)
+    loader = data.Loader((IMAGES, LABELS), batch_size=16, shuffle=9)
+    torch.manual_seed(1)
+    update = 0
+    while update < updates:
+        for batch in loader:
+            accumulator.add(stoker.backward(loss_of(model, batch), model))
+            if len(accumulator) == 2:
+                grads = accumulator.take().clip_norm(0.05)
+                sgd.step(grads.take("linear*"), lr=0.1)
+                adam.step(grads, lr=1e-2 / (1 + update))
+                update += 1
+                if validate:
+                    stoker.valid(model)(IMAGES[:50])
+                if update == updates:
+                    break
+    return model
+
+
+def test_the_parts_compute_the_bits_of_plain_torch_over_100_updates():
+    assert same_weights(in_plain_torch(100), with_the_parts(100))
+
+
+def test_validation_in_between_changes_nothing():
+    assert same_weights(with_the_parts(20), with_the_parts(20, validate=True))
+
+
+@pytest.mark.parametrize("change", ["clip", "lr"])
+def test_the_comparison_notices_a_small_change(change, monkeypatch):
+    """A negative control for the comparisons above."""
+    if change == "clip":
+        clip = stoker.Gradients.clip_norm
+        monkeypatch.setattr(stoker.Gradients, "clip_norm", lambda self, limit: clip(self, limit * (1 + 1e-6)))
+    else:
+        step = optim.Optimizer.step
+        monkeypatch.setattr(optim.Optimizer, "step", lambda self, grads, *, lr: step(self, grads, lr=lr * (1 + 1e-6)))
+    assert not same_weights(in_plain_torch(5), with_the_parts(5))
+
+
+def torch_loop(make_optimizer, model, epochs=2):
+    """The loop that everybody writes, on the samples in their order."""
+    optimizer = make_optimizer(model)
+    model.train()
+    torch.manual_seed(0)
+    for _ in range(epochs):
+        for batch in zip(IMAGES.split(32), LABELS.split(32), strict=True):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+    return model
+
+
+PARTS = {"conv*": 1e-3, "*": 1e-2}
+
+
+def groups(model, **first):
+    """The convolutions with settings of their own, the rest with the defaults."""
+    names = {name for name, _ in model.named_parameters() if name.startswith("conv")}
+    chosen = [each for name, each in model.named_parameters() if name in names]
+    return [{"params": chosen, **first}, {"params": [p for n, p in model.named_parameters() if n not in names]}]
+
+
+@pytest.mark.parametrize(
+    ("ours", "lr", "theirs"),
+    [
+        (optim.SGD(momentum=0.9, fused=False), 0.01, lambda m: torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9)),
+        (optim.Adam(fused=False), 0.01, lambda m: torch.optim.Adam(m.parameters(), lr=0.01)),
+        (optim.AdamW(fused=False), 0.01, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01)),
+        (optim.RMSprop(), 0.01, lambda m: torch.optim.RMSprop(m.parameters(), lr=0.01)),
+        (optim.wrap(torch.optim.SGD, momentum=0.9), 0.01, lambda m: torch.optim.SGD(m.parameters(), 0.01, 0.9)),
+        (optim.SGD(momentum=0.9, fused=False), PARTS, lambda m: torch.optim.SGD(groups(m, lr=1e-3), 1e-2, 0.9)),
+        (
+            {"conv*": optim.SGD(momentum=0.5, fused=False), "*": optim.SGD(momentum=0.9, fused=False)},
+            0.01,
+            lambda m: torch.optim.SGD(groups(m, momentum=0.5), 0.01, 0.9),
+        ),
+    ],
+    ids=["SGD", "Adam", "AdamW", "RMSprop", "wrapped", "learning rates by part", "algorithms by part"],
+)
+def test_fit_computes_the_bits_of_the_torch_loop(ours, lr, theirs):
+    """Also the mode: the model comes in eval mode, as after a test, and is trained in training mode."""
+    found = learner(Model().eval(), loss=nn.CrossEntropyLoss(), optimizer=ours, lr=lr).fit(
+        data.Loader((IMAGES, LABELS), batch_size=32), epochs=2, show=False
+    )
+    assert same_weights(found.model, torch_loop(theirs, Model()))
+
+
+def test_fit_computes_the_bits_of_a_loop_with_the_parts():
+    def batches():
+        return data.Loader((IMAGES, LABELS), batch_size=32, shuffle=5)
+
+    adam = optim.Adam(fused=False)
+    found = learner(Model(), loss=F.cross_entropy, optimizer=adam, lr=1e-3, seed=7).fit(
+        batches(), valid=(IMAGES, LABELS), epochs=2, keep="last", show=False
+    )
+    model, loader = Model(), batches()
+    optimizer = adam.init(model)
+    torch.manual_seed(7)
+    for _ in range(2):
+        for batch in loader:
+            optimizer.step(stoker.backward(loss_of(model, batch), model), lr=1e-3)
+    assert same_weights(found.model, model)
+
+
+def test_one_optimizer_steps_some_parameters_and_a_frozen_one_is_not_trained():
+    model, reference = Model().eval(), Model().eval()
+    optimizer = optim.Adam(fused=False).init(model)
+    native = torch.optim.Adam([reference.linear1.weight, reference.linear2.weight], lr=1e-4)
+    for _ in range(3):
+        grads = stoker.backward(loss_of(model), model)
+        optimizer.step(grads.take([model.linear1.weight, model.linear2.weight]), lr=1e-4)
+        native.zero_grad()
+        loss_of(reference).backward()
+        native.step()
+    assert same_weights(model, reference)
+    stoker.freeze(model, "conv*")
+    learner(model, loss=nn.CrossEntropyLoss()).fit((IMAGES, LABELS), epochs=1, show=False)
+    assert torch.equal(model.conv1.weight, reference.conv1.weight)
+    assert not torch.equal(model.linear1.weight, reference.linear1.weight)
+
+
+def test_a_loss_of_shape_1_works_as_it_is():
+    def loss(output, label):
+        return ((label - output) ** 2).mean(0)  # [1]
+
+    found = learner(nn.Linear(4, 1), loss=loss, metrics=[metrics.MSE()]).fit(
+        (X, X.sum(1, keepdim=True)), epochs=5, show=False
+    )
+    losses = found.history["train/loss"]
+    assert losses[-1] < losses[0] and losses == pytest.approx(found.history["train/mse"], rel=1e-5)

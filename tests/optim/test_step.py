@@ -1,0 +1,215 @@
+"""One step from gradients and learning rates: of parts of a model, by selectors, with several algorithms."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import stoker
+from stoker import backward, optim
+from tests.optim.models import equal, grads_of, net
+
+
+def test_a_step_with_some_gradients_leaves_other_parameters_and_their_state_unchanged():
+    model = net()
+    optimizer = optim.Adam().init(model)
+    optimizer.step(grads_of(model), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+    state = copy.deepcopy(optimizer.state_dict()["rules"][0]["state"])
+    optimizer.step(grads_of(model).take("base"), lr=0.1)
+    after, later = model.state_dict(), optimizer.state_dict()["rules"][0]["state"]
+    for name in before:
+        touched = name.startswith("base")
+        assert torch.equal(before[name], after[name]) != touched
+        assert (state[name]["step"] == later[name]["step"]) != touched
+        assert torch.equal(state[name]["exp_avg"], later[name]["exp_avg"]) != touched
+
+
+@settings(max_examples=25, deadline=None)
+@given(order=st.permutations(["embed", "base", "classifier"]), momentum=st.sampled_from([0.0, 0.9]))
+def test_stepping_parts_one_after_another_equals_one_step(order, momentum):
+    for make in (lambda: optim.SGD(momentum=momentum, dampening=0.1), optim.Adam):
+        whole, parts = net(), net()
+        one, many = make().init(whole), make().init(parts)
+        for update in range(3):
+            one.step(grads_of(whole, update), lr=0.1)
+            grads = grads_of(parts, update)
+            for part in order:
+                many.step(grads.take(part), lr=0.1)
+        assert equal(whole, parts)
+
+
+def test_momentum_starts_from_the_first_gradient_of_each_parameter():
+    model, theirs = net(), net()
+    optimizer = optim.SGD(momentum=0.9, dampening=0.5).init(model)
+    native = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+    for update, names in enumerate(["base", "base", "*", "embed", "*"]):
+        optimizer.step(grads_of(model, update).take(names), lr=0.1)
+        grads = grads_of(theirs, update).take(names)
+        native.zero_grad()
+        for name, parameter in theirs.named_parameters():
+            parameter.grad = grads.get(name)
+        native.step()
+        assert equal(model, theirs)
+
+
+def test_learning_rates_by_name_equal_torch_parameter_groups():
+    model, theirs = net(), net()
+    optimizer = optim.AdamW().init(model)
+    biases = [p for n, p in theirs.named_parameters() if n.endswith("bias")]
+    head = [theirs.classifier.weight]
+    rest = [theirs.embed.weight, theirs.base.weight]
+    native = torch.optim.AdamW([{"params": biases}, {"params": head}, {"params": rest}])
+    for update in range(5):
+        rates = [1e-3, 1e-2, 0.1 / (update + 1)]
+        optimizer.step(grads_of(model, update), lr=dict(zip(["*.bias", "classifier", "*"], rates, strict=True)))
+        for group, lr in zip(native.param_groups, rates, strict=True):
+            group["lr"] = lr
+        native.zero_grad()
+        theirs(torch.randn(6, 4, generator=torch.Generator().manual_seed(update))).square().mean().backward()
+        native.step()
+        assert equal(model, theirs)
+
+
+def test_learning_rates_by_module_and_parameter():
+    model, reference = net(), net()
+    optim.SGD().init(model).step(grads_of(model), lr={model.classifier: 0.1, model.embed.bias: 0.0, "*": 0.2})
+    optim.SGD().init(reference).step(grads_of(reference), lr={"classifier": 0.1, "embed.bias": 0.0, "*": 0.2})
+    assert equal(model, reference) and torch.equal(model.embed.bias, net().embed.bias)
+
+
+def test_a_mapping_of_selectors_to_configs_equals_several_torch_optimizers():
+    model, theirs = net(), net()
+    optimizer = optim.init({"classifier": optim.SGD(momentum=0.9), "*": optim.AdamW()}, model)
+    sgd = torch.optim.SGD(theirs.classifier.parameters(), lr=0.1, momentum=0.9)
+    adamw = torch.optim.AdamW([*theirs.embed.parameters(), *theirs.base.parameters()], lr=0.1)
+    for update in range(4):
+        optimizer.step(grads_of(model, update), lr=0.1)
+        theirs(torch.randn(6, 4, generator=torch.Generator().manual_seed(update))).square().mean().backward()
+        for each in (sgd, adamw):
+            each.step()
+            each.zero_grad()
+        assert equal(model, theirs)
+
+
+def test_selectors_that_match_nothing_or_leave_parameters_out_raise():
+    model = net()
+    optimizer = optim.SGD().init(model)
+    grads = grads_of(model)
+    with pytest.raises(stoker.NoSuchParameter, match="'clasifier' matches no parameter; did you mean 'classifier'"):
+        optimizer.step(grads, lr={"clasifier": 0.1, "*": 0.2})
+    with pytest.raises(stoker.UnmatchedParameter, match=r"{'classifier'} matches embed.weight.*add '\*'"):
+        optimizer.step(grads, lr={"classifier": 0.1})
+    with pytest.raises(stoker.UnmatchedParameter, match="base.weight"):
+        optim.init({"embed": optim.SGD(), "classifier": optim.Adam()}, model)
+    optim.init({"embed": optim.SGD(), "classifier": optim.Adam()}, stoker.freeze(net(), "base"))
+    assert len(grads) == 6
+
+
+@pytest.mark.parametrize(
+    ("lr", "error", "text"),
+    [
+        (-1.0, stoker.InvalidArgument, "at least 0 and finite, got -1.0"),
+        (float("nan"), stoker.InvalidArgument, "got nan"),
+        (float("inf"), stoker.InvalidArgument, "got inf"),
+        ("0.1", stoker.WrongType, "a number or a 0-d tensor, got str"),
+        (True, stoker.WrongType, "got bool"),
+        (None, stoker.WrongType, "got NoneType"),
+        (torch.ones(2), stoker.InvalidArgument, r"one number, got a tensor of shape \[2\]"),
+        (lambda update: 0.1, stoker.WrongType, r"call a schedule first: lr=schedule\(update\)"),
+        ({"*": -1.0}, stoker.InvalidArgument, "got -1.0"),
+    ],
+)
+def test_an_invalid_learning_rate_raises_and_consumes_nothing(lr, error, text):
+    model = net()
+    grads = grads_of(model)
+    with pytest.raises(error, match=text):
+        optim.SGD().init(model).step(grads, lr=lr)
+    assert len(grads) == 6 and equal(model, net())
+
+
+def test_gradients_of_another_model_raise():
+    model, other = net(), net()
+    grads = grads_of(other)
+    with pytest.raises(
+        stoker.NoSuchParameter, match="was not made for the parameters of these gradients: embed.weight"
+    ):
+        optim.SGD().init(model).step(grads, lr=0.1)
+    with pytest.raises(stoker.WrongType, match="step takes Gradients, got dict"):
+        optim.SGD().init(model).step({}, lr=0.1)
+    assert len(grads) == 6
+
+
+def test_a_torch_optimizer_is_not_a_config():
+    with pytest.raises(
+        stoker.WrongType, match=r"the optimizer for '\*' is Adam; expected a config such as optim.Adam\(\)"
+    ):
+        optim.init(torch.optim.Adam(net().parameters()), net())
+
+
+@pytest.mark.parametrize("lr", [np.float32(0.125), np.float64(0.125), np.float16(0.125)], ids=repr)
+@pytest.mark.parametrize("config", [optim.SGD(), optim.Adam(fused=True), optim.wrap(torch.optim.SGD)], ids=str)
+def test_the_learning_rate_can_be_a_numpy_number(config, lr):
+    model, reference = net(), net()
+    optim.init(config, model).step(grads_of(model), lr=lr)
+    optim.init(config, reference).step(grads_of(reference), lr=0.125)
+    assert equal(model, reference)
+    with pytest.raises(stoker.InvalidArgument, match="at least 0 and finite"):
+        optim.init(config, model).step(grads_of(model), lr=-lr)
+
+
+def test_parameters_unfrozen_later_start_with_new_state():
+    model = stoker.freeze(net(), "embed")
+    optimizer = optim.Adam().init(model)
+    optimizer.step(grads_of(model), lr=0.1)
+    stoker.unfreeze(model, "embed")
+    optimizer.step(grads_of(model), lr=0.1)
+    state = optimizer.state_dict()["rules"][0]["state"]
+    assert state["embed.weight"]["step"] == 1 and state["base.weight"]["step"] == 2
+
+
+def test_a_step_does_not_touch_grad():
+    model = net()
+    left = torch.ones_like(model.base.weight)
+    model.base.weight.grad = left
+    optim.Adam().init(model).step(grads_of(model), lr=0.1)
+    assert model.base.weight.grad is left and torch.equal(left, torch.ones_like(left))
+
+
+def test_a_tied_weight_is_stepped_once():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    grads = backward(model(torch.ones(1, 4)).sum(), model)
+    expected = torch.add(model[0].weight, grads["0.weight"], alpha=-0.1)
+    optim.SGD().init(model).step(grads, lr=0.1)
+    assert torch.equal(model[0].weight, expected) and model[1].weight is model[0].weight
+
+
+def test_the_repr_shows_the_configs():
+    assert repr(optim.SGD(momentum=0.9).init(net())) == "SGD(momentum=0.9)"
+    assert (
+        repr(optim.init({"classifier": optim.SGD(), "*": optim.AdamW()}, net()))
+        == "{'classifier': SGD(), '*': AdamW()}"
+    )
+
+
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+@pytest.mark.parametrize(
+    "config",
+    [optim.AdamW(), optim.SGD(momentum=0.9), optim.SGD(momentum=0.9, nesterov=True, fused=True), optim.Adafactor()],
+    ids=str,
+)
+def test_a_step_happens_only_if_when_is_true(config, lr):
+    model, reference = net(), net()
+    optimizer, plain = config.init(model), config.init(reference)
+    for update, when in enumerate([False, True, False, False, True]):
+        optimizer.step(grads_of(model, update), lr=lr, when=torch.tensor(when))
+        if when:
+            plain.step(grads_of(reference, update), lr=lr)
+        assert equal(model, reference)
+    with pytest.raises(stoker.InvalidArgument, match=r"wrap\(SGD\) cannot skip a step on the device: omit when="):
+        optim.wrap(torch.optim.SGD).init(model).step(grads_of(model), lr=0.1, when=torch.tensor(True))

@@ -1,0 +1,77 @@
+"""Each benchmark's command line runs in its smallest form; a contender that did other work is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import _compare, _workloads, fit
+
+ROOT = Path(fit.__file__).parents[1]
+
+
+def run(module, *arguments):
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
+    assert "written to" not in done.stdout  # short forms write no results
+    return done.stdout
+
+
+COMMANDS = {
+    "fit": (["toy", "--quick", "-c", "stoker"], "stoker relative to dataloader"),
+    "gpu": (["--device", "cpu", "--tiny", "--workload", "gpt", "--contender", "fused,stoker"], "tokens/s"),
+    "sweep": (["--quick", "accumulate"], "stoker × indexing"),
+    "own_loop": (["toy", "--passes", "1", "--rounds", "1", "--no-file"], "stoker's parts, fused Adam"),
+    "save": (["--quick"], "stoker, background=True"),
+    "record": (["--quick"], "Follower, msgspec"),
+    "viewers": (["--quick"], "stoker ui"),
+    "ranks": (["--quick"], "update, fit"),
+}
+
+
+FAST = ("gpu", "record")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in FAST else pytest.mark.soak) for each in COMMANDS]
+)
+def test_a_command_line_runs_in_its_short_form(name):
+    arguments, expected = COMMANDS[name]
+    out = run(name, *arguments)
+    assert expected in out and "REFUSED" not in out
+
+
+def test_every_command_line_has_a_help_text():
+    for name in [*COMMANDS, "plots"]:
+        assert "usage" in run(name, "--help")
+
+
+def test_an_unknown_contender_is_an_error_that_names_the_known_ones():
+    command = [sys.executable, "-m", "benchmarks.fit", "toy", "-c", "kearas"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "no such contender: kearas; there are dataloader, indexing" in done.stderr
+
+
+def test_a_contender_that_did_other_work_is_refused_and_meets_no_target():
+    work = _workloads.workload("toy", tiny=True)
+    same = {"epochs": 20, "updates": 200, "loss": 1.0, "µs per update": [4.0]}
+    found = {
+        "dataloader": {**same, "µs per update": [10.0]},
+        "stoker": same,
+        "jax": {**same, "updates": 190},
+        "keras": {**same, "loss": 1.1},
+        "skorch": {**same, "loss": float("nan")},
+    }
+    assert list(_compare.accepted(work, found)) == ["dataloader", "stoker"]
+    assert list(_compare.check_targets(found, "cpu", "toy")) == [
+        "stoker relative to dataloader: 0.400, target ≤ 0.5: met"
+    ]
+
+
+def test_the_tables_of_the_scaling_page_are_those_of_the_results():
+    from benchmarks import ranks
+
+    page = ranks.PAGE.read_text()
+    assert ranks.replace_tables(page, ranks.newest_results()) == page

@@ -26,13 +26,11 @@ class Fit:
 
     settings: Settings
     device: torch.device
-    home: torch.device  # where the model came from, and returns to
     train: Loader
     valid: Mapping[str, Loader]
     state: TrainState
     step: TrainStep
     learning_rates: Callable[[int, float], Any]  # (update, scale) → a learning rate, or one for each selector
-    train_metrics: Sequence[Metric]
     valid_metrics: Sequence[Metric]
     meters: Sequence[Meter]
     hooks: Hooks
@@ -43,4 +41,9 @@ class Fit:
     recorder: Recorder
     signals: StopSignals
     plan: Plan = field(default_factory=lambda: Plan("eager"))  # how the training step runs
+    description: Sequence[str | Plan] = ()  # what was decided, as text
     checkpointer: Checkpointer | None = None
+
+    def describe(self) -> list[str]:
+        """The plan of the whole fit as lines of text, as far as it is known now."""
+        return [line for each in self.description for line in (each.lines() if isinstance(each, Plan) else [each])]

@@ -81,12 +81,12 @@ def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], N
 @contextmanager
 def _placed_data(fit: Fit) -> Iterator[bool]:
     """Moves data to the GPU for the length of a fit; yields whether columns are where the step runs."""
-    train, valid, lines = fit.train, fit.valid, fit.plan.lines()
+    train, valid, lines = fit.train, fit.valid, fit.describe()
     if fit.device.type == "cuda":
         fit.train, fit.valid, fit.plan.data = place_data(fit)
         fit.state.train, fit.state.valid = fit.train, fit.valid
     _update_plan_facts(fit, lines)
-    lines = fit.plan.lines()
+    lines = fit.describe()
     try:
         yield fit.device.type == "cpu" or fit.train is not train
     finally:
@@ -97,8 +97,8 @@ def _placed_data(fit: Fit) -> Iterator[bool]:
 
 def _update_plan_facts(fit: Fit, lines: list[str]) -> None:
     """Writes the plan into the facts of the run, if it has changed."""
-    if fit.recorder.update_facts is not None and fit.plan.lines() != lines:
-        fit.recorder.update_facts({"plan": fit.plan_lines()})
+    if fit.recorder.update_facts is not None and fit.describe() != lines:
+        fit.recorder.update_facts({"plan": fit.describe()})
 
 
 @contextmanager

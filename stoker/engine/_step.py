@@ -583,7 +583,7 @@ class TrainStep:
         windows = tuple(
             (part, *window.bookkeeping[1:]) if batch.closes_window else (part, window.bookkeeping[2])
             for part, window in self.state.accumulators.items()
-        )
+        )  # which parameters were added before; for the last micro-batch also their weight
         return batch.closes_window, batch.is_padding, rates, windows, self.state.model.training
 
     def side_effects(self) -> SideEffects:

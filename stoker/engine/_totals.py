@@ -176,6 +176,11 @@ class RunningTotals:
         copy_all(targets, values)
 
     @property
+    def metrics(self) -> Sequence[Metric]:
+        """The metrics that are counted besides the losses."""
+        return self._metrics
+
+    @property
     def grows(self) -> bool:
         """Whether some metric has to be updated outside of CUDA graphs and compiled programs."""
         return not all(self._is_static)

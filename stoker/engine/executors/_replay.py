@@ -62,7 +62,7 @@ class WindowChange(NamedTuple):
     part: str | None
     closes: bool
     weight: float | None  # what it adds; None if the weight is a tensor
-    names: frozenset[str]  # of the parameters that it adds
+    names: frozenset[str]  # of the parameters that the window holds afterwards
 
 
 @dataclass(slots=True)
@@ -211,10 +211,6 @@ class Replay:
         self.synchronize()
         before, effects = step.host_state(), step.side_effects()
         program, error = None, None
-        if not flat.batch.closes_window:  # so that the trace tells which parameters this batch adds
-            for window in step.state.accumulators.values():
-                count, weight, _ = window.bookkeeping
-                window.set_bookkeeping(count, weight, frozenset())
         try:
             program = self._record(flat, lr)
             program.window_changes = _window_changes(before, step.host_state())
@@ -308,24 +304,25 @@ class NewState(Exception):
 
 def _window_changes(before: HostState, after: HostState) -> list[WindowChange]:
     changes: list[WindowChange] = []
-    for part, new in after.accumulators.items():
-        old = before.accumulators.get(part)
-        if old is None or new.bookkeeping == old.bookkeeping:
+    for part, (new, *_) in after.accumulators.items():
+        if part not in before.accumulators or before.accumulators[part][0] == new:
             continue
-        (old_count, old_weight, _), (new_count, new_weight, new_names) = old.bookkeeping, new.bookkeeping
-        closes = new_count <= old_count
+        old_count, old_weight, _ = before.accumulators[part][0]
+        new_count, new_weight, names = new
         weight = None if new_weight is None or old_weight is None else new_weight - old_weight
-        changes.append(WindowChange(part, closes, weight, new_names))
+        changes.append(WindowChange(part, new_count <= old_count, weight, names))
     return changes
 
 
 def _apply_window_change(step: TrainStep, change: WindowChange) -> None:
     window = step.state.accumulators[change.part]
-    count, weight, names = window.bookkeeping
+    count, weight, _ = window.bookkeeping
     if change.closes:
-        window.set_bookkeeping(0, None if weight is None else 0, frozenset())
+        window.reset()
+    elif change.weight is None or weight is None:
+        window.set_bookkeeping(count + 1, None, change.names)
     else:
-        window.set_bookkeeping(count + 1, None if weight is None else weight + (change.weight or 0), names | change.names)
+        window.set_bookkeeping(count + 1, weight + change.weight, change.names)
 
 
 def detach_outputs(result: StepResult, *, wanted: bool) -> StepResult:

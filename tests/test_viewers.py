@@ -116,9 +116,9 @@ def test_viewers_that_are_killed_or_stuck_and_a_record_that_is_damaged(tmp_path,
                 file.write(b'\xff\x00 {"kind": "valid"\n')
             training.go_on(4)
             with watching(path) as terminal:
-                until(terminal, "a damaged line was left out")
+                until(terminal, "a damaged line was skipped")
                 found = client.get("api/run/run").json()
-                assert found["problem"] == "a damaged line was left out" and found["row"]["epoch"] == 4
+                assert found["problem"] == "a damaged line was skipped" and found["row"]["epoch"] == 4
                 server.send_signal(signal.SIGKILL)
                 training.go_on(5)
                 until(terminal, "epoch 5/6")
@@ -165,4 +165,6 @@ def test_what_viewers_ask_of_a_run_is_done_and_recorded(tmp_path, serving):
     follower.refresh()
     assert (follower.state, follower.status.epoch) == ("stopped", 3)
     assert "Asked to stop by ui" in follower.reason
-    assert any("asked for by watch" in event.extra["reason"] for event in follower.said if event.kind == "checkpoint")
+    assert any(
+        "asked for by watch" in event.extra["reason"] for event in follower.messages if event.kind == "checkpoint"
+    )

@@ -130,7 +130,7 @@ def open_run(prepared: Prepared, wish: Wish, *, again: bool) -> Opened:
         opened = Opened(run, found, notes)
         fit.ctx.record = run.record
         if fit.ranks.world.is_first:
-            fit.recorder.update_facts, fit.recorder.control = run.learn, Control(run.path)
+            fit.recorder.update_facts, fit.recorder.control = run.update_facts, Control(run.path)
         _make_durable(fit, wish, opened)
     except BaseException:
         run.close()

@@ -62,4 +62,4 @@ def test_damage_and_odd_names_have_no_power(tmp_path, capsys):
     words = [line.split()[:6] for line in out.splitlines()]
     assert ["digits", "finished", "5", "of", "5", "valid/loss"] in words
     assert ["esc\\x1b[31mred", "finished", "5", "of", "5", "valid/loss"] in words and "\x1b" not in out
-    assert "digits: 3 damaged lines were left out\ndigits: run.json can't be read\n" in out
+    assert "digits: 3 damaged lines were skipped\ndigits: run.json can't be read\n" in out

@@ -51,7 +51,7 @@ def test_a_run_that_goes_on_or_went_away(run, capsys):
     fill(run.record, end=False)
     assert "it is still running\n  the last event came 1970-" in shown(capsys)
     run.close()
-    assert "how it ended\n  the process went away without a word; the last event came 1970-" in shown(capsys)
+    assert "how it ended\n  the process ended without finishing the run; the last event came 1970-" in shown(capsys)
 
 
 def test_an_exception_is_shown_with_where_it_came_from(run, capsys):
@@ -80,7 +80,7 @@ def test_a_name_that_is_nearly_one(run, capsys):
     assert main(["show", "zzz"]) == 1
     assert "there is no run 'zzz'; there are: digits" in capsys.readouterr().err
     assert main(["show", "runs"]) == 1
-    assert "'runs' is no run: there is no events.jsonl in it" in capsys.readouterr().err
+    assert "'runs' is not a run: it has no events.jsonl" in capsys.readouterr().err
 
 
 def test_a_damaged_run_is_shown_around_the_damage(run, capsys):
@@ -90,7 +90,7 @@ def test_a_damaged_run_is_shown_around_the_damage(run, capsys):
         file.write(b"nonsense\n\x00\xff\n")
     (run.path / "run.json").write_text("{")
     lines = shown(capsys).splitlines()
-    assert lines[:3] == ["runs/digits: finished", "  2 damaged lines were left out", "  run.json can't be read"]
+    assert lines[:3] == ["runs/digits: finished", "  2 damaged lines were skipped", "  run.json can't be read"]
     assert "  5 of 5 epochs, 50 updates, 50.0 s" in lines
 
 

@@ -117,9 +117,7 @@ def test_a_number_that_there_is_not(tmp_path):
         "keep_best='valid/acc', and no such number is counted; did you mean 'valid/accuracy' or 'valid/loss'? "
         "There are: valid/loss, valid/accuracy"
     )
-    with pytest.raises(
-        NoSuchMetric, match="keep_best='mine': there is no such metric"
-    ):  # a hook might have logged it
+    with pytest.raises(NoSuchMetric, match="keep_best='mine': there is no such metric"):  # a hook might have logged it
         fit(tmp_path / "own", of=given, checkpoint=Checkpoint(keep_best="mine"))
     resumed = fit(tmp_path / "run", of=given, checkpoint=Checkpoint(keep_best="valid/accuracy"))
     assert came_out(resumed) == came_out(fit(of=given)), "spelt right, the run goes on"

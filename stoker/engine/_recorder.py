@@ -59,7 +59,7 @@ class Recorder:
         if now - self._reported < _SECONDS_BETWEEN_REPORTS or self._pending is not None or not self._reports:
             return None
         self._reported = now
-        request = None if self.control is None else self.control.read()
+        request = None if self.control is None else self.control.poll()
         ctx = self._ctx
         speed = totals.samples * self._ranks / max(now - totals.started, 1e-9)
         event = self.event("progress", phase=ctx.phase, batches=ctx.batches, samples_per_second=speed)

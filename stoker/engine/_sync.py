@@ -23,9 +23,9 @@ def report_progress(fit: Fit, totals: RunningTotals) -> None:
     request = fit.recorder.report_progress(totals, now)
     if request is not None:
         by = f" by {request.by}" if request.by else ""
-        if request.what == "save" and fit.requests.can_save:
+        if request.action == "save" and fit.requests.can_save:
             ctx.save(f"requested{by}")
-        elif request.what == "stop":
+        elif request.action == "stop":
             fit.signals.leave(f"Stop requested{by}, in epoch {ctx.epoch}, batch {ctx.batch_number}")
     synchronize_ranks(fit)
 

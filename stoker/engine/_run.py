@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stoker.checkpoint import random_state
-from stoker.distributed import report_failures
+from stoker.distributed import propagate_failures
 from stoker.engine._fit import Fit
 from stoker.engine._planning import place_data, warn_about_plan
 from stoker.engine._precision import tf32_if_requested
@@ -39,7 +39,7 @@ def run(
     ending = Ending(None, {}, 0.0)
     with fit.signals.installed(can_save=fit.checkpointer is not None):
         try:
-            with report_failures(fit.ranks.world), tf32_if_requested(fit.settings.precision):
+            with propagate_failures(fit.ranks.world), tf32_if_requested(fit.settings.precision):
                 _train(fit, resumed, on_begin)
                 state = fit.state
                 fit.ranks.broadcast_buffers([state.model, None if state.ema is None else state.ema.model, state.loss])

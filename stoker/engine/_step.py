@@ -241,7 +241,7 @@ class TrainStep:
             result.pred = self.ctx.pred
         with autocast(self.settings.precision, self.device):
             if batch.mix is None:
-                return supervised.score(result.pred, parts)
+                return supervised.judge(result.pred, parts)
             other, share = batch.mix
             loss = mixed_loss(
                 supervised.loss, result.pred, parts.targets, other, share, sample_weight=parts.weight

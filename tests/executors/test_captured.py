@@ -110,11 +110,11 @@ def test_what_can_not_be_captured_runs_eagerly_and_says_why(name, tmp_path):
     eager = fit(case.feature, eager=True)
     fitted = fit(case.feature, run=tmp_path / "run")
     plan = fitted._prepared.fit.plan
-    assert plan.mode == "eager" and (case.captured or case.why.split(" (")[0]) in plan.why
+    assert plan.mode == "eager" and (case.captured or case.reason.split(" (")[0]) in plan.reason
     assert_same_fit(fitted, eager)
     assert not any("training step" in text for text in said(fitted))  # nobody has asked for another
     lines = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]
-    assert f"           not captured: {plan.why}" in lines
+    assert f"           not captured: {plan.reason}" in lines
 
 
 def test_numbers_that_are_drawn_on_the_host_are_drawn_every_time():

@@ -57,14 +57,14 @@ def test_what_no_program_stands_for_runs_eagerly_and_says_why(name, monkeypatch)
         interpreted(monkeypatch)
     fitted = run(case.feature)
     plan = fitted._prepared.fit.plan
-    assert plan.mode == ("gradient" if name in AFTER_GRADIENTS else "eager") and case.why in plan.why
+    assert plan.mode == ("gradient" if name in AFTER_GRADIENTS else "eager") and case.reason in plan.reason
     if name in AFTER_GRADIENTS:
         assert_close(outcome(fitted), outcome(eager), **CLOSE)
         assert said(fitted) == [plan.complaint] and "is compiled up to the gradients only" in plan.complaint
         return
     assert_same(outcome(fitted), outcome(eager))
     assert generators(fitted) == generators(eager)
-    assert said(fitted) == [f"the training step runs eager, not compiled as asked for: {plan.why}"]
+    assert said(fitted) == [f"the training step runs eager, not compiled as asked for: {plan.reason}"]
 
 
 @pytest.mark.parametrize("name", ["sparse", "branch on a tensor"])
@@ -117,8 +117,8 @@ def test_every_algorithm_is_traced_or_refused_with_a_reason(name, monkeypatch):
     interpreted(monkeypatch)
     whole = run(algorithm(name))
     plan = whole._prepared.fit.plan
-    assert plan.mode == ("gradient" if name in REFUSED else "compiled"), plan.why
-    assert REFUSED.get(name, "") in plan.why
+    assert plan.mode == ("gradient" if name in REFUSED else "compiled"), plan.reason
+    assert REFUSED.get(name, "") in plan.reason
     assert_close(outcome(whole), outcome(eager), **CLOSE)
 
 

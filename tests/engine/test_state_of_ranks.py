@@ -9,7 +9,6 @@ from stoker.checkpoint import set_random_state
 from stoker.distributed import World
 from stoker.engine import RankSync, RunningTotals
 from stoker.gradients import Accumulator, Gradients
-from stoker.engine._totals import Tally
 from stoker.metrics import Accuracy
 
 

@@ -86,7 +86,7 @@ def lr_find(
         wish = Wish(train, updates=steps, batch_size=batch_size, callbacks=[*callbacks, watch], keep="last")
         start_fit(tried, wish, show=False)
     # Of several ranks each has seen its own losses; the first one's are as good as any.
-    rates, losses = joined(spec.device).told((watch.rates, watch.losses))
+    rates, losses = joined(spec.device).broadcast_object((watch.rates, watch.losses))
     if len(losses) < 5:
         raise InvalidArgument(f"the loss was not finite after {len(losses)} updates; begin with a smaller start_lr")
     return LrCurve(rates, losses, _steepest(rates, losses))

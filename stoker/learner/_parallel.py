@@ -8,9 +8,9 @@ from torch import nn
 
 from stoker.callbacks import CSV, Callback, Tracker
 from stoker.data import Loader
-from stoker.distributed import Accord, Parallel, World, blocks_of, data_world, is_distributed, is_sharded, sharded
+from stoker.distributed import Parallel, World, find_blocks, data_world, is_distributed, is_sharded, shard_model
 from stoker.engine import EMA, Fit
-from stoker.gradients import Shared
+from stoker.gradients import GradientReducer
 from stoker.learner._same import check_same, trained
 
 _OF_RANK_0 = (CSV, Tracker)  # they write what rank 0 knows
@@ -29,10 +29,10 @@ def spread(
     if dry or is_sharded(model) or parallel.mode != "fsdp":
         return None if ema is None else EMA(model, ema)
     twin = None if ema is None else copy.deepcopy(model)
-    sharded(model, parallel, world)
+    shard_model(model, parallel, world)
     if ema is None or twin is None:
         return None
-    sharded(twin, parallel, world)
+    shard_model(twin, parallel, world)
     return EMA(model, ema, twin)
 
 
@@ -47,11 +47,11 @@ def split_of(world: World, parallel: Parallel, *, dry: bool = False) -> World:
     return World(rank, size, world.local_rank, world.local_size)
 
 
-def reducer_for(model: nn.Module, split: World, parallel: Parallel, reduce: Literal["mean", "sum"]) -> Shared | None:
+def reducer_for(model: nn.Module, split: World, parallel: Parallel, reduce: Literal["mean", "sum"]) -> GradientReducer | None:
     """What adds up gradients over ranks; None if there is one rank and the model is not sharded."""
     if split.size == 1 and not is_sharded(model):
         return None
-    return Shared(model, split, mode=_mode(model), reduce=reduce, bucket_mb=parallel.bucket_mb)
+    return GradientReducer(model, split, mode=_mode(model), reduce=reduce, bucket_mb=parallel.bucket_mb)
 
 
 def _mode(model: nn.Module) -> Literal["ddp", "values", "fsdp"]:
@@ -79,7 +79,7 @@ def _ways(fit: Fit) -> Iterable[str]:
     one = "1 process" if world.size == 1 else f"{world.size} processes"
     yield f"ranks      {one}, this is rank {world.rank}; each takes 1/{size} of every batch, whose size is that of all"
     if is_sharded(fit.state.model) or parallel.mode == "fsdp":
-        blocks = "" if is_sharded(fit.state.model) else f", {len(blocks_of(fit.state.model, parallel.wrap))} blocks"
+        blocks = "" if is_sharded(fit.state.model) else f", {len(find_blocks(fit.state.model, parallel.wrap))} blocks"
         yield f"sharding   FSDP2{blocks}: each rank keeps 1/{size} of weights, gradients and optimizer state"
     elif fit.ranks.model_is_distributed:
         yield "gradients  the model is distributed already, and is taken as it is"

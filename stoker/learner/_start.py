@@ -10,7 +10,7 @@ from typing import TextIO, cast
 import torch
 from torch import nn
 
-from stoker.distributed import failing, is_sharded, joined
+from stoker.distributed import propagate_failures, is_sharded, joined
 from stoker.engine import Fit, preserve_rng, restore_weights, run, seed_of_rank, seeded
 from stoker.learner._plan import beginning
 from stoker.learner._prepare import Prepared, prepare
@@ -27,7 +27,7 @@ _TERMINATED = 143  # what a shell says of a process that SIGTERM has ended
 def start_fit(spec: Spec, wish: Wish, *, show: bool) -> Prepared:
     """Prepares a fit and trains; a run that is finished already is returned unchanged."""
     world = joined(spec.device, timeout=spec.parallel.timeout)
-    with failing(world), seeded(spec.seed):
+    with propagate_failures(world), seeded(spec.seed):
         check_same(world, lambda: wished(spec, wish))
         before = earlier(wish, world)
         prepared = prepare(spec, wish, seed=seed_of(before), world=world)
@@ -84,7 +84,7 @@ def continue_fit(
         prepared.resumed = {"callbacks": callbacks, "random": ending.random}
     shown = watched(ctx.record, show and fit.ranks.world.is_first)
     model = fit.state.model
-    with failing(fit.ranks.world), preserve_rng(), on_device(model, fit.device, prepared.home), shown:
+    with propagate_failures(fit.ranks.world), preserve_rng(), on_device(model, fit.device, prepared.home), shown:
         if ending.last_weights is not None:
             restore_weights(model, ending.last_weights)
         prepared.ending = run(fit, resumed=prepared.resumed, on_begin=lambda: ctx.record.append(beginning(fit)))

@@ -76,24 +76,29 @@ class ErrorRate(Metric):
         return {}
 
     def update(self, state: State, output: Any) -> State:
-        said, meant = read_pair(output)
-        if not isinstance(said, Tensor) or not isinstance(meant, Tensor) or meant.ndim != 2 or said.ndim not in (2, 3):
+        predicted, expected = read_pair(output)
+        if (
+            not isinstance(predicted, Tensor)
+            or not isinstance(expected, Tensor)
+            or expected.ndim != 2
+            or predicted.ndim not in (2, 3)
+        ):
             raise WrongType(
                 f"{self.name} needs predictions and targets that are tensors [samples, tokens]; "
                 f"{type(output).__name__} does not have them"
             )
-        said = said.argmax(-1) if said.ndim == 3 else said.long()
+        predicted = predicted.argmax(-1) if predicted.ndim == 3 else predicted.long()
         mask = getattr(output, "mask", None)
-        counted = (meant >= 0) if mask is None else (meant >= 0) & mask
-        if said.shape == meant.shape:
-            said = said.where(counted, PADDING)
+        counted = (expected >= 0) if mask is None else (expected >= 0) & mask
+        if predicted.shape == expected.shape:
+            predicted = predicted.where(counted, PADDING)
         weights = getattr(output, "weight", None)
         if weights is None:
-            weights = torch.ones(len(meant), device=meant.device)
-        if weights.shape != meant.shape[:1]:
+            weights = torch.ones(len(expected), device=expected.device)
+        if weights.shape != expected.shape[:1]:
             raise InvalidArgument(f"{self.name}: a weight has one number per sequence; got {list(weights.shape)}")
         # The column names are in checkpoints.
-        return append_rows(state, {"said": said, "meant": meant.where(counted, PADDING), "weights": weights})
+        return append_rows(state, {"said": predicted, "meant": expected.where(counted, PADDING), "weights": weights})
 
     def merge(self, a: State, b: State) -> State:
         return merge_rows(a, b)
@@ -101,10 +106,10 @@ class ErrorRate(Metric):
     def compute(self, state: State) -> float:
         rows = read_rows(state)
         errors = length = 0.0
-        for said, meant, weight in zip(*(column.tolist() for column in rows.values()), strict=True):
-            expected = self._split(meant)
-            errors += weight * _edit_distance(self._split(said), expected)
-            length += weight * len(expected)
+        for predicted, expected, weight in zip(*(column.tolist() for column in rows.values()), strict=True):
+            units = self._split(expected)
+            errors += weight * _edit_distance(self._split(predicted), units)
+            length += weight * len(units)
         return errors / length if length else float("nan")
 
     def _split(self, tokens: list[int]) -> list[Any]:

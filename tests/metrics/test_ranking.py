@@ -1,10 +1,9 @@
-"""Areas under the ROC and the precision-recall curve against scikit-learn and torchmetrics."""
+"""Areas under the ROC and the precision-recall curve against scikit-learn."""
 
 import math
 
 import pytest
 import torch
-import torchmetrics.functional.classification as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -29,7 +28,7 @@ def column_mean(score, truth, scores, weight=None):
 
 
 @pytest.mark.parametrize(("kind", "score"), KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 12), share=st.sampled_from([0.0, 0.5, 1.0]))
 def test_binary_areas_are_exact_with_ties_and_weights(kind, score, seed, n, share):
     draw = torch.Generator().manual_seed(seed)
@@ -41,7 +40,7 @@ def test_binary_areas_are_exact_with_ties_and_weights(kind, score, seed, n, shar
 
 
 @pytest.mark.parametrize(("kind", "score"), KINDS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 12), present=st.integers(1, 4))
 def test_classes_are_ranked_one_against_the_rest(kind, score, seed, n, present):
     draw = torch.Generator().manual_seed(seed)
@@ -60,16 +59,6 @@ def test_labels_are_ranked_one_by_one(kind, score):
     targets[:, 1] = 0  # never yes
     expected = column_mean(score, targets.bool(), logits)
     assert value(kind(), MultiLabelOutput(LOSS, logits, targets)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_areas_equal_torchmetrics():
-    draw = torch.Generator().manual_seed(0)
-    logits, targets = torch.randn(60, 4, generator=draw), torch.randint(4, (60,), generator=draw)
-    output = ClassificationOutput(LOSS, logits, targets)
-    assert value(AUROC(), output) == pytest.approx(reference.multiclass_auroc(logits, targets, 4).item())
-    assert value(AveragePrecision(), output) == pytest.approx(
-        reference.multiclass_average_precision(logits, targets, 4).item()
-    )
 
 
 @pytest.mark.parametrize(("kind", "score"), KINDS)

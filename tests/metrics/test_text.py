@@ -53,23 +53,25 @@ SENTENCES = st.lists(st.integers(0, 3), max_size=7)
 @given(pairs=st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=4), cut=st.integers(0, 4))
 def test_error_rates_equal_torchmetrics(pairs, cut):
     """Tokens 1 to 3 are letters, 0 is the space; -1 pads."""
-    said, meant = ([row for row, _ in pairs], [row for _, row in pairs])
+    predicted, expected_rows = ([row for row, _ in pairs], [row for _, row in pairs])
 
     def texts(rows):
         return ["".join(" abc"[token] for token in row) for row in rows]
 
     def output(a, b):
-        part = SimpleNamespace(loss=LOSS, predictions=padded(said[a:b], -1), targets=padded(meant[a:b], -1))
+        part = SimpleNamespace(
+            loss=LOSS, predictions=padded(predicted[a:b], -1), targets=padded(expected_rows[a:b], -1)
+        )
         if part.predictions.shape == part.targets.shape:  # equal lengths: the mask of the targets would apply to both
             part.predictions = torch.nn.functional.pad(part.predictions, (0, 1), value=-1)
         return part
 
     outputs = [output(0, cut), output(cut, len(pairs))] if 0 < cut < len(pairs) else [output(0, len(pairs))]
-    letters = sum(map(len, meant))
-    expected = reference.char_error_rate(texts(said), texts(meant)).item() if letters else math.nan
+    letters = sum(map(len, expected_rows))
+    expected = reference.char_error_rate(texts(predicted), texts(expected_rows)).item() if letters else math.nan
     assert value(ErrorRate("characters"), *outputs) == pytest.approx(expected, nan_ok=True)
-    words = sum(len(text.split()) for text in texts(meant))
-    expected = reference.word_error_rate(texts(said), texts(meant)).item() if words else math.nan
+    words = sum(len(text.split()) for text in texts(expected_rows))
+    expected = reference.word_error_rate(texts(predicted), texts(expected_rows)).item() if words else math.nan
     assert value(ErrorRate("words", separator=0), *outputs) == pytest.approx(expected, nan_ok=True)
 
 

@@ -77,7 +77,3 @@ __all__ = [
     "unpack",
     "world",
 ]
-Agreement = Accord
-propagate_failures = failing
-World.all_gather = World.gathered
-World.broadcast_object = World.told

@@ -22,5 +22,3 @@ __all__ = [
     "split_for_capture",
     "split_long",
 ]
-GradientReducer = Shared
-split_long = spread

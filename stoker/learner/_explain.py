@@ -142,7 +142,9 @@ def _words(fit: Fit) -> dict[str, str]:
         else f", added up over {window} batches (weighed by samples; a short rest counts)",
         "update": f"{', '.join(steps)}, then step"
         + ("" if fit.state.loss_scale is None else " (fp16: unscaled before the check)"),
-        "average": "" if fit.state.ema is None else f", move the average of the weights (decay {fit.state.ema.decay:g})",
+        "average": ""
+        if fit.state.ema is None
+        else f", move the average of the weights (decay {fit.state.ema.decay:g})",
         "train_metrics": _metrics(fit.state.totals.metrics),
         "valid_metrics": _metrics(fit.valid_metrics),
         "validate": f"validate on {', '.join(fit.valid)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import nn
 
 from stoker.data import Loader
-from stoker.distributed import World, propagate_failures, joined
+from stoker.distributed import World, joined, propagate_failures
 from stoker.engine import RankSync, evaluate, predict
 from stoker.errors import InvalidArgument, WrongType
 from stoker.learner._data import in_order, loader

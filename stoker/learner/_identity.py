@@ -39,7 +39,9 @@ def identity_of(fit: Fit, spec: Spec) -> dict[str, Any]:
         "precision": settings.precision,
         "ema": spec.ema,
         "metrics": _counted(fit),
-        "step": "compiled" if spec.compile or any(_is_compiled(module) for module in fit.state.model.modules()) else "eager",
+        "step": "compiled"
+        if spec.compile or any(_is_compiled(module) for module in fit.state.model.modules())
+        else "eager",
     }
     free = {
         "structure": repr(fit.state.model)[:_LONGEST].split("\n"),

@@ -10,8 +10,8 @@ from torch import nn
 
 from stoker.checkpoint import Found, load_model_state, model_state
 from stoker.distributed import data_world, joined
-from stoker.errors import MissingFile, StateMismatch, WrongType
 from stoker.engine import restore_weights, upgrade_state
+from stoker.errors import MissingFile, StateMismatch, WrongType
 from stoker.learner._outcome import Outcome
 from stoker.learner._prepare import device_for, device_of, loss_on, metrics_of
 from stoker.learner._resume import store_of

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stoker.checkpoint import Checkpoint
-from stoker.engine import Fit, upgrade_state
+from stoker.engine import Fit
 from stoker.learner._identity import changes
 from stoker.learner._resume import earlier, is_over, store_of
 from stoker.learner._wish import Wish

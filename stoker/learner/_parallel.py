@@ -8,18 +8,15 @@ from torch import nn
 
 from stoker.callbacks import CSV, Callback, Tracker
 from stoker.data import Loader
-from stoker.distributed import Parallel, World, find_blocks, data_world, is_distributed, is_sharded, shard_model
+from stoker.distributed import Parallel, World, data_world, find_blocks, is_distributed, is_sharded, shard_model
 from stoker.engine import EMA, Fit
 from stoker.gradients import GradientReducer
-from stoker.learner._same import check_same, trained
 
 _OF_RANK_0 = (CSV, Tracker)  # they write what rank 0 knows
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def spread(
-    model: nn.Module, parallel: Parallel, world: World, *, ema: float | None, dry: bool = False
-) -> EMA | None:
+def spread(model: nn.Module, parallel: Parallel, world: World, *, ema: float | None, dry: bool = False) -> EMA | None:
     """Rank 0's weights on every rank, and the model in shards where it is to be; gives the average, made on the way.
 
     A model that is distributed already is as the user made it; a `dry` one is only looked at.
@@ -47,7 +44,9 @@ def split_of(world: World, parallel: Parallel, *, dry: bool = False) -> World:
     return World(rank, size, world.local_rank, world.local_size)
 
 
-def reducer_for(model: nn.Module, split: World, parallel: Parallel, reduce: Literal["mean", "sum"]) -> GradientReducer | None:
+def reducer_for(
+    model: nn.Module, split: World, parallel: Parallel, reduce: Literal["mean", "sum"]
+) -> GradientReducer | None:
     """What adds up gradients over ranks; None if there is one rank and the model is not sharded."""
     if split.size == 1 and not is_sharded(model):
         return None

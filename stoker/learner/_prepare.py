@@ -31,13 +31,13 @@ from stoker.errors import InvalidArgument
 from stoker.learner._data import Data, loaders
 from stoker.learner._identity import identity_of
 from stoker.learner._parallel import heard_here, reducer_for, split_of, spread, told
-from stoker.learner._same import check_same, trained
 from stoker.learner._plan import plan_of
+from stoker.learner._same import check_same, trained
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish
 from stoker.metrics import GradientNorm, Loss, Meter, Metric, as_metric
-from stoker.record import Run
 from stoker.optim import Adagrad, Algorithm, init
+from stoker.record import Run
 from stoker.schedule import as_schedule
 from stoker.steps import Supervised
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from stoker.checkpoint import Found, Saved, Saver, Store, model_state
 from stoker.distributed import World, is_sharded
+from stoker.engine import Checkpointer, Ending, Fit, upgrade_state, use_best_weights
 from stoker.errors import BadFile, NoSuchMetric, StateMismatch, did_you_mean
 from stoker.learner._first import only_by_first
-from stoker.engine import Checkpointer, Ending, Fit, upgrade_state, use_best_weights
 from stoker.learner._identity import changes, doubts, other_data, other_metrics, other_shapes
 from stoker.learner._plan import facts_of
 from stoker.learner._prepare import Prepared
@@ -178,9 +178,7 @@ def _make_durable(fit: Fit, wish: Wish, opened: Opened) -> None:
     damaged = names[names.index(whole) + 1 :] if whole in names else names
     policy = wanted.policy(fit.ctx.record.direction)
     saver = Saver(store, policy, background=wanted.background, ignored=damaged)
-    fit.checkpointer = Checkpointer(
-        saver, fit.state, fit.ranks, fit.signals, fit.requests, is_timed=policy.uses_clock
-    )
+    fit.checkpointer = Checkpointer(saver, fit.state, fit.ranks, fit.signals, fit.requests, is_timed=policy.uses_clock)
     fit.requests.can_save = True
     by = wanted.find_deadline(os.environ)
     fit.signals.deadline = None if by is None else by - _MARGIN

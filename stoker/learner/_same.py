@@ -11,8 +11,8 @@ from torch import Tensor
 
 from stoker.data import Loader
 from stoker.distributed import World
-from stoker.errors import InvalidArgument
 from stoker.engine import Fit, length_of, seeded
+from stoker.errors import InvalidArgument
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish
 

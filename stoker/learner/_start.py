@@ -10,7 +10,7 @@ from typing import TextIO, cast
 import torch
 from torch import nn
 
-from stoker.distributed import propagate_failures, is_sharded, joined
+from stoker.distributed import is_sharded, joined, propagate_failures
 from stoker.engine import Fit, preserve_rng, restore_weights, run, seed_of_rank, seeded
 from stoker.learner._plan import beginning
 from stoker.learner._prepare import Prepared, prepare

@@ -7,8 +7,8 @@ from torch import nn
 
 import stoker
 from stoker import NotFinite, Objective, callbacks, optim
-from stoker.gradients import Gradients
 from stoker.engine._finite import is_finite
+from stoker.gradients import Gradients
 from tests.engine.fits import copied, line, linear, same
 
 

@@ -9,10 +9,10 @@ from torch import nn
 
 import stoker
 from stoker import callbacks, metrics, optim
-from stoker.gradients import Gradients
 from stoker.engine import LossScale
 from stoker.engine._fingerprint import fingerprint_modules
 from stoker.engine._precision import rounding
+from stoker.gradients import Gradients
 from tests.checkpoint.trees import through
 from tests.engine.fits import line, linear, same
 

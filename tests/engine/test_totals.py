@@ -164,7 +164,9 @@ def test_other_metrics_and_other_states_are_refused_and_change_nothing():
     totals.add_loss("loss", torch.tensor(1.0), 4)
     with pytest.raises(StateMismatch, match="the metrics have changed: mae, accuracy in the state, error here"):
         totals.load_state_dict(state)
-    with pytest.raises(StateMismatch, match="the saved running totals do not match: expected metrics, on_host, samples, sums, weights"):
+    with pytest.raises(
+        StateMismatch, match="the saved running totals do not match: expected metrics, on_host, samples, sums, weights"
+    ):
         totals.load_state_dict({"sums": {}})
     assert totals.values("x", losses_only=True) == {"x/loss": 1.0}
 

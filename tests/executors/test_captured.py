@@ -9,6 +9,12 @@ from multiprocessing import get_context
 
 import pytest
 import torch
+from stoker.loop import _program
+from stoker.loop._stations import Stations
+from stoker.loop._tally import Tally
+from stoker.program import _captured
+from stoker.program._captured import GROUP, Graphs
+from stoker.program._pool import own_stream
 from torch import nn
 
 import stoker
@@ -16,12 +22,6 @@ from stoker import callbacks, data, metrics, schedule
 from stoker.data import _prefetch
 from stoker.gradients import _split as _spread
 from stoker.gradients import split_long as cut
-from stoker.loop import _program
-from stoker.loop._stations import Stations
-from stoker.loop._tally import Tally
-from stoker.program import _captured
-from stoker.program._captured import GROUP, Graphs
-from stoker.program._pool import own_stream
 from tests.executors.awkward import ALGORITHMS, AWKWARD, FINE, HostRandom, algorithm
 from tests.executors.fits import (
     EPOCHS,
@@ -579,7 +579,9 @@ def test_workspaces_that_somebody_clears_were_not_the_graphs_own():
 def test_validation_after_they_were_cleared_records_nothing_again():
     feature = Feature(normed, lambda: samples(48), fit=lambda: {"valid": samples(40)})
     clear = callbacks.on(valid_batch_begin=lambda ctx: torch._C._cuda_clearCublasWorkspaces())
-    assert not [note for note in fit(feature, callbacks=[clear])._prepared.fit.plan.notes if note.startswith("recorded again")]
+    assert not [
+        note for note in fit(feature, callbacks=[clear])._prepared.fit.plan.notes if note.startswith("recorded again")
+    ]
 
 
 def test_a_recording_that_fails_leaves_no_memory_behind():

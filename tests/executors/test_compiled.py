@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from stoker.program import _compiled
 from torch import nn
 
 import stoker
 from stoker import callbacks, data, metrics, optim, schedule
-from stoker.program import _compiled
 from tests.executors.awkward import ALGORITHMS, AWKWARD, FINE, algorithm
 from tests.executors.fits import (
     FEATURES,
@@ -150,7 +150,10 @@ def test_what_the_compiler_can_not_do_runs_eagerly(monkeypatch):
     eager = run(FEATURES["batch norm"], eager=True)
     monkeypatch.setattr(_compiled, "_compiled", broken)
     whole = run(FEATURES["batch norm"])
-    assert whole._prepared.fit.plan.mode == "eager" and "RuntimeError: no such compiler: g++" in whole._prepared.fit.plan.reason
+    assert (
+        whole._prepared.fit.plan.mode == "eager"
+        and "RuntimeError: no such compiler: g++" in whole._prepared.fit.plan.reason
+    )
     assert_same(outcome(whole), outcome(eager))
 
 
@@ -295,7 +298,9 @@ def test_the_weights_were_trained(everything):
     compiled = everything[0]
     torch.manual_seed(1)
     start = normed().state_dict()
-    assert all((value - start[name]).abs().max() > 0.01 for name, value in compiled._prepared.ending.last_weights.items())
+    assert all(
+        (value - start[name]).abs().max() > 0.01 for name, value in compiled._prepared.ending.last_weights.items()
+    )
 
 
 def test_compiled_is_the_loop_that_one_would_write(everything):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from stoker.loop import put_back
 from torch import nn
 
 import stoker
 from stoker import InvalidArgument, data, optim
-from stoker.loop import put_back
 from tests.engine.fits import copied, line, linear, same
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from stoker import Checkpoint, Fitted, schedule
-from tests.learner.runs import EVERY, damage, files, fit, killed, names, until
 from tests.engine.fits import learner, samples
+from tests.learner.runs import EVERY, damage, files, fit, killed, names, until
 
 
 def told(run, of=None, **settings):

@@ -13,8 +13,8 @@ import torch
 import stoker
 from stoker import Checkpoint, InvalidArgument, RunExists, WrongType, callbacks, metrics
 from stoker.record import Run
-from tests.learner.runs import Killed, came_out, damage, files, fit, killed, names, saved, texts, until
 from tests.engine.fits import learner, line, linear, same, samples
+from tests.learner.runs import Killed, came_out, damage, files, fit, killed, names, saved, texts, until
 
 # --- a run that is over
 

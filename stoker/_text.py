@@ -107,3 +107,12 @@ def escape_control(text: str) -> str:
     train.py\x1b[2K\r
     """
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """The text, cut to `width` characters that end with "…" if it is longer.
+
+    >>> shorten("accuracy", 8), shorten("accuracy", 5)
+    ('accuracy', 'accu…')
+    """
+    return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from stoker.learner._learner import Learner
-    from stoker.view.report import Judged, Kind
+    from stoker.view.report import Evaluation, Kind
 
 
 class Fitted:
@@ -173,7 +173,7 @@ class Fitted:
         from stoker.view.report import plot  # what draws is loaded when something is to be drawn
 
         found = None if data is None else self._judged(data, labels)
-        return plot(self.record, *names, kind=kind, judgement=found, ax=ax)
+        return plot(self.record, *names, kind=kind, evaluation=found, ax=ax)
 
     def report(
         self, path: str | os.PathLike[str] = "report.html", data: Any = None, *, labels: Sequence[str] | None = None
@@ -194,7 +194,7 @@ class Fitted:
         world = joined(self._outcome.device)
         return world, world if self._outcome.split is None else self._outcome.split
 
-    def _judged(self, data: Any, labels: Sequence[str] | None) -> "Judged":
+    def _judged(self, data: Any, labels: Sequence[str] | None) -> "Evaluation":
         supervised = self._outcome.supervised or Supervised(self.model, None)
         batches = in_order(data, batch_size=None)
         return judge(self.predict(batches), lambda: batches.at(epoch=0), supervised=supervised, labels=labels)

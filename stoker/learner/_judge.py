@@ -10,22 +10,22 @@ from stoker.errors import BadData
 from stoker.steps import Parts, Supervised
 
 if TYPE_CHECKING:
-    from stoker.view.report import Judged
+    from stoker.view.report import Evaluation
 
 
 def judge(
     answers: Any, walk: Callable[[], Iterable[Any]], *, supervised: Supervised, labels: Sequence[str] | None = None
-) -> "Judged":
+) -> "Evaluation":
     """What a data set says of a model; `walk` gives its batches, twice, and of the samples only the worst are kept."""
-    from stoker.view.report import judged  # loaded when somebody asks for it
+    from stoker.view.report import evaluate_predictions  # imported only when needed
 
     targets = [supervised.parts(batch).targets for batch in walk()]
     if not isinstance(answers, Tensor) or not all(isinstance(each, Tensor) for each in targets):
         raise BadData(
             "to judge a model, its answers have to be one tensor, and the targets one tensor in each batch; "
-            "report.judged takes arrays of one's own"
+            "report.evaluate_predictions takes arrays"
         )
-    found = judged(answers.numpy(), torch.cat(targets).cpu().numpy(), labels=labels)
+    found = evaluate_predictions(answers.numpy(), torch.cat(targets).cpu().numpy(), labels=labels)
     places = {sample.place for sample in found.worst}
     inputs: dict[int, Any] = {}
     first = 0

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from stoker.checkpoint import Found, Saved, Saver, Store, deadline, model_state
+from stoker.checkpoint import Found, Saved, Saver, Store, model_state
 from stoker.distributed import World, is_sharded
 from stoker.errors import BadFile, NoSuchMetric, StateMismatch, did_you_mean
 from stoker.learner._first import only_by_first
@@ -72,7 +72,7 @@ def finished(fit: Fit, run: Run, wish: Wish) -> list[str] | None:
 def _finish(fit: Fit, run: Run, store: Store) -> None:
     """What a kill in its last moments kept a run from doing: its last words, and the end of a deletion."""
     silent = run.record.summary()["state"] == "running"
-    if run.writer is not None or not (silent or store.is_littered):
+    if run.writer is not None or not (silent or store.has_leftovers):
         return
     last = Run.resume(run.path)
     store.clean()
@@ -119,7 +119,7 @@ def open_run(fit: Fit, wish: Wish, *, again: bool) -> Opened:
         opened = Opened(run, found, notes)
         fit.record = fit.ctx.record = run.record
         if fit.world.is_first:
-            fit.tell_facts, fit.control = run.learn, Control(run.path)
+            fit.tell_facts, fit.control = run.update_facts, Control(run.path)
         _make_durable(fit, wish, opened)
     except BaseException:
         run.close()
@@ -167,9 +167,9 @@ def _make_durable(fit: Fit, wish: Wish, opened: Opened) -> None:
     damaged = names[names.index(whole) + 1 :] if whole in names else names
     policy = wanted.policy(fit.record.direction)
     fit.saver = Saver(store, policy, background=wanted.background, ignored=damaged)
-    fit.clocked = policy.pace is None
+    fit.clocked = policy.uses_clock
     fit.ctx._requests.can_save = True
-    by = deadline(wanted, os.environ)
+    by = wanted.find_deadline(os.environ)
     fit.leave_at = None if by is None else by - _MARGIN
 
 

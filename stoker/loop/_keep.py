@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from stoker.checkpoint import Moment, Place, RandomWatch, Saved, Unsaved, has_extra, set_random_state
+from stoker.checkpoint import Moment, Place, RandomWatch, Saved, Unsaved, has_extra_state, set_random_state
 from stoker.errors import CheckpointFailed
 from stoker.loop._fit import Fit
 from stoker.loop._level import loss_of
@@ -34,7 +34,7 @@ def begin(fit: Fit) -> None:
         fit.homes = [module._buffers for module in fit.model.modules()]
         loss, fit.watched = loss_of(fit), list(fit.model.parameters())
         fit.loss_homes = [] if loss is None else [module._buffers for module in loss.modules()]
-        fit.extras = [module for module in fit.model.modules() if has_extra(module)]
+        fit.extras = [module for module in fit.model.modules() if has_extra_state(module)]
         mark(fit)
         if fit.resumed is None:  # else it is there, and this would only use up the room of an older one
             _save(fit, fit.ctx._requests.save_reason or "the beginning")
@@ -60,15 +60,15 @@ def between(fit: Fit, *, epoch_ended: bool = False) -> None:
     if saver is None:
         return
     mark(fit)
-    _tell(fit, saver.finished())
-    if fit.accord is not None and saver.troubled and ctx.stopping is None:
+    _tell(fit, saver.take_finished())
+    if fit.accord is not None and saver.has_failed and ctx.stopping is None:
         ctx.save("to tell of one that failed")  # which all ranks then raise together
     if ctx.stopping is not None:
         return  # saved when it has ended, or where it was cut short
     reason = ctx._requests.save_reason
     if reason is None and (epoch_ended or fit.validated == ctx.update or saver.may_be_due(ctx.update)):
         moment = Moment(**_place(fit), epoch_ended=epoch_ended)
-        reason = saver.due(moment) if fit.accord is None else _due(fit, moment)
+        reason = saver.save_reason(moment) if fit.accord is None else _due(fit, moment)
     if reason is not None:
         _save(fit, reason)
 
@@ -77,8 +77,8 @@ def _due(fit: Fit, here: Moment) -> str | None:
     """Rank 0's word on what is due: told at once where all ranks ask; by the clock of one, a wish that all come to."""
     assert fit.saver is not None
     if here.epoch_ended or fit.validated == here.update or not fit.clocked:
-        return fit.world.told(fit.saver.due(here) if fit.world.is_first else None)
-    if fit.world.is_first and not fit.is_due and (reason := fit.saver.due(here)) is not None:
+        return fit.world.told(fit.saver.save_reason(here) if fit.world.is_first else None)
+    if fit.world.is_first and not fit.is_due and (reason := fit.saver.save_reason(here)) is not None:
         fit.is_due = True  # asked for once: it takes two batches until all know
         fit.ctx.save(reason)
     return None
@@ -114,7 +114,7 @@ def end(fit: Fit) -> None:
         elif not fit.cut:
             cut_short(fit)
         saver.wait()
-        _tell(fit, saver.finished())
+        _tell(fit, saver.take_finished())
     except CheckpointFailed as error:
         ctx.warn(str(error))
 
@@ -133,7 +133,7 @@ def rescue(fit: Fit, error: BaseException) -> None:
             return
         _save(fit, f"exception: {type(error).__name__}", at=fit.mark)
         saver.wait()
-        _tell(fit, saver.finished())
+        _tell(fit, saver.take_finished())
     except Exception as problem:  # a device that is lost, say; the user's own exception is on its way
         ctx.warn(f"the last good state could not be saved: {problem}")
 
@@ -143,7 +143,7 @@ def _settle_earlier(fit: Fit) -> None:
     assert fit.saver is not None
     try:
         fit.saver.wait()
-        _tell(fit, fit.saver.finished())
+        _tell(fit, fit.saver.take_finished())
     except CheckpointFailed as error:
         fit.ctx.warn(str(error))
 
@@ -164,7 +164,7 @@ def _save(fit: Fit, reason: str, *, ended: str | None = None, resumable: bool = 
 
 def _warn_of_losses(fit: Fit) -> None:
     """What is kept where no checkpoint can see it is told once, with the first checkpoint that lacks it."""
-    texts = [] if fit.unsaved is None else fit.unsaved.changed()
+    texts = [] if fit.unsaved is None else fit.unsaved.find_changes()
     texts += [each.resume_warning for each in (fit.train, *fit.valid.values()) if each.resume_warning is not None]
     odd = [name for name, value in fit.ctx.state.items() if not (is_storable(name) and is_storable(value))]
     texts += [

@@ -99,8 +99,8 @@ def settled_in(optimizer: Optimizer) -> None:
     devices = [{key: each.device for key, each in own.items() if each is not None} for own in places]
     for own in places:
         own.update({key: each.cpu() for key, each in own.items() if each is not None})
-    optimizer.set_state_tensors(kept)
+    optimizer.replace_state(kept)
     torch.cuda.empty_cache()
     for own, there in zip(places, devices, strict=True):
         own.update({key: each.to(there[key]) for key, each in own.items() if each is not None})
-    optimizer.set_state_tensors(kept)
+    optimizer.replace_state(kept)

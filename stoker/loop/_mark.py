@@ -66,7 +66,7 @@ def marked(fit: Fit) -> Mark:
         fit.applied,
         None if ctx.stopping == fit.left else ctx.stopping,
         len(fit.record),
-        watch.mark(),
+        watch.snapshot(),
         _copied(buffers_in(fit.homes)),
         _copied(buffers_in(fit.loss_homes)),
         [held(module.get_extra_state()) for module in fit.extras],

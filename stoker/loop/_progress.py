@@ -52,13 +52,13 @@ def _report(fit: Fit, tally: Tally, now: float) -> None:
 
 def _obey(fit: Fit) -> None:
     """What somebody who watches has asked for, through the control file."""
-    request = None if fit.control is None else fit.control.asked()
+    request = None if fit.control is None else fit.control.poll()
     if request is None:
         return
     by = f" by {request.by}" if request.by else ""
-    if request.what == "save" and fit.ctx._requests.can_save:
+    if request.action == "save" and fit.ctx._requests.can_save:
         fit.ctx.save(f"asked for{by}")
-    elif request.what == "stop":
+    elif request.action == "stop":
         leave(fit, f"Asked to stop{by}, in epoch {fit.ctx.epoch}, batch {fit.ctx.batch_number}")
 
 

@@ -104,7 +104,7 @@ class Stations:
             self._made = "losses" if {*self._losses} != losses else ""
             if _keys(fit.optimizer.state_tensors()) != _keys(state):
                 self._made = "state"
-                fit.optimizer.set_state_tensors(state)
+                fit.optimizer.replace_state(state)
 
     @property
     def exact(self) -> bool:

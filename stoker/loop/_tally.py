@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stoker.data import RowSelection
 from stoker.errors import StateMismatch
-from stoker.metrics import Metric, named, weight_of
+from stoker.metrics import Metric, flatten_value, weight_of
 from stoker.steps import Output
 
 HOST = torch.device("cpu")
@@ -143,7 +143,7 @@ class Tally:
         found = {f"{phase}/{name}": _mean(total, self._weights[name]) for name, total in self._sums.items()}
         if not losses_only:
             for metric, state in zip(self._metrics, self._states, strict=True):
-                found.update(named(f"{phase}/{metric.name}", metric.compute(state)))
+                found.update(flatten_value(f"{phase}/{metric.name}", metric.compute(state)))
         return found
 
     def later(self, phase: str) -> "Later":

@@ -138,7 +138,7 @@ def apply(fit: Fit, grads: Gradients, asked: Asked | None = None, *, weight: flo
 
 def _counted(fit: Fit, meter: GradientNorm, state: State, norm: Tensor) -> State:
     """The state that has also seen this norm; where the device allows no update, it has not."""
-    new = meter.update_update(state, norm)
+    new = meter.update(state, norm)
     if fit.verdict is None or fit.verdict.allowed is None:
         return new
     return {name: torch.where(fit.verdict.allowed, new[name], old) for name, old in state.items()}

@@ -79,7 +79,7 @@ class Adam(Algorithm):
         if isinstance(lr, Tensor) and lr.is_cuda:
             devices.add(lr.device)
         if len(kinds) > 1 or len(devices) > 1:  # torch's form groups them, and moves scalars between devices
-            lists = [state.get(name, []) for name in self.state_lists]
+            lists: Any = [state.get(name, []) for name in self.state_lists]
             adam(parameters, grads, *lists, lr=lr, found_inf=skip, has_complex=False, **self.arguments)
             return True
         _add_all(state["step"], 1)
@@ -211,7 +211,7 @@ class Adagrad(Algorithm):
     def update(
         self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, *, has_complex: bool
     ) -> None:
-        lists = [state[name] for name in self.state_lists]
+        lists: Any = [state[name] for name in self.state_lists]
         sparse = any_sparse(grads)
         adagrad(parameters, grads, *lists, lr=lr, has_complex=has_complex, has_sparse_grad=sparse, **self.arguments)  # pyright: ignore[reportArgumentType]  torch takes tensors
 
@@ -395,7 +395,7 @@ class Rprop(Algorithm):
     def update(
         self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, *, has_complex: bool
     ) -> None:
-        lists = [state[name] for name in self.state_lists]
+        lists: Any = [state[name] for name in self.state_lists]
         rprop(parameters, grads, *lists, has_complex=has_complex, **self.arguments)
 
     def make_arguments(self) -> dict[str, Any]:

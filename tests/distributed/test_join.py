@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stoker.checkpoint._agree import agreed, apart
-from stoker.distributed import Parallel, World, data_world, device_of, joined, left, world
+from stoker.checkpoint._saver import _separate_group
+from stoker.distributed import Parallel, World, data_world, device_of, gather_results, joined, left, world
 from stoker.errors import InvalidArgument, PeerFailed
 
 from .processes import launched, run
@@ -92,15 +92,15 @@ def wait_for_another(rank, size):
     here = joined("cpu", timeout=90)
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "dp"))
     split = data_world(here, Parallel(mesh=mesh))
-    groups = [dist.group.WORLD, here.texts(), apart(here).texts(), split.group, split.texts()]
+    groups = [dist.group.WORLD, here.texts(), _separate_group(here).texts(), split.group, split.texts()]
     first = [waits_of(group) for group in groups]
     assert joined("cpu").timeout == joined("cpu", timeout=90).timeout == split.timeout == 90
     later = joined("cpu", timeout=0.5)
-    assert later is joined() is world() and later.timeout == 0.5 and apart(later) is apart(here)
+    assert later is joined() is world() and later.timeout == 0.5 and _separate_group(later) is _separate_group(here)
     second = [waits_of(group) for group in groups]
     if rank == 0:  # and it is meant
         with pytest.raises(PeerFailed, match="connection to the other ranks was lost"):
-            agreed(apart(later), lambda: None)
+            gather_results(_separate_group(later), lambda: None)
     store = dist.distributed_c10d._get_default_store()
     store.set(f"over/{rank}", "yes")
     store.wait(["over/0"])

@@ -132,7 +132,7 @@ def test_force_has_no_way_with_a_model_that_does_not_fit(tmp_path, what):
     before = names(left)
     with pytest.raises(StateMismatch) as caught:
         fit(left, resume="force", **SHAPES[what][0])
-    assert str(caught.value).startswith("this state doesn't fit the model\n")
+    assert str(caught.value).startswith("the state does not match the model\n")
     assert str(caught.value).endswith(
         'resume="force" can\'t go on with another model: put it back as it was, or choose another run='
     )

@@ -103,7 +103,7 @@ def test_the_best_in_between_two_epochs(tmp_path):
 
 def test_the_best_by_a_number_of_ones_own_needs_a_direction(tmp_path):
     log = callbacks.on(epoch_end=lambda ctx: ctx.log("heat", float(-abs(ctx.epoch - 2))))
-    with pytest.raises(InvalidArgument, match="is a low or a high 'heat' better"):
+    with pytest.raises(InvalidArgument, match="whether a low or a high 'heat' is better"):
         fit(tmp_path / "a", checkpoint=Checkpoint(keep_best="heat"), callbacks=[log])
     fit(tmp_path / "b", checkpoint=Checkpoint(keep_last=1, keep_best="heat", direction="max"), callbacks=[log])
     assert [each.epoch for each in saved(tmp_path / "b")] == [2, 3]
@@ -117,9 +117,7 @@ def test_a_number_that_there_is_not(tmp_path):
         "keep_best='valid/acc', and no such number is counted; did you mean 'valid/accuracy' or 'valid/loss'? "
         "There are: valid/loss, valid/accuracy"
     )
-    with pytest.raises(
-        NoSuchMetric, match="keep_best='mine', and there is no such number"
-    ):  # a hook might have logged it
+    with pytest.raises(NoSuchMetric, match="keep_best='mine': there is no such metric"):  # a hook might have logged it
         fit(tmp_path / "own", of=given, checkpoint=Checkpoint(keep_best="mine"))
     resumed = fit(tmp_path / "run", of=given, checkpoint=Checkpoint(keep_best="valid/accuracy"))
     assert came_out(resumed) == came_out(fit(of=given)), "spelt right, the run goes on"
@@ -389,15 +387,15 @@ class SeeingHarmlessly(Seeing):
     [
         (
             {"callbacks": [Secret()]},
-            "Secret keeps `count` outside its state, so a run that is resumed starts it anew: give the callback "
-            "state_dict and load_state_dict, or say transient = True in the class where that does no harm",
+            "Secret changes `count`, which is not in its state, so a resumed run starts with its first value: give the "
+            "callback state_dict and load_state_dict, or set transient = True in the class if that does no harm",
         ),
         ({"callbacks": [Harmless()]}, None),
         (
             {"of": learner(Seeing)},
-            "Seeing keeps `seen` outside its state, so a run that is resumed starts it anew: make it a buffer, give "
-            "the module get_extra_state and set_extra_state, or say transient = True in the class where that does no "
-            "harm",
+            "Seeing changes `seen`, which is not in its state, so a resumed run starts with its first value: make it a "
+            "buffer, give the module get_extra_state and set_extra_state, or set transient = True in the class if that "
+            "does no harm",
         ),
         ({"of": learner(SeeingHarmlessly)}, None),
         ({"callbacks": [Counting(), callbacks.EarlyStopping(), callbacks.ReduceLROnPlateau()]}, None),

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.record import ask
+from stoker.record import send_request
 
 X, Y = torch.randn(64, 3), torch.randn(64, 1)
 
@@ -25,7 +25,7 @@ class Asks(stoker.Callback):
 
     def on_epoch_begin(self, ctx):
         if ctx.epoch == 2:
-            ask(self.run, self.what, by="watch")
+            send_request(self.run, self.what, by="watch")
             time.sleep(0.3)
 
 

@@ -12,7 +12,7 @@ from torchmetrics import classification, regression, wrappers
 
 from stoker import StateMismatch, metrics
 from stoker.loop._tally import Tally, samples_in, weight_in
-from stoker.metrics import MAE, Accuracy, Metric, _precision, as_metric
+from stoker.metrics import MAE, Accuracy, Metric, as_metric
 from stoker.steps import ClassificationOutput, RegressionOutput, SupervisedOutput
 from tests.checkpoint.trees import through
 from tests.metrics.cases import CASES
@@ -205,8 +205,9 @@ def test_metrics_that_count_the_same_are_counted_once(monkeypatch):
         ClassificationOutput(torch.tensor(0.1), logits=torch.randn(8, 3), targets=torch.randint(0, 3, (8,)))
         for _ in range(3)
     ]
-    calls, inner = [], _precision.add_hits
-    monkeypatch.setattr(_precision, "add_hits", lambda *given, **more: calls.append(0) or inner(*given, **more))
+    calls, inner = [], metrics.Precision.update
+    for kind in (metrics.Precision, metrics.Recall, metrics.FBeta):
+        monkeypatch.setattr(kind, "update", lambda *given: calls.append(0) or inner(*given))
     together = Tally(several, torch.device("cpu"))
     for _ in range(2):
         calls.clear()

@@ -1,32 +1,48 @@
-"""Choosing how to show a fit: a live block, a notebook's display, or plain lines."""
+"""Choosing how to show a fit, and the plain lines for files, pipes and simple terminals."""
 
 import io
 import os
 import sys
+from collections.abc import Mapping
 from typing import Protocol, TextIO
 
+from stoker._text import format_duration, format_number, format_short
 from stoker.errors import WrongType
 from stoker.record import Event, Record
-from stoker.view.console._block import holds_a_block
-from stoker.view.console._live import Live
-from stoker.view.console._notebook import Notebook, in_notebook
-from stoker.view.console._plain import Plain
+from stoker.view.console._live import LiveConsole
+from stoker.view.console._notebook import NotebookConsole, in_notebook
+from stoker.view.console._progress import (
+    FitProgress,
+    describe_end,
+    describe_event,
+    describe_model,
+    describe_plan,
+    describe_reason,
+    describe_speed,
+)
+from stoker.view.console._terminal import Writer, has_block
+
+_LONG_EPOCH = 30.0  # seconds; a longer epoch or validation prints progress lines
+_PARTS = 5  # of a long epoch: one line after each
+_MAX_CLASSES = 10  # values of a per-class metric in a line; more are abbreviated
 
 
 class Listener(Protocol):
-    """What watches a record: called with each event, closed when there are no more."""
+    """A function of a record's events that is closed after the last one."""
 
     def __call__(self, event: Event) -> None:
-        """Takes an event in."""
+        """Takes an event into account."""
         ...
 
     def close(self) -> None:
-        """Says how it ended and gives the terminal back; the `end` event does it too, and twice does no harm."""
+        """Shows how the fit ended and restores the terminal; the `end` event does the same, a second call nothing."""
         ...
 
 
-def console(record: Record, *, stream: TextIO | None = None, live: bool | None = None) -> Listener:
-    """A listener that shows a fit while it runs: a live block on a terminal, a notebook's display, else plain lines.
+def console(
+    record: Record, *, stream: TextIO | None = None, live: bool | None = None, interval: float | None = None
+) -> Listener:
+    """Returns a listener that shows a fit: a live block on a terminal, one output in a notebook, else plain lines.
 
     >>> from stoker.record import Event, Record
     >>> record = Record()
@@ -39,29 +55,130 @@ def console(record: Record, *, stream: TextIO | None = None, live: bool | None =
     >>> record.append(Event("end", 9.5, extra={"epochs": 1, "updates": 6, "seconds": 9.5}))
     1 epoch, 6 updates in 9.50 s
 
-    It writes to `sys.stdout` where no `stream` is given; `live` says yes or no where the choice should not be made by
-    what the stream can do. Drawing takes at most 1 % of the time, by its own clock.
+    `stream` is `sys.stdout` by default. `live` forces or forbids the live block. `interval` is the least time between
+    two drawings in seconds (0.25, and 0.5 in a notebook; 0 draws at every event); slow terminals are drawn less often,
+    so that drawing takes at most 1 % of the time.
     """
     if live not in (None, True, False):
         raise WrongType(f"console: live is {live!r}; expected True, False, or None to let the stream decide")
     if stream is None and live is not False and in_notebook():
-        return Notebook(record)
-    # Without any stdout (a service, pythonw) the lines go nowhere.
-    out = stream or sys.stdout or io.StringIO()
-    if live is None:
-        live = _can_draw(out)
-    return Live(record, out) if live else Plain(record, out)
+        return NotebookConsole(record, interval=0.5 if interval is None else interval)
+    out = stream or sys.stdout or io.StringIO()  # a service may have no stdout
+    if live if live is not None else _can_redraw(out):
+        return LiveConsole(record, out, interval=0.25 if interval is None else interval)
+    return PlainConsole(record, out)
 
 
-def _can_draw(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that can move its cursor, and no other block stands on it."""
+def _can_redraw(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can move its cursor and shows no other fit's block."""
     try:
-        if not stream.isatty() or holds_a_block(stream):
+        if not stream.isatty() or has_block(stream):
             return False
-    except (ValueError, AttributeError):  # closed, or no whole file
+    except (ValueError, AttributeError):  # closed, or not a complete file object
         return False
     if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         return False
     from rich.console import detect_legacy_windows
 
     return not detect_legacy_windows()
+
+
+class PlainConsole:
+    """A listener that prints lines: one at the beginning, one per epoch, a few more in long ones, one at the end."""
+
+    def __init__(self, record: Record, stream: TextIO) -> None:
+        self._progress = FitProgress(record)
+        self._writer = Writer(stream)
+        self._phase = ("", 0)  # the phase and epoch that the next three fields describe
+        self._phase_start = 0.0
+        self._next_line = 0.0  # time of the next progress line
+        self._part = -1  # the fifth of the phase that the last line was about
+        self._closed = False
+
+    def __call__(self, event: Event) -> None:
+        """Prints the event's line, if it has one."""
+        if self._closed:
+            return
+        progress = self._progress
+        progress.add(event)
+        line = describe_event(event)
+        if event.kind == "progress":
+            line = self._progress_line(event)
+        elif event.kind == "epoch":
+            seconds = event.extra.get("seconds")
+            duration = f"  {format_duration(seconds)}" if seconds is not None else ""
+            line = f"{self._epoch(event)}  {self._values(event.values)}{duration}"
+        elif event.kind == "valid" and event.batch < (progress.planned("batches") or 0):  # inside an epoch
+            line = f"{self._epoch(event)}  update {event.update:,}  {self._values(event.values)}"
+        elif event.kind == "begin":
+            line = f"{describe_model(progress)}: {describe_plan(progress)} (* = best so far)"
+        if line:
+            self._writer.line(line)
+        if event.kind == "end":
+            self.close()
+
+    def close(self) -> None:
+        """Prints how the fit ended; a second call does nothing."""
+        if self._closed or not self._progress.begin:
+            return
+        self._closed = True
+        for line in (describe_reason(self._progress), describe_end(self._progress)):
+            if line:
+                self._writer.line(line)
+
+    def _epoch(self, event: Event) -> str:
+        planned = self._progress.planned("epochs")
+        return f"epoch {event.epoch:>{len(str(planned))}}/{planned}" if planned else f"epoch {event.epoch}"
+
+    def _values(self, values: Mapping[str, float]) -> str:
+        """All values, set by set; `*` marks the best so far of the monitored set."""
+        groups: dict[str, dict[str, list[str]]] = {}
+        others: list[str] = []
+        for name, value in values.items():
+            group, _, metric = name.partition("/")
+            if group not in self._progress.sets or not metric:
+                others.append(f"{name} {format_short(value)}")
+                continue
+            improved = group == self._progress.monitored_set and self._progress.is_improvement(name, value)
+            text = format_number(value) + ("*" if improved else "")
+            groups.setdefault(group, {}).setdefault(metric.partition("/")[0], []).append(text)
+        parts = [
+            f"{group} " + " ".join(f"{metric} {_join_classes(texts)}" for metric, texts in metrics.items())
+            for group, metrics in groups.items()
+        ]
+        return "  ".join([*parts, *others])
+
+    def _progress_line(self, event: Event) -> str:
+        """A line after 30 seconds, then after every fifth; if the length is unknown, whenever the time has doubled."""
+        phase = (str(event.extra.get("phase", "train")), event.epoch)
+        if phase != self._phase:
+            self._phase, self._part = phase, -1
+            self._phase_start, self._next_line = event.time, event.time + _LONG_EPOCH
+        if event.time < self._next_line:
+            return ""
+        fraction, seconds = self._progress.epoch_fraction(), event.time - self._phase_start
+        if fraction is not None and (fraction == 1 or int(fraction * _PARTS) == self._part):
+            return ""  # a complete epoch gets its own line
+        self._part = -1 if fraction is None else int(fraction * _PARTS)
+        self._next_line = event.time + (max(_LONG_EPOCH, seconds) if fraction is None else _LONG_EPOCH)
+        validating = phase[0] == "valid"
+        of = f"/{self._progress.batches:,}" if self._progress.batches else ""
+        texts = [
+            f"{self._epoch(event)}  {'validating, ' if validating else ''}batch {event.batch:,}{of}",
+            self._values(event.values),
+            describe_speed(self._progress),
+        ]
+        if fraction:
+            left = format_duration(seconds * (1 - fraction) / fraction)
+            texts.append(f"{left} left of this {'validation' if validating else 'epoch'}")
+        return "  ".join(filter(None, texts))
+
+
+def _join_classes(texts: list[str]) -> str:
+    """The values of a metric; those of several classes in brackets, many of them abbreviated."""
+    if len(texts) == 1:
+        return texts[0]
+    if len(texts) > _MAX_CLASSES:
+        half = _MAX_CLASSES // 2
+        texts = [*texts[:half], f"… {len(texts) - _MAX_CLASSES} more …", *texts[-half:]]
+    return f"[{' '.join(texts)}]"

@@ -1,68 +1,215 @@
-"""The live block: a listener that draws a fit on a terminal, a few times a second."""
+"""The live block on a terminal: progress bars, a table of metrics and the loss curves."""
 
 import atexit
+import math
 from typing import TYPE_CHECKING, TextIO
 
-from stoker.record import Event, Record
-from stoker.view.console._block import Block
-from stoker.view.console._pace import Pace
-from stoker.view.console._story import aside
-from stoker.view.console._view import last_view, view
-from stoker.view.console._watch import Watch
+import numpy as np
+
+from stoker._text import format_clock, format_number, format_short, shorten
+from stoker.record import Event, Record, line_styles, use_log_scale
+from stoker.view._chart import MIN_HEIGHT, MIN_WIDTH, Line, chart, legend
+from stoker.view.console._progress import (
+    FitProgress,
+    Row,
+    describe_end,
+    describe_event,
+    describe_model,
+    describe_reason,
+    describe_speed,
+)
+from stoker.view.console._terminal import Block, Pace
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+_MAX_WIDTH = 100  # columns; longer bars say no more
+_VALUE_WIDTH, _BEST_WIDTH, _NAME_WIDTH = 10, 14, 18  # columns of the table
+_CHART_HEIGHT = 10
+_GREY = "bright_black"
 
-class Live:
-    """A listener that keeps one block up to date, and leaves a short table when the fit is over."""
 
-    def __init__(self, record: Record, stream: TextIO, *, pace: Pace | None = None) -> None:
+class LiveConsole:
+    """A listener that redraws one block in place and leaves a short summary when the fit ends."""
+
+    def __init__(self, record: Record, stream: TextIO, *, interval: float) -> None:
         from rich.console import Console
 
-        self.watch = Watch(record)
-        self.block = Block(stream)
-        self.pace = pace or Pace()
-        self.paint = Console(file=stream, force_terminal=True, legacy_windows=False, highlight=False)
-        self.closed = False
+        self._progress = FitProgress(record)
+        self._block = Block(stream)
+        self._pace = Pace(interval)
+        self._rich = Console(file=stream, force_terminal=True, legacy_windows=False, highlight=False)
+        self._closed = False
 
     def __call__(self, event: Event) -> None:
-        """Takes an event in, and draws where it is time to."""
-        if self.closed:
+        """Takes an event into account, and draws if a drawing is due."""
+        if self._closed:
             return
-        self.watch.see(event)
+        self._progress.add(event)
         if event.kind == "begin":
-            self.block.open()
-            atexit.register(self.close)  # for the program that ends without closing it
-        elif line := aside(event):
-            self.block.above(line)
+            self._block.open()
+            atexit.register(self.close)  # for a program that ends without closing it
+        elif line := describe_event(event):
+            self._block.print_above(line)
         elif event.kind == "end":
             self.close()
             return
-        if self.watch.begin and self.pace.due():
-            with self.pace.drawing():
-                self.draw()
-
-    def draw(self) -> None:
-        """Draws the block as it stands."""
-        width, height = self.block.writer.size()
-        # A column and a line less than there are: a full last line would scroll, and each drawing leave one behind.
-        colours = not self.paint.no_color and self.paint.color_system is not None
-        lines = view(self.watch, width - 1, height - 1, ascii_only=not self.block.writer.unicode, colours=colours)
-        self.block.draw(self._painted(lines))
+        if self._progress.begin and self._pace.is_due():
+            with self._pace.measure():
+                self._draw()
 
     def close(self) -> None:
-        """Leaves the short table and gives the terminal back; nothing to do the second time."""
-        if self.closed:
+        """Replaces the block by the summary and restores the streams; a second call does nothing."""
+        if self._closed:
             return
-        self.closed = True
+        self._closed = True
         atexit.unregister(self.close)
-        width, _ = self.block.writer.size()
-        self.block.close(self._painted(last_view(self.watch, width - 1)) if self.watch.begin else [])
+        width, _ = self._block.writer.size()
+        self._block.close(self._render(_summary_lines(self._progress, width - 1)) if self._progress.begin else [])
 
-    def _painted(self, lines: list["Text"]) -> list[str]:
-        """The lines with the colours that this terminal has; none of them is folded."""
-        with self.paint.capture() as painted:
+    def _draw(self) -> None:
+        width, height = self._block.writer.size()
+        colors = not self._rich.no_color and self._rich.color_system is not None
+        # One column and one line less than there are: a full last line would scroll the screen at every drawing.
+        lines = _live_lines(
+            self._progress, width - 1, height - 1, ascii_only=not self._block.writer.unicode, colors=colors
+        )
+        self._block.draw(self._render(lines))
+
+    def _render(self, lines: list["Text"]) -> list[str]:
+        """The lines with the escape codes of this terminal's colors, unwrapped."""
+        with self._rich.capture() as captured:
             for line in lines:
-                self.paint.print(line, soft_wrap=True)
-        return painted.get().split("\n")[: len(lines)]
+                self._rich.print(line, soft_wrap=True)
+        return captured.get().split("\n")[: len(lines)]
+
+
+def _live_lines(progress: FitProgress, width: int, height: int, *, ascii_only: bool, colors: bool) -> list["Text"]:
+    """The block in at most `width` columns and `height` lines; the first line is blank."""
+    from rich.text import Text
+
+    width = min(width, _MAX_WIDTH)
+    head = [Text(), _title(progress, width), *_bars(progress, width), _other_values(progress, width), Text()]
+    room = max(0, height - len(head))
+    table = _table(progress, progress.rows(), room)
+    left = max((line.cell_len for line in table), default=0)
+    curves = _curves(progress, width - left - 2, min(_CHART_HEIGHT, room - 1), ascii_only=ascii_only, colors=colors)
+    lines = [*head, *_side_by_side(table, curves, left + 2)][:height]
+    for line in lines:
+        line.truncate(width)
+    return lines
+
+
+def _summary_lines(progress: FitProgress, width: int) -> list["Text"]:
+    """What stays on the terminal: the model, the table, why it stopped and how long it took."""
+    from rich.text import Text
+
+    lines = [Text(), Text(" " + describe_model(progress), style="bold"), *_table(progress, progress.rows(), 40)]
+    for line in lines:
+        line.truncate(width)
+    reason = " ".join(describe_reason(progress).split())
+    if reason:
+        lines.append(Text(f" {reason}", style="red" if progress.error else "yellow"))
+    lines.append(Text(f" {describe_end(progress)}", style="green" if progress.end and not progress.error else ""))
+    return lines
+
+
+def _title(progress: FitProgress, width: int) -> "Text":
+    from rich.text import Text
+
+    left = progress.seconds_left()
+    times = format_clock(progress.seconds) + (f" · {format_clock(left)} left" if left is not None else "")
+    line = Text(" " + describe_model(progress), style="bold")
+    line.truncate(max(0, width - len(times) - 2), overflow="ellipsis", pad=True)
+    return line.append(f"  {times}", style="not bold")
+
+
+def _bars(progress: FitProgress, width: int) -> list["Text"]:
+    planned, total = progress.planned("epochs"), progress.fraction()
+    label = f" epoch {progress.epoch}" + (f"/{planned}" if planned else "")
+    batch = describe_speed(progress)
+    if progress.running:
+        of = f"/{progress.batches:,}" if progress.batches else ""
+        batch = f"{'validating' if progress.validating else 'batch'} {progress.running.batch:,}{of}"
+    percent = "" if total is None else f"{100 * total:.0f} % · "
+    label_width = max(len(label), 7)
+    bar_width = max(10, width - label_width - 28)
+    return [
+        _bar(f"{label:<{label_width}}", progress.epoch_fraction(), bar_width, batch),
+        _bar(f"{' total':<{label_width}}", total, bar_width, f"{percent}{progress.updates:,} updates"),
+    ]
+
+
+def _bar(label: str, fraction: float | None, width: int, text: str) -> "Text":
+    """A progress bar; empty if the fraction is unknown."""
+    from rich.text import Text
+
+    full = 0 if fraction is None else math.floor(fraction * width)
+    line = Text(f"{label}  ")
+    line.append("━" * full, style="green" if fraction is not None and fraction >= 1 else "cyan")
+    line.append("─" * (width - full), style=_GREY)
+    return line.append(f"  {text}")
+
+
+def _other_values(progress: FitProgress, width: int) -> "Text":
+    from rich.text import Text
+
+    parts = [describe_speed(progress)]
+    for name, value in progress.other_values().items():
+        unit = progress.record.unit(name)
+        parts.append(f"{name} {format_short(value)}{f' {unit}' if unit else ''}")
+    line = Text(" " + " · ".join(filter(None, parts)), style=_GREY)
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _table(progress: FitProgress, rows: list[Row], room: int) -> list["Text"]:
+    """A header and one line per metric, as many as fit."""
+    from rich.text import Text
+
+    if not rows or room < 2:
+        return []
+    names = min(_NAME_WIDTH, max(len(row.name) for row in rows))
+    head = "".join(f"{shorten(name, _VALUE_WIDTH - 2):>{_VALUE_WIDTH - 1}} " for name in progress.sets)
+    lines = [Text(f" {'':<{names}}{head}{'best':>{_BEST_WIDTH - 5}}", style=_GREY)]
+    for row in rows[: room - 1]:
+        line = Text(f" {shorten(row.name, names):<{names}}")
+        for group in progress.sets:
+            improved = row.improved and group == progress.monitored_set
+            text = format_number(row.values.get(group))
+            line.append(f"{text:>{_VALUE_WIDTH - 1}}{'*' if improved else ' '}", style="bold green" if improved else "")
+        if row.best is not None:
+            line.append(f"{format_number(row.best.value):>{_BEST_WIDTH - 5}}")
+            line.append(f" @{row.best.epoch}", style=_GREY)
+        lines.append(line)
+    return lines
+
+
+def _curves(progress: FitProgress, width: int, height: int, *, ascii_only: bool, colors: bool) -> list["Text"]:
+    """The losses as a chart under its legend; empty if there is no room or no curve."""
+    over, curves = progress.loss_curves()
+    if not curves or width < MIN_WIDTH + 8 or height < MIN_HEIGHT:
+        return []
+    styles = line_styles(curves)
+    lines = [
+        Line(name.removesuffix("/loss"), np.array(x, float), np.array(y, float), styles[name].color)
+        for name, (x, y) in curves.items()
+    ]
+    log = use_log_scale(value for _, y in curves.values() for value in y)
+    head = legend(lines, ascii_only=ascii_only, colors=colors)
+    head.append(f"  loss by {over}{', log' if log else ''}", style=_GREY)
+    return [head, *chart(lines, width, height, log=log, ascii_only=ascii_only, colors=colors)]
+
+
+def _side_by_side(left: list["Text"], right: list["Text"], width: int) -> list["Text"]:
+    """Two columns of lines; the left one is `width` wide."""
+    from rich.text import Text
+
+    lines: list[Text] = []
+    for place in range(max(len(left), len(right))):
+        line = left[place] if place < len(left) else Text()
+        if place < len(right):
+            line.truncate(width, pad=True)
+            line.append_text(right[place])
+        lines.append(line)
+    return lines

@@ -1,23 +1,26 @@
-"""A fit in a notebook: one output that is brought up to date in its place."""
+"""A fit in a notebook: one HTML output that is updated in place."""
 
-import math
 import sys
 from html import escape
 
-from stoker.record import Event, Record, line_styles, number, use_log_scale
-from stoker.view._svg import Line, chart
-from stoker.view.console._format import duration, plain_number
-from stoker.view.console._pace import Pace
-from stoker.view.console._story import aside, ending, reason, speed, title
-from stoker.view.console._watch import Watch
+from stoker._text import format_duration, format_number, format_short
+from stoker.record import Event, Record, line_styles, use_log_scale
+from stoker.view._svg import SvgLine, svg_chart
+from stoker.view.console._progress import (
+    FitProgress,
+    describe_end,
+    describe_event,
+    describe_model,
+    describe_reason,
+    describe_speed,
+)
+from stoker.view.console._terminal import Pace
 
-_WIDTH, _HEIGHT = 400, 150  # of the plot, in pixels
-_COLOUR = line_styles(["train"])["train"].color
 _STYLE = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.5"
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel."""
+    """Whether this process is the kernel of a notebook."""
     if "IPython" not in sys.modules:
         return False
     from IPython.core.getipython import get_ipython
@@ -25,98 +28,102 @@ def in_notebook() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-class Notebook:
-    """A listener that keeps one output up to date; an update is a message to the browser, so there are two a second."""
+class NotebookConsole:
+    """A listener that updates one output; every update is a message to the browser, so they are limited."""
 
-    def __init__(self, record: Record, *, pace: Pace | None = None) -> None:
+    def __init__(self, record: Record, *, interval: float) -> None:
         from IPython.display import HTML, DisplayHandle
 
-        self.watch = Watch(record)
-        self.pace = pace or Pace(every=0.5)
-        self.handle = DisplayHandle()
-        self.html = HTML
-        self.notes: list[str] = []
-        self.shown = self.closed = False
+        self._progress = FitProgress(record)
+        self._pace = Pace(interval)
+        self._handle, self._html = DisplayHandle(), HTML
+        self._notes: list[str] = []
+        self._shown = self._closed = False
 
     def __call__(self, event: Event) -> None:
-        """Takes an event in, and updates the output where it is time to."""
-        if self.closed:
+        """Takes an event into account, and updates the output if an update is due."""
+        if self._closed:
             return
-        self.watch.see(event)
-        if line := aside(event):
-            self.notes.append(line)
+        self._progress.add(event)
+        if line := describe_event(event):
+            self._notes.append(line)
         elif event.kind == "end":
             self.close()
             return
-        if self.watch.begin and self.pace.due():
-            with self.pace.drawing():
+        if self._progress.begin and self._pace.is_due():
+            with self._pace.measure():
                 self._show()
 
     def close(self) -> None:
-        """Leaves how it ended; nothing to do the second time."""
-        if not self.closed and self.watch.begin:
-            self.closed = True
+        """Shows how the fit ended; a second call does nothing."""
+        if not self._closed and self._progress.begin:
+            self._closed = True
             self._show()
 
     def _show(self) -> None:
-        page = self.html(html(self.watch, self.notes, over=self.closed))
-        if self.shown:
-            self.handle.update(page)
+        output = self._html(_render(self._progress, self._notes, ended=self._closed))
+        if self._shown:
+            self._handle.update(output)
         else:
-            self.handle.display(page)
-            self.shown = True
+            self._handle.display(output)
+            self._shown = True
 
 
-def html(watch: Watch, notes: list[str], *, over: bool) -> str:
-    """The fit as a piece of HTML: title, bars, table and plot; when it is over, how it ended in place of the bars."""
-    parts = [f"<div><b>{escape(title(watch))}</b></div>"]
-    if over:
-        parts += [f"<div>{escape(text)}</div>" for text in (reason(watch), ending(watch)) if text]
+def _render(progress: FitProgress, notes: list[str], *, ended: bool) -> str:
+    """The fit as HTML: title, progress bars (or how it ended), table, loss curves and notes."""
+    parts = [f"<div><b>{escape(describe_model(progress))}</b></div>"]
+    if ended:
+        parts += [f"<div>{escape(text)}</div>" for text in (describe_reason(progress), describe_end(progress)) if text]
     else:
-        left = watch.left()
-        times = duration(watch.seconds) + (f", {duration(left)} left" if left is not None else "")
-        epoch = f"epoch {watch.epoch}" + (f"/{watch.planned('epochs')}" if watch.planned("epochs") else "")
-        parts += [_bar(epoch, watch.within(), speed(watch)), _bar("total", watch.fraction(), times)]
-    meters = " · ".join(f"{name} {plain_number(value)}" for name, value in watch.meters().items())
-    parts.append(f'<div style="opacity:.6">{escape(meters)}</div>')
-    parts.append(f'<div style="display:flex;gap:2em;align-items:flex-start">{_table(watch)}{_plot(watch)}</div>')
+        left = progress.seconds_left()
+        times = format_duration(progress.seconds) + (f", {format_duration(left)} left" if left is not None else "")
+        planned = progress.planned("epochs")
+        epoch = f"epoch {progress.epoch}" + (f"/{planned}" if planned else "")
+        parts += [
+            _bar(epoch, progress.epoch_fraction(), describe_speed(progress)),
+            _bar("total", progress.fraction(), times),
+        ]
+    others = " · ".join(f"{name} {format_short(value)}" for name, value in progress.other_values().items())
+    parts.append(f'<div style="opacity:.6">{escape(others)}</div>')
+    columns = f"{_table(progress)}{_curves(progress)}"
+    parts.append(f'<div style="display:flex;gap:2em;align-items:flex-start">{columns}</div>')
     parts += [f"<div>{escape(note)}</div>" for note in notes]
     return f'<div style="{_STYLE}">{"".join(parts)}</div>'
 
 
-def _bar(label: str, share: float | None, text: str) -> str:
-    width, bar = 100 * (share or 0.0), "height:6px;border-radius:3px"
+def _bar(label: str, fraction: float | None, text: str) -> str:
+    width, bar, color = 100 * (fraction or 0.0), "height:6px;border-radius:3px", line_styles(["train"])["train"].color
     return (
         f'<div style="display:flex;gap:1em;align-items:center"><span style="min-width:9em">{escape(label)}</span>'
         f'<span style="width:20em;{bar};background:#8884">'
-        f'<span style="display:block;width:{width:.1f}%;{bar};background:{_COLOUR}"></span></span>'
+        f'<span style="display:block;width:{width:.1f}%;{bar};background:{color}"></span></span>'
         f"<span>{escape(text)}</span></div>"
     )
 
 
-def _table(watch: Watch) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("", *watch.sets, "best", "epoch"))
-    lines = [f"<tr>{head}</tr>"]
-    for row in watch.rows():
-        cells = [f'<td style="text-align:left">{escape(row.name)}</td>']
-        for group in watch.sets:
-            text = number(row.values[group]) if group in row.values else ""
-            better = row.improved and group == watch.watched
-            cells.append(f"<td><b>{text}*</b></td>" if better else f"<td>{text}</td>")
-        cells.append(
-            f"<td>{number(row.best.value)}</td><td>{row.best.epoch}</td>" if row.best else "<td></td><td></td>"
-        )
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table>{''.join(lines)}</table>" if len(lines) > 1 else ""
-
-
-def _plot(watch: Watch) -> str:
-    """The losses as one picture; empty before there are any."""
-    curves = watch.curves()
-    every = [value for values in curves.values() for value in values]
-    if not any(map(math.isfinite, every)):
+def _table(progress: FitProgress) -> str:
+    rows = progress.rows()
+    if not rows:
         return ""
-    colours = line_styles(curves)
-    lines = [Line(name, range(1, len(values) + 1), values, colours[name]) for name, values in curves.items()]
-    axis = "epoch" if curves["train/loss"] is not watch.running else ""
-    return chart("loss", lines, width=_WIDTH, height=_HEIGHT, log=use_log_scale(every), axis=axis)
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("", *progress.sets, "best", "epoch"))
+    lines = [f"<tr>{head}</tr>"]
+    for row in rows:
+        cells = [f'<td style="text-align:left">{escape(row.name)}</td>']
+        for group in progress.sets:
+            text = format_number(row.values.get(group))
+            improved = row.improved and group == progress.monitored_set
+            cells.append(f"<td><b>{text}*</b></td>" if improved else f"<td>{text}</td>")
+        best = (format_number(row.best.value), row.best.epoch) if row.best else ("", "")
+        lines.append(f"<tr>{''.join(cells)}<td>{best[0]}</td><td>{best[1]}</td></tr>")
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _curves(progress: FitProgress) -> str:
+    """The losses as an SVG chart; "" before there are any."""
+    over, curves = progress.loss_curves()
+    if not curves:
+        return ""
+    styles = line_styles(curves)
+    lines = [SvgLine(name, x, y, styles[name]) for name, (x, y) in curves.items()]
+    log = use_log_scale(value for _, y in curves.values() for value in y)
+    return svg_chart("loss", lines, width=400, height=150, log=log, x_label=over)

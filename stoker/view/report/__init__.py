@@ -1,36 +1,40 @@
-"""report: takes runs, or a model's answers, and gives pictures and pages; the one to know is `report_html`.
+"""report: a run, or several, as one HTML file, and matplotlib figures of runs and of a model's predictions.
 
-A page is one file: nothing in it runs, and nothing is loaded from elsewhere. `confusion`, `calibration` and `lr_curve`
-draw plain arrays with matplotlib, `plot` a run; the figure that they return is nobody's, and pyplot doesn't know it.
+`report_html` and `compare_html` return pages that load nothing and run no script. `plot`, `confusion`, `calibration`
+and `lr_curve` return matplotlib figures that pyplot does not know, so nothing has to be closed.
 """
 
-from stoker.view.report._calibration import Calibration, calibrated, calibration
-from stoker.view.report._card import fitted_html
 from stoker.view.report._compare import compare_html
-from stoker.view.report._confusion import confusion, confusions
-from stoker.view.report._judged import Judged, Sample, Task, judged
-from stoker.view.report._lr_curve import lr_curve
-from stoker.view.report._plot import Kind, plot
-from stoker.view.report._readable import Readable, Remembered, as_readable
-from stoker.view.report._report import report_html, write_report
+from stoker.view.report._evaluation import (
+    Calibration,
+    Evaluation,
+    Sample,
+    Task,
+    evaluate_predictions,
+    measure_calibration,
+)
+from stoker.view.report._figures import Kind, calibration, confusion, lr_curve, plot
+from stoker.view.report._report import fitted_html, report_html, write_report
+
+# Earlier names, which keep working.
+judged = evaluate_predictions
+calibrated = measure_calibration
 
 __all__ = [
     "Calibration",
-    "Judged",
+    "Evaluation",
     "Kind",
-    "Readable",
-    "Remembered",
     "Sample",
     "Task",
-    "as_readable",
     "calibrated",
     "calibration",
     "compare_html",
     "confusion",
-    "confusions",
+    "evaluate_predictions",
     "fitted_html",
     "judged",
     "lr_curve",
+    "measure_calibration",
     "plot",
     "report_html",
     "write_report",

@@ -1,25 +1,25 @@
-"""Several runs in one page: their curves over each other, and in which fields they differ."""
+"""Several runs in one page: how they ended, their curves in shared charts, and where their configs differ."""
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker._text import format_duration, format_number, format_time
 from stoker.errors import InvalidArgument
-from stoker.record import LineStyle, Record, Run, asked, duration, flat, group_by_metric, line_styles, number, when
-from stoker.view.report._curves import overlaid
-from stoker.view.report._markup import Html, element, joined, pairs, section, table
-from stoker.view.report._page import page
-from stoker.view.report._readable import Readable, as_readable
+from stoker.record import LineStyle, flatten_config, group_by_metric, line_styles, run_settings
+from stoker.view._configs import compare_configs
+from stoker.view.report._html import Html, element, note, page, pairs, section, table
+from stoker.view.report._reader import RunLike, RunReader, open_run
+from stoker.view.report._report import curve_line, draw_charts
 
 _MISSING = "–"
+_MAX_CHARTS = 24
 _FACTS = ("model", "optimizer", "precision", "seed", "device", "git", "versions")
 
 
-def compare_html(*runs: Readable | Record | Run | str | os.PathLike[str]) -> str:
-    """Runs over each other as one HTML file: a table of how they ended, every curve, and what they differ in.
+def compare_html(*runs: RunLike) -> str:
+    """Two or more runs as one HTML file: how they ended, their curves, and where their configs differ.
 
-    >>> from stoker.record import Event
+    >>> from stoker.record import Event, Record
     >>> first, second = Record(), Record()
     >>> for record, loss in ((first, 0.5), (second, 0.4)):
     ...     record.append(Event("valid", 1.0, epoch=1, update=10, values={"valid/loss": loss}))
@@ -27,85 +27,73 @@ def compare_html(*runs: Readable | Record | Run | str | os.PathLike[str]) -> str
     True
     """
     if len(runs) < 2:
-        raise InvalidArgument(f"compare_html compares two runs or more; got {len(runs)}")
-    told = [as_readable(run) for run in runs]
-    look = dict(enumerate(line_styles(map(str, range(len(told)))).values()))
-    keys = [_key(run, look[place]) for place, run in enumerate(told)]
-    title = f"{len(told)} runs"
+        raise InvalidArgument(f"compare_html needs two runs or more; got {len(runs)}")
+    readers = [open_run(run) for run in runs]
+    styles = list(line_styles(map(str, range(len(readers)))).values())
+    keys = [
+        element("span", run.name, class_="key", style=f"--own:{style.color}")
+        for run, style in zip(readers, styles, strict=True)
+    ]
+    same, different = compare_configs({place: _config(run) for place, run in enumerate(readers)})
+    rows = [
+        (name, *(values.get(place, _MISSING) for place in range(len(readers)))) for name, values in different.items()
+    ]
+    title = f"{len(readers)} runs"
     return page(
         title,
         element("h1", title),
-        section("How they ended", _endings(told, keys)),
-        section("Curves", overlaid(told, _shared(told), look)),
-        section("Different in the config", _different(told, keys)),
-        section("The same in all", _same(told), folded=True),
+        section("Results", _results(readers, keys), _last_values(readers, keys)),
+        section("Curves", _curves(readers, styles)),
+        section("Different settings", table(("field", *keys), rows) if rows else note("None.")),
+        section("Common settings", pairs({name: str(value) for name, value in same.items()}), folded=True),
     )
 
 
-def differing(configs: Sequence[Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """The fields that are the same in all configs, and those that differ, with the value (or a dash) in each.
-
-    >>> differing([{"lr": 0.1, "model": {"hidden": 64}}, {"lr": 0.1, "model": {"hidden": 128, "norm": True}}])
-    ({'lr': 0.1}, {'model.hidden': [64, 128], 'model.norm': ['–', True]})
-    """
-    flats = [dict(flat(config)) for config in configs]
-    names = list(dict.fromkeys(name for fields in flats for name in fields))
-    values = {name: [fields.get(name, _MISSING) for fields in flats] for name in names}
-    alike = {
-        name: len({json.dumps(value, sort_keys=True, default=str) for value in each}) == 1
-        for name, each in values.items()
-    }
-    return (
-        {name: each[0] for name, each in values.items() if alike[name]},
-        {name: each for name, each in values.items() if not alike[name]},
-    )
-
-
-def _key(run: Readable, look: LineStyle) -> Html:
-    return element("span", run.name, class_="key", style=f"--own:{look.color}")
-
-
-def _endings(runs: Sequence[Readable], keys: Sequence[Html]) -> Html:
+def _results(runs: Sequence[RunReader], keys: Sequence[Html]) -> Html:
     rows = []
     for run, key in zip(runs, keys, strict=True):
-        told = run.summary
-        best: Mapping[str, Any] = told.get("best") or {}
+        summary = run.summary
+        best: Mapping[str, Any] = summary.get("best") or {}
+        text = f"{best['name']} {format_number(best['value'])}, epoch {best['epoch']}" if best else ""
         state = element("span", run.state, class_=f"state {run.state}")
-        shown = f"{best['name']} {number(best['value'])}, epoch {best['epoch']}" if best else ""
-        length = (f"{told.get('updates', 0):,}", duration(told.get("seconds", 0.0)))
-        rows.append((key, state, shown, *length, when(told.get("started"))))
-    return joined([table(("run", "state", "best", "updates", "training", "began"), rows), _last(runs, keys)])
+        length = (f"{summary.get('updates', 0):,}", format_duration(summary.get("seconds", 0.0)))
+        rows.append((key, state, text, *length, format_time(summary.get("started"))))
+    return table(("run", "state", "best", "updates", "training time", "started"), rows)
 
 
-def _last(runs: Sequence[Readable], keys: Sequence[Html]) -> Html:
-    """The last value of every number in every run."""
+def _last_values(runs: Sequence[RunReader], keys: Sequence[Html]) -> Html:
     rows = []
-    for name in _shared(runs):
-        last = [run.points(name, source="epochs") for run in runs]
-        if any(map(len, last)):
-            rows.append((name, *(number(float(points.value[-1])) if len(points) else _MISSING for points in last)))
-    return element("div", table(("last", *keys), rows), class_="numbers") if rows else Html("")
+    for name in _names(runs):
+        points = [run.points(name, source="epochs") for run in runs]
+        if any(map(len, points)):
+            rows.append((name, *(format_number(float(each.value[-1])) if len(each) else _MISSING for each in points)))
+    return table(("last", *keys), rows, numbers=True) if rows else Html("")
 
 
-def _shared(runs: Sequence[Readable]) -> list[str]:
-    """The numbers that any run has, validation first, as that is what runs are judged by; no cells of matrices."""
-    names = list(dict.fromkeys(name for run in runs for names in group_by_metric(run.names).values() for name in names))
+def _curves(runs: Sequence[RunReader], styles: Sequence[LineStyle]) -> Html:
+    """A chart per name with a line per run."""
+    names = _names(runs)
+    charts = []
+    for name in names[:_MAX_CHARTS]:
+        lines = [
+            curve_line(run, run.name, name, style)
+            for run, style in zip(runs, styles, strict=True)
+            if len(run.points(name))
+        ]
+        charts.append((name, lines, any(run.direction(name) == "min" for run in runs)))
+    return draw_charts(charts, len(names) - len(charts))
+
+
+def _names(runs: Sequence[RunReader]) -> list[str]:
+    """The names of any run, except cells of matrices; validation first."""
+    groups = [group_by_metric(run.names) for run in runs]
+    names = list(dict.fromkeys(name for group in groups for names in group.values() for name in names))
     return sorted(names, key=lambda name: (not name.startswith("valid/"), not name.startswith("train/")))
 
 
-def _different(runs: Sequence[Readable], keys: Sequence[Html]) -> Html:
-    different = differing([_config(run) for run in runs])[1]
-    rows = [(name, *values) for name, values in different.items()]
-    return table(("field", *keys), rows) if rows else element("p", "Nothing.", class_="dim")
-
-
-def _same(runs: Sequence[Readable]) -> Html:
-    return pairs({name: str(value) for name, value in differing([_config(run) for run in runs])[0].items()})
-
-
-def _config(run: Readable) -> dict[str, Any]:
-    """What a run was asked for, and what of its surroundings can make a difference."""
-    told = run.facts.get("settings") or {}
-    ran = {"parameters": run.summary.get("parameters"), **{name: run.facts.get(name) for name in _FACTS}}
-    ran = {name: value for name, value in ran.items() if value is not None and name not in told}
-    return {**asked(run.config, run.facts), "(run)": ran}
+def _config(run: RunReader) -> dict[str, Any]:
+    """The run's config and settings, and the facts of its environment that can make a difference."""
+    settings = run.facts.get("settings") or {}
+    facts = {"parameters": run.summary.get("parameters"), **{name: run.facts.get(name) for name in _FACTS}}
+    facts = {name: value for name, value in facts.items() if value is not None and name not in settings}
+    return run_settings(run.config, run.facts) | dict(flatten_config({"(run)": facts}))

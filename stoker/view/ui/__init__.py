@@ -1,11 +1,10 @@
-"""ui: takes a folder of runs, gives a web page on this machine; the one type to know is `Server`.
+"""ui: the runs of a folder as a web page on this machine; `Server` is the class to know.
 
-It reads the runs' directories, never the training process, and answers the page's questions in JSON: the list of runs,
-one run, the points of its curves (thinned here, so that a browser gets no more than it can draw), and news as they
-happen. All it can do to a run is to ask it to stop or to save, for who has the token. It needs the extra `ui`
-(starlette, uvicorn), imported when a server is made.
+The server reads run directories, never the training process, and answers in JSON: the list of runs, one run, thinned
+curves, and changes as server-sent events. With the token a page can ask a run to stop or to save. Needs starlette and
+uvicorn (`stoker[ui]`), imported when a server is created.
 """
 
-from stoker.view.ui._serve import Server
+from stoker.view.ui._server import Server
 
 __all__ = ["Server"]

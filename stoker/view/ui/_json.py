@@ -1,41 +1,193 @@
-"""What is sent to the browser: JSON that any browser takes, whatever a run's files hold."""
+"""JSON for the browser: what a run's files hold, its row in the list, its details, and its curves."""
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
 
-_DEEPEST = 64  # levels of mappings and lists; a file with more of them is no config that a person wrote
+import numpy as np
+
+from stoker.errors import BadFile
+from stoker.record import Event, Follower, Points, group_by_metric, list_checkpoints, run_settings
+
+Row = dict[str, Any]
+Source = Literal["all", "epochs", "running"]
+MAX_MESSAGES = 1000  # in one answer: the last ones
+_MAX_DEPTH = 64  # of nested mappings and lists
+_CHECKPOINT_FIELDS = ("name", "update", "epoch", "reason", "bytes", "time")
 
 
 def to_json(data: object) -> bytes:
-    r"""A value as JSON in ASCII, so that no letter of it can be misread.
+    r"""A value as ASCII JSON that any browser reads.
 
     >>> to_json({"loss": [0.5, float("nan")], "name": "é"})
     b'{"loss":[0.5,null],"name":"\\u00e9"}'
     """
-    return json.dumps(plain(data), separators=(",", ":"), allow_nan=False).encode()
+    return json.dumps(to_plain(data), separators=(",", ":"), allow_nan=False).encode()
 
 
-def plain(value: Any, *, level: int = 0) -> Any:
-    """Only what JSON can hold: NaN and the infinities become None, halves of letters are spelt out."""
+def to_plain(value: Any, *, depth: int = 0) -> Any:
+    """A value of types that JSON has; NaN and infinities become `None`."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int):
         return value
-    if level > _DEEPEST:
+    if depth > _MAX_DEPTH:
         return "…"
     if isinstance(value, Mapping):
-        return {text(str(key)): plain(each, level=level + 1) for key, each in value.items()}
+        return {to_text(str(key)): to_plain(each, depth=depth + 1) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each, level=level + 1) for each in value]
-    return text(str(value))
+        return [to_plain(each, depth=depth + 1) for each in value]
+    return to_text(str(value))
 
 
-def text(given: str) -> str:
-    r"""A text that an address can hold: half of a letter, as a damaged name has it, is spelt out.
+def to_text(text: str) -> str:
+    r"""The text with lone surrogates, as damaged file names have them, written as escapes.
 
-    >>> text("run\udce9"), text("été")
+    >>> to_text("run\udce9"), to_text("été")
     ('run\\udce9', 'été')
     """
-    return given if given.isascii() else given.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def make_row(run_id: str, run: Follower) -> Row:
+    """A run in the list: state, position, best and last values, config."""
+    summary, status = run.summary, run.status
+    best = summary.get("best")
+    row = {
+        "id": run_id,
+        "name": run.name,
+        "state": run.state,
+        "reason": run.reason,
+        "problem": run.problem,
+        "began": summary.get("started"),
+        "seconds": status.seconds,
+        "epoch": status.epoch,
+        "epochs": status.epochs,
+        "update": status.update,
+        "fraction": status.fraction,
+        "best": {part: best[part] for part in ("name", "value", "epoch")} if best else None,
+        "last": dict(summary.get("last") or {}),
+        "config": run_settings(to_plain(run.config), to_plain(run.facts)),
+        "device": summary.get("device"),
+        "model": summary.get("model"),
+    }
+    return to_plain(row)  # rows are compared with each other, and NaN is not equal to itself
+
+
+def make_unread_row(run_id: str, *, state: str = "unread", reason: str = "not read yet") -> Row:
+    """The row of a run that was not read yet, or can't be read."""
+    unknown = dict.fromkeys(("began", "seconds", "epoch", "epochs", "update", "fraction", "best", "device", "model"))
+    name = run_id.rpartition("/")[2]
+    return {
+        "id": run_id,
+        "name": name,
+        "state": state,
+        "reason": reason,
+        **unknown,
+        "problem": "",
+        "last": {},
+        "config": {},
+    }
+
+
+def make_details(run_id: str, run: Follower) -> dict[str, Any]:
+    """Everything about a run except the points of its curves."""
+    begin = dict(run.begin.extra) if run.begin is not None else {}
+    names = run.names
+    return {
+        "row": make_row(run_id, run),
+        "status": make_status(run),
+        "facts": dict(run.facts),
+        "config": run.config,
+        "plan": begin.get("plan") or run.facts.get("plan") or [],
+        "begin": begin,
+        "names": names,
+        "groups": group_by_metric(names),
+        "directions": {name: run.direction(name) for name in names},
+        "units": {name: run.unit(name) for name in names},
+        "said": make_messages(run.messages[-MAX_MESSAGES:]),
+        "log": run.log,
+        "checkpoints": _make_checkpoints(run),
+        "problem": run.problem,
+        "system": [name for name in names if "/" not in name and run.unit(name)],  # metrics have a data set's prefix
+        "behind": run.has_unread,
+    }
+
+
+def make_status(run: Follower) -> dict[str, Any]:
+    """The run's current position and pace."""
+    best = run.status.best
+    return to_plain({**asdict(run.status), "best": best._asdict() if best is not None else None})
+
+
+def make_messages(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Notes, warnings, errors, stops, resumes and checkpoints."""
+    return [
+        {
+            "kind": event.kind,
+            "time": event.time,
+            "epoch": event.epoch,
+            "update": event.update,
+            "text": event.text or str(event.extra.get("reason", "")),
+        }
+        for event in events
+    ]
+
+
+def _make_checkpoints(run: Follower) -> list[dict[str, Any]]:
+    """The checkpoints, oldest first; empty if they can't be read."""
+    try:
+        found = list_checkpoints(run.path, run.facts)
+    except BadFile:
+        return []
+    return [{name: getattr(each, name) for name in _CHECKPOINT_FIELDS} for each in found]
+
+
+class Curves(Protocol):
+    """A source of curves: a run, or the thinned curves that are kept of one."""
+
+    @property
+    def names(self) -> list[str]: ...
+    def points(self, name: str, *, source: Source = "all") -> Points: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CurveQuery:
+    """Which curves, over what, in which range, with how many points at most."""
+
+    names: tuple[str, ...]
+    most: int = 1000
+    source: Source = "all"
+    by: Literal["update", "epoch", "time"] = "update"
+    start: float = -np.inf
+    end: float = np.inf
+
+
+def make_curves(run: Curves, query: CurveQuery) -> dict[str, dict[str, list[Any]]]:
+    """The curves of a query, each as `x` (ascending) and `y` (`None` interrupts the line)."""
+    originals = {to_text(name): name for name in run.names}
+    return {name: _curve(run.points(originals.get(name, name), source=query.source), query) for name in query.names}
+
+
+def _curve(points: Points, query: CurveQuery) -> dict[str, list[Any]]:
+    x = getattr(points, query.by)
+    if not np.all(x[1:] >= x[:-1]):  # a machine's clock can be set back
+        points = points.select(np.argsort(x, kind="stable"))
+        x = getattr(points, query.by)
+    # The range, and one more point on either side, so that the line continues to the edge of the chart.
+    first = max(int(np.searchsorted(x, query.start, "left")) - 1, 0)
+    last = min(int(np.searchsorted(x, query.end, "right")) + 1, len(x))
+    points = points.select(np.arange(first, last)).downsample(query.most)
+    return {"x": _to_list(getattr(points, query.by)), "y": _to_list(points.value)}
+
+
+def _to_list(values: np.ndarray) -> list[Any]:
+    """Plain numbers; whole ones as integers, which take half the space."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        return [value if known else None for value, known in zip(values.tolist(), finite.tolist(), strict=True)]
+    if np.all(np.abs(values) < 2**53) and np.all(values == np.rint(values)):
+        return values.astype(np.int64).tolist()
+    return values.tolist()

@@ -1,4 +1,4 @@
-"""The screen: panes in their places, keys, and what becomes of a scene."""
+"""The Textual app of `stoker watch`: panes, keys, themes, and the help and question dialogs."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,62 +10,97 @@ from rich.text import Text
 from textual.app import App, ComposeResult, RenderResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.theme import Theme
 from textual.widget import Widget
-from textual.widgets import ContentSwitcher, Footer, Static
+from textual.widgets import Button, ContentSwitcher, Footer, Static
 
+from stoker._text import escape_control
 from stoker.record import Follower
-from stoker.view.console import visible
+from stoker.view._chart import QUIET
 from stoker.view.watch import _panes as panes
-from stoker.view.watch import _picture as pictures
-from stoker.view.watch import _table as table
-from stoker.view.watch._dialogs import Help, Question
 from stoker.view.watch._reader import Reader
-from stoker.view.watch._scene import Scene
-from stoker.view.watch._themes import DARK, LIGHT, starts_light
-from stoker.view.watch._view import Kind, View
+from stoker.view.watch._snapshot import OTHERS, TRAIN, VALID, Kind, Snapshot, View
 
-Draw = Callable[[Scene, int, int], Text]
-# From how many columns and lines on the style sheet gives more room to what there is.
+DARK = Theme(
+    "stoker-dark",
+    primary=TRAIN,
+    secondary=OTHERS[2],
+    success=OTHERS[0],
+    warning=VALID,
+    error=panes.BAD,
+    background="#101216",
+    surface="#171a20",
+    panel="#20242c",
+    foreground="#d8dbe2",
+    variables={"footer-key-foreground": OTHERS[2]},
+)
+LIGHT = replace(
+    DARK,
+    name="stoker-light",
+    dark=False,
+    background="#ffffff",
+    surface="#f4f5f7",
+    panel="#e8eaee",
+    foreground="#1c1e22",
+    variables={"footer-key-foreground": TRAIN},
+)
+# The style sheet gives panes more room from these numbers of columns and lines on.
 _WIDTHS: list[tuple[int, str]] | None = [(0, "-narrow"), (110, "-wide")]
 _HEIGHTS: list[tuple[int, str]] | None = [(0, "-short"), (30, "-tall"), (48, "-huge")]
+_HELP = {
+    "← →": "next or previous metric; also 1 to 9, or a click",
+    "↑ ↓": "whole history, recent part, bars by epoch",
+    "+ -": "smoothing: the mean of 1 to 30 % of the points",
+    "y": "linear or logarithmic y axis",
+    "x": "x axis: updates or time",
+    "r": "next run, if there are several",
+    "l": "whole log, and back",
+    "i": "plan, config and environment, and back",
+    "s": "stop the run after this update (asks first)",
+    "c": "save a checkpoint",
+    "t": "light or dark",
+    "q": "quit the viewer; the run continues",
+}
 
 
 class Pane(Widget):
-    """A part of the screen that draws the scene into the room that it has."""
+    """A part of the screen that draws the current snapshot."""
 
-    def __init__(self, draw: Draw, name: str) -> None:
+    def __init__(self, draw: Callable[[Snapshot, int, int], Text], name: str, *, title: str | None = None) -> None:
         super().__init__(id=name)
-        self.draw = draw
+        self._draw = draw
+        self.border_title = title
 
     @property
     def link_style(self) -> Style:
-        """What can be clicked keeps the colour that it was drawn in, until the mouse is over it."""
+        """Links keep the color that they are drawn in until the mouse is over them."""
         return Style.null()
 
     def render(self) -> RenderResult:
-        """The scene's text; blank before there is one."""
-        scene = self.app.scene if isinstance(self.app, Dashboard) else None
-        return self.draw(scene, *self.content_size) if scene is not None else ""
+        """The pane's text; blank before the first snapshot."""
+        snapshot = self.app.snapshot if isinstance(self.app, Dashboard) else None
+        return self._draw(snapshot, *self.content_size) if snapshot is not None else ""
 
 
 class Dashboard(App[None]):
-    """Runs on a terminal: reads beside the screen, draws what was read, and asks where something could be lost."""
+    """The screen: draws snapshots from the reader's thread, and asks before it stops a run."""
 
     CSS_PATH = "dashboard.tcss"
     TITLE = "stoker watch"
     ENABLE_COMMAND_PALETTE = False
-    AUTO_FOCUS = None  # the arrows belong to the screen until a page of text is open
+    AUTO_FOCUS = None  # the arrow keys belong to the screen until a page of text is open
     HORIZONTAL_BREAKPOINTS = _WIDTHS
     VERTICAL_BREAKPOINTS = _HEIGHTS
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "leave"),
-        Binding("ctrl+c", "quit", "leave", show=False, priority=True),
-        Binding("s", "ask_to_stop", "stop"),
-        Binding("c", "ask_to_save", "save"),
+        Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
+        Binding("s", "stop_run", "stop"),
+        Binding("c", "save_run", "save"),
         Binding("right", "metric(1)", "metric", key_display="←→"),
         Binding("left", "metric(-1)", "metric", show=False),
-        Binding("down", "turn(1)", "view", key_display="↑↓"),
-        Binding("up", "turn(-1)", "view", show=False),
+        Binding("down", "move_kind(1)", "view", key_display="↑↓"),
+        Binding("up", "move_kind(-1)", "view", show=False),
         Binding("plus,equals_sign", "smooth(1)", "smooth", key_display="+-"),
         Binding("minus", "smooth(-1)", "rough", show=False),
         Binding("y", "log", "log scale", show=False),
@@ -81,182 +116,234 @@ class Dashboard(App[None]):
 
     def __init__(self, followers: Sequence[Follower], *, light: bool | None = None) -> None:
         super().__init__()
-        self.scene: Scene | None = None
+        self.snapshot: Snapshot | None = None
+        self.failure: BaseException | None = None
         self.view = View()
-        self.broken: BaseException | None = None
-        self.reader = Reader(
+        self._reader = Reader(
             followers,
-            show=lambda scene: self._call(self.show, scene),
-            told=lambda text, wrong: self._call(self.tell, text, wrong),
-            failed=lambda error: self._call(self.fail, error),
+            on_snapshot=lambda snapshot: self._call_soon(self._show, snapshot),
+            on_answer=lambda text, is_error: self._call_soon(self._show_answer, text, is_error),
+            on_failure=lambda error: self._call_soon(self._fail, error),
         )
         self.register_theme(DARK)
         self.register_theme(LIGHT)
-        self.theme = LIGHT.name if (starts_light() if light is None else light) else DARK.name
+        self.theme = LIGHT.name if (_terminal_is_light() if light is None else light) else DARK.name
 
     def compose(self) -> ComposeResult:
-        """The places."""
+        """The panes; `dashboard.tcss` places them."""
         yield Pane(panes.header, "header")
         yield Static(id="banner")
         with ContentSwitcher(initial="run", id="pages"):
             with Horizontal(id="run"):
                 with Vertical(id="facts"):
-                    yield _titled(Pane(table.metrics, "metrics"))
-                    yield _titled(Pane(panes.status, "status"))
-                    yield _titled(Pane(panes.plan, "plan"))
+                    yield Pane(panes.metrics, "metrics", title="metrics")
+                    yield Pane(panes.status, "status", title="status")
+                    yield Pane(panes.plan, "plan", title="plan")
                 with Vertical(id="plots"):
-                    yield Pane(pictures.tabs, "tabs")
-                    yield Pane(pictures.controls, "controls")
-                    yield Pane(_picture, "picture")
+                    yield Pane(panes.tabs, "tabs")
+                    yield Pane(panes.controls, "controls")
+                    yield Pane(_draw_chart, "chart")
             with VerticalScroll(id="log"):
                 yield Static(id="log-text")
             with VerticalScroll(id="settings"):
                 yield Static(id="settings-text")
-        yield _titled(Pane(panes.log, "lately"))
+        yield Pane(panes.log, "last-log", title="log")
         yield Pane(panes.progress, "progress")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Begins to read, and looks after the reading."""
-        self.reader.start()
-        self.set_interval(1.0, self.warn)
+        """Starts reading."""
+        self._reader.start()
+        self.set_interval(1.0, self._update_banner)
 
     def on_unmount(self) -> None:
-        """Nothing is waited for."""
-        self.reader.close()
+        """Stops reading without waiting for the disk."""
+        self._reader.close()
 
-    def _call(self, what: Callable[..., object], *given: object) -> None:
-        """In the screen's own thread, soon; nothing once the screen is closed."""
+    def _call_soon(self, function: Callable[..., object], *args: object) -> None:
+        """Calls a function in the screen's thread; does nothing once the screen is closed."""
         if self.is_running:
-            self.call_later(what, *given)
+            self.call_later(function, *args)
 
-    def show(self, scene: Scene) -> None:
-        """Draws a scene, where it is of what is wanted now."""
-        if scene.view != self.view:
+    def _show(self, snapshot: Snapshot) -> None:
+        if snapshot.view != self.view:  # the user has changed the view since; the next snapshot is on its way
             return
-        self.scene = scene
-        if not self.query(Pane):  # the screen has been taken down meanwhile
+        self.snapshot = snapshot
+        if not self.query(Pane):  # the screen is being closed
             return
-        self.warn()
-        self._fill_the_page()
+        self._update_banner()
+        self._update_page()
         for pane in self.query(Pane):
             pane.refresh()
 
-    def warn(self) -> None:
-        """Puts what has to be known at once above all else."""
-        if self.scene is None:
+    def _update_banner(self) -> None:
+        if self.snapshot is None:
             return
-        text = panes.banner(self.scene, self.reader.hung)
-        for banner in self.query("#banner").results(Static):  # none, where the screen has been taken down meanwhile
+        text = panes.banner(self.snapshot, self._reader.stalled)
+        for banner in self.query("#banner").results(Static):
             banner.display = text is not None
             banner.update(text or "")
 
-    def tell(self, text: str, wrong: bool) -> None:
-        """An answer to a wish."""
-        self.notify(text, severity="error" if wrong else "information", markup=False)
+    def _show_answer(self, text: str, is_error: bool) -> None:
+        self.notify(text, severity="error" if is_error else "information", markup=False)
 
-    def fail(self, error: BaseException) -> None:
-        """Ends with an error of the reading thread, to be raised once the terminal is itself again."""
-        self.broken = error
+    def _fail(self, error: BaseException) -> None:
+        """Exits with an error of the reader's thread; `watch` raises it after the terminal is restored."""
+        self.failure = error
         self.exit(return_code=1)
 
-    def _fill_the_page(self) -> None:
+    def _update_page(self) -> None:
+        """Fills the page of text (log or settings) if one is open."""
         page = self.query_one("#pages", ContentSwitcher).current
-        if self.scene is not None and page == "log":
-            place = self.query_one("#log", VerticalScroll)
-            at_the_end = place.is_vertical_scroll_end
-            self.query_one("#log-text", Static).update(Text("\n").join(panes.log_lines(self.scene.run)))
-            if at_the_end:
-                place.scroll_end(animate=False)
-        elif self.scene is not None and page == "settings":
-            self.query_one("#settings-text", Static).update(panes.settings(self.scene.run))
+        if self.snapshot is not None and page == "log":
+            scroll = self.query_one("#log", VerticalScroll)
+            at_end = scroll.is_vertical_scroll_end
+            self.query_one("#log-text", Static).update(Text("\n").join(panes.log_lines(self.snapshot.run)))
+            if at_end:
+                scroll.scroll_end(animate=False)
+        elif self.snapshot is not None and page == "settings":
+            self.query_one("#settings-text", Static).update(panes.settings(self.snapshot.run))
 
-    def _look(self, view: View) -> None:
+    def _set_view(self, view: View) -> None:
         self.view = view
-        self.reader.look(view)
+        self._reader.set_view(view)
+
+    @property
+    def _tabs(self) -> Sequence[str]:
+        return self.snapshot.tabs if self.snapshot is not None else ()
 
     def action_tab(self, place: int) -> None:
-        """Chooses a number by its place."""
-        tabs = self.scene.tabs if self.scene is not None else ()
-        if place < len(tabs):
-            self._look(self.view.on(tabs[place]))
+        """Selects a metric by its place."""
+        if place < len(self._tabs):
+            self._set_view(self.view.with_tab(self._tabs[place]))
 
     def action_metric(self, by: int) -> None:
-        """The next number, or the one before."""
-        self._look(self.view.moved(by, self.scene.tabs if self.scene is not None else ()))
+        """Selects the next or previous metric."""
+        self._set_view(self.view.move_tab(by, self._tabs))
 
     def action_kind(self, kind: Kind) -> None:
-        """Another kind of picture, by name."""
-        self._look(replace(self.view, kind=kind))
+        """Selects history, recent or epochs."""
+        self._set_view(replace(self.view, kind=kind))
 
-    def action_turn(self, by: int) -> None:
-        """The next kind of picture, or the one before."""
-        self._look(self.view.turned(by))
+    def action_move_kind(self, by: int) -> None:
+        """Selects the next or previous of history, recent and epochs."""
+        self._set_view(self.view.move_kind(by))
 
     def action_smooth(self, by: int) -> None:
-        """Smoother, or rougher."""
-        self._look(self.view.smoother(by))
+        """Smooths more or less."""
+        self._set_view(self.view.change_smoothing(by))
 
     def action_log(self) -> None:
-        """Heights by ratio, or linear."""
-        self._look(replace(self.view, log=not (self.scene is not None and self.scene.log)))
+        """Switches between a linear and a logarithmic y axis."""
+        self._set_view(replace(self.view, log=not (self.snapshot is not None and self.snapshot.log)))
 
     def action_by(self) -> None:
-        """Over the updates, or over the time."""
-        self._look(self.view.over_the_other())
+        """Switches the x axis between updates and time."""
+        self._set_view(self.view.toggle_x_axis())
 
     def action_run(self, place: int) -> None:
-        """Shows the status, log and progress of a run; after the last comes the first."""
-        self._look(replace(self.view, run=place % len(self.reader.followers)))
+        """Shows the status, log and progress of another run."""
+        self._set_view(replace(self.view, run=place % len(self._reader.followers)))
 
     def action_next_run(self) -> None:
-        """Shows those of the next run."""
+        """Shows the next run."""
         self.action_run(self.view.run + 1)
 
     def action_page(self, page: str) -> None:
-        """Another page, or back to the run from it."""
+        """Opens a page of text, or returns from it to the run."""
         pages = self.query_one("#pages", ContentSwitcher)
         pages.current = "run" if pages.current == page else page
-        self._fill_the_page()
-        self.query_one("#lately").display = pages.current != "log"
+        self._update_page()
+        self.query_one("#last-log").display = pages.current != "log"
         if pages.current == "run":
             self.set_focus(None)
         else:
             self.query_one(f"#{pages.current}").focus()
 
     def action_theme(self) -> None:
-        """Light or dark."""
+        """Switches between light and dark."""
         self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
 
     def action_help(self) -> None:
-        """What the keys do."""
+        """Shows the keys."""
         self.push_screen(Help())
 
-    def action_ask_to_save(self) -> None:
-        """Asks the run to save; that loses nothing, so nobody is asked before."""
-        if self._alive("save"):
-            self.reader.ask(self.view.run, "save")
+    def action_save_run(self) -> None:
+        """Asks the run to save a checkpoint."""
+        if self._check_running("save"):
+            self._reader.request(self.view.run, "save")
 
-    def action_ask_to_stop(self) -> None:
-        """Asks the run to stop, after a question."""
-        if self._alive("stop"):
-            run, name = self.view.run, self.scene.run.name if self.scene is not None else ""
-            question = f"Stop {visible(name)} after this update? A checkpoint is kept to go on from."
-            self.push_screen(Question(question, "stop it"), lambda yes: self.reader.ask(run, "stop") if yes else None)
+    def action_stop_run(self) -> None:
+        """Asks the run to stop, after a question to the user."""
+        if self.snapshot is not None and self._check_running("stop"):
+            run = self.view.run
+            question = f"Stop {escape_control(self.snapshot.run.name)} after this update? It saves a checkpoint first."
+            self.push_screen(
+                Question(question, "stop it"), lambda yes: self._reader.request(run, "stop") if yes else None
+            )
 
-    def _alive(self, wish: str) -> bool:
-        state = self.scene.run.state if self.scene is not None else "not read yet"
+    def _check_running(self, action: str) -> bool:
+        state = self.snapshot.run.state if self.snapshot is not None else "unread"
         if state != "running":
-            stands = f"has {state}" if state in ("finished", "stopped", "died") else f"is {state}"
-            self.notify(f"The run {stands}: there is nobody to ask to {wish}.", severity="warning")
+            self.notify(f"can't {action}: the run is not running (state: {state})", severity="warning")
         return state == "running"
 
 
-def _picture(scene: Scene, width: int, height: int) -> Text:
-    ascii_only = os.environ.get("TERM") == "linux"  # the kernel's own console: its fonts have no braille
-    return pictures.picture(scene, width, height, ascii_only=ascii_only, colours=not os.environ.get("NO_COLOR"))
+class Question(ModalScreen[bool]):
+    """A yes-or-no dialog; Escape means no."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("y", "answer(True)", "yes"), ("n,escape,q", "answer(False)", "no")]
+
+    def __init__(self, text: str, yes: str) -> None:
+        super().__init__()
+        self._text = text
+        self._yes = yes
+
+    def compose(self) -> ComposeResult:
+        """The question and two buttons."""
+        with Vertical(classes="window"):
+            yield Static(Text(self._text))
+            with Horizontal():
+                yield Button(f"{self._yes} (y)", id="yes", variant="warning", compact=True)
+                yield Button("no (n)", id="no", compact=True)
+
+    def on_mount(self) -> None:
+        """Focuses "no", so that pressing Enter too early does nothing."""
+        self.query_one("#no", Button).focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Answers by mouse."""
+        self.dismiss(event.button.id == "yes")
+
+    def action_answer(self, answer: bool) -> None:
+        """Answers by key."""
+        self.dismiss(answer)
 
 
-def _titled(pane: Pane) -> Pane:
-    pane.border_title = pane.id
-    return pane
+class Help(ModalScreen[None]):
+    """The list of keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("question_mark,escape,q,enter,space", "close", "back")]
+
+    def compose(self) -> ComposeResult:
+        """One line per key."""
+        with VerticalScroll(classes="window"):
+            yield Static(
+                Text("\n").join(Text.assemble((f"{key:>4}  ", "bold"), text) for key, text in _HELP.items())
+                + Text("\n\n      highlighted text can be clicked; Escape closes this window", style=QUIET)
+            )
+
+    def action_close(self) -> None:
+        """Returns to the run."""
+        self.dismiss()
+
+
+def _draw_chart(snapshot: Snapshot, width: int, height: int) -> Text:
+    ascii_only = os.environ.get("TERM") == "linux"  # the kernel's console fonts have no braille
+    colors = not os.environ.get("NO_COLOR")
+    return panes.draw_chart(snapshot, width, height, ascii_only=ascii_only, colors=colors)
+
+
+def _terminal_is_light() -> bool:
+    """Whether the terminal says that it is light; the few that say it set COLORFGBG, as in `0;15`."""
+    return os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")

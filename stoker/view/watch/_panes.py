@@ -1,134 +1,295 @@
-"""How the run stands, as coloured text: each part takes a scene and the room that it has."""
+"""The parts of the screen as colored text: each function takes a snapshot and the width and height it has."""
 
+from collections.abc import Sequence
+
+from rich.style import Style
 from rich.text import Text
 
-from stoker.record import Status, number
-from stoker.view.console import clock, short, visible
-from stoker.view.watch._colours import BAD, QUIET, TRAIN, VALID
-from stoker.view.watch._scene import Glance, Scene
-from stoker.view.watch._words import badge, of, stacked, state_colour
+from stoker._text import escape_control, format_clock, format_count, format_number, shorten
+from stoker.record import Status, line_styles
+from stoker.view._chart import MIN_HEIGHT, MIN_WIDTH, QUIET, bars, chart, legend
+from stoker.view.watch._snapshot import KINDS, OTHERS, SMOOTHING, TRAIN, VALID, Row, RunSnapshot, Snapshot
 
-_PHASES = {"train": "training", "valid": "validating", "starting": "starting", "over": "over"}
-
-_STAMP = len("2026-01-31 12:00:00  ")  # before each line of a log
+BAD = OTHERS[3]  # vermilion: failed runs and errors
+_STATE_COLOURS = {"running": OTHERS[2], "finished": OTHERS[0], "stopped": VALID, "interrupted": VALID}
+_PHASES = {"train": "training", "valid": "validating", "over": "ended"}
+_LOG_COLOURS = {"warning": VALID, "error": BAD}
+_TIMESTAMP = len("2026-01-31 12:00:00  ")  # before each line of a log
 _DATE = len("2026-01-31 ")
 _DIGITS = str.maketrans("123456789", "000000000")
-_NARROW = 110  # letters; in less, a line of the log has its time without the day
-_MARKS = {"warning": VALID, "error": BAD}
+_NARROW = 110  # columns; a narrower log shows times without dates
+_VALUE = 9  # columns of a value in the table
 
 
-def header(scene: Scene, width: int, _: int = 1) -> Text:
-    """How the run stands, what it is, how long it takes."""
-    run, status = scene.run, scene.run.status
-    left = f" · {clock(status.left)} left" if status.left is not None and run.state == "running" else ""
-    times = f" {clock(status.seconds)}{left} "
-    line = Text.assemble(badge(run.state, state_colour(run.state)), (f"  {visible(run.path)}", "bold"))
-    line.append(f"  {visible(run.title)}", style=QUIET)
-    if len(scene.runs) > 1:
-        line.append(f"  ({scene.view.run % len(scene.runs) + 1} of {len(scene.runs)} runs)", style=QUIET)
+def header(snapshot: Snapshot, width: int, _: int = 1) -> Text:
+    """The state, path, model and time of the run."""
+    run, status = snapshot.run, snapshot.run.status
+    left = (
+        f" · {format_clock(status.seconds_left)} left"
+        if status.seconds_left is not None and run.state == "running"
+        else ""
+    )
+    times = f" {format_clock(status.seconds)}{left} "
+    line = Text.assemble(_badge(run.state, _state_color(run.state)), (f"  {escape_control(run.path)}", "bold"))
+    line.append(f"  {escape_control(run.title)}", style=QUIET)
+    if len(snapshot.runs) > 1:
+        line.append(f"  ({snapshot.view.run % len(snapshot.runs) + 1} of {len(snapshot.runs)} runs)", style=QUIET)
     line.truncate(max(0, width - len(times)), overflow="ellipsis", pad=True)
     return line.append(times)
 
 
-def banner(scene: Scene, hung: float = 0.0) -> Text | None:
-    """What a reader has to know before all else: how the run died, what can't be read; nothing in good times."""
-    run = scene.run
+def banner(snapshot: Snapshot, stalled: float = 0.0) -> Text | None:
+    """Why the run ended early and what can't be read; `None` if everything is fine."""
+    run = snapshot.run
     texts: list[Text] = []
     if run.state not in ("running", "finished"):
-        reason = visible(run.reason) or "no reason is written down"
-        texts.append(Text.assemble(badge("last words", state_colour(run.state)), f" {reason}"))
+        reason = escape_control(run.reason) or "the run recorded no reason"
+        texts.append(Text.assemble(_badge("reason", _state_color(run.state)), f" {reason}"))
     if run.problem and run.problem != run.reason:
-        texts.append(Text.assemble(badge("reading", BAD), f" {visible(run.problem)}"))
-    if hung:
-        told = f" the disk has not answered for {clock(hung)}; this is what was read before"
-        texts.append(Text.assemble(badge("waiting", BAD), told))
+        texts.append(Text.assemble(_badge("reading", BAD), f" {escape_control(run.problem)}"))
+    if stalled:
+        text = f" the disk has not answered for {format_clock(stalled)}; this is the last state that was read"
+        texts.append(Text.assemble(_badge("waiting", BAD), text))
     elif run.behind:
         texts.append(Text(" a large record: still reading …", style=QUIET))
     return Text("\n").join(texts) if texts else None
 
 
-def status(scene: Scene, width: int, height: int) -> Text:
-    """Where the run stands, a fact a line."""
-    run, now = scene.run, scene.run.status
-    phase = _PHASES.get(now.phase, now.phase) if run.state == "running" else run.state
-    phase += f" on {visible(now.set_name)}" if now.phase == "valid" and run.state == "running" else ""
-    pace = f", {short(now.updates_per_second)}/s" if now.updates_per_second and run.state == "running" else ""
-    # The name comes last: it may be cut.
-    best = f"{number(now.best.value)} @{now.best.epoch} {visible(now.best.name)}" if now.best else ""
+def status(snapshot: Snapshot, width: int, height: int) -> Text:
+    """Phase, position, speed, time and best value, one per line."""
+    run, now = snapshot.run, snapshot.run.status
+    running = run.state == "running"
+    phase = _PHASES.get(now.phase, now.phase) if running else run.state
+    phase += f" on {escape_control(now.set_name)}" if now.phase == "valid" and running else ""
+    pace = f", {format_count(now.updates_per_second)}/s" if now.updates_per_second and running else ""
     facts = {
         "phase": phase,
-        "epoch": of(now.epoch, now.epochs),
-        "batch": of(_batch(now), now.batches) if run.state == "running" and _batch(now) else "",
-        "update": of(now.update, now.updates) + pace,
-        "speed": f"{short(now.samples_per_second)} samples/s" if now.samples_per_second else "",
-        "time": clock(now.seconds) + (f", {clock(now.left)} left" if now.left and run.state == "running" else ""),
-        "best": best,
+        "epoch": _of(now.epoch, now.epochs),
+        "batch": _of(_batch(now), now.batches) if running and _batch(now) else "",
+        "update": _of(now.update, now.updates) + pace,
+        "speed": f"{format_count(now.samples_per_second)} samples/s" if now.samples_per_second else "",
+        "time": format_clock(now.seconds)
+        + (f", {format_clock(now.seconds_left)} left" if now.seconds_left and running else ""),
+        # The name comes last because it may be cut.
+        "best": f"{format_number(now.best.value)} @{now.best.epoch} {escape_control(now.best.name)}"
+        if now.best
+        else "",
         "warnings": f"{run.warnings:,}" if run.warnings else "",
     }
-    lines = [Text.assemble((f"{name:<9}", QUIET), value) for name, value in facts.items() if value]
-    return stacked(lines, width, height)
+    return _stack(
+        [Text.assemble((f"{name:<9}", QUIET), value) for name, value in facts.items() if value], width, height
+    )
 
 
-def plan(scene: Scene, width: int, height: int) -> Text:
-    """What the run was going to do, in its own words."""
-    return stacked([Text(visible(line)) for line in scene.run.plan], width, height)
+def plan(snapshot: Snapshot, width: int, height: int) -> Text:
+    """The lines of the run's plan."""
+    return _stack([Text(escape_control(line)) for line in snapshot.run.plan], width, height)
 
 
-def progress(scene: Scene, width: int, _: int = 2) -> Text:
-    """Two bars: of the running epoch (or validation) and of the whole plan."""
-    run, now = scene.run, scene.run.status
-    over = run.state != "running"
-    label = "valid" if now.phase == "valid" else f"epoch {of(now.epoch, now.epochs, '/')}"
-    batch = "" if over else f"batch {of(_batch(now), now.batches, '/')}"
-    left = f" · {clock(now.left)} left" if now.left is not None and not over else ""
+def progress(snapshot: Snapshot, width: int, _: int = 2) -> Text:
+    """Two bars: the current epoch (or validation) and the whole run."""
+    run, now = snapshot.run, snapshot.run.status
+    running = run.state == "running"
+    label = "valid" if now.phase == "valid" else f"epoch {_of(now.epoch, now.epochs, '/')}"
+    batch = f"batch {_of(_batch(now), now.batches, '/')}" if running else ""
+    left = f" · {format_clock(now.seconds_left)} left" if now.seconds_left is not None and running else ""
     fraction = 1.0 if run.state == "finished" else now.fraction
-    share = f"{fraction:.0%}{left}" if fraction is not None else f"{now.update:,} updates"
-    size = max(len(label), 5)
-    long = max(4, width - size - 4 - max(len(batch), len(share), 18))
-    colour = state_colour(run.state)
-    within = 1.0 if over and not now.batch else now.within  # ended between two epochs
-    first = _bar(f" {label:<{size}} ", within, long, TRAIN if now.phase != "valid" else VALID, batch)
-    second = _bar(f" {'run':<{size}} ", fraction, long, colour, share)
-    return stacked([first, second], width, 2)
+    total = f"{fraction:.0%}{left}" if fraction is not None else f"{now.update:,} updates"
+    label_width = max(len(label), 5)
+    bar_width = max(4, width - label_width - 4 - max(len(batch), len(total), 18))
+    within = 1.0 if not running and not now.batch else now.phase_fraction  # ended between two epochs
+    first = _bar(f" {label:<{label_width}} ", within, bar_width, VALID if now.phase == "valid" else TRAIN, batch)
+    second = _bar(f" {'run':<{label_width}} ", fraction, bar_width, _state_color(run.state), total)
+    return _stack([first, second], width, 2)
 
 
-def log(scene: Scene, width: int, height: int) -> Text:
-    """The last lines of the log; where there is little room, without the day."""
-    lines = log_lines(scene.run, height)
+def log(snapshot: Snapshot, width: int, height: int) -> Text:
+    """The last lines of the log; without dates if the pane is narrow."""
+    lines = log_lines(snapshot.run, height)
     if width < _NARROW:
-        lines = [line[_DATE:] if _is_stamped(line.plain) else line for line in lines]
-    return stacked(lines, width, height)
+        lines = [line[_DATE:] if _has_timestamp(line.plain) else line for line in lines]
+    return _stack(lines, width, height)
 
 
-def log_lines(run: Glance, most: int = 1000) -> list[Text]:
-    """The log's last lines, with warnings and errors in colour, and a stop in that of how the run stands."""
-    marks = {**_MARKS, "stopped": state_colour(run.state if run.state == "finished" else "stopped")}
-    lines = [Text(visible(line)) for line in (run.log[-most:] if most else ())]
+def log_lines(run: RunSnapshot, most: int = 1000) -> list[Text]:
+    """The last lines of the log with warnings, errors and stops highlighted."""
+    colors = {**_LOG_COLOURS, "stopped": _state_color(run.state if run.state == "finished" else "stopped")}
+    lines = [Text(escape_control(line)) for line in (run.log[-most:] if most else ())]
     for line in lines:
-        word = line.plain[_STAMP:].partition(": ")[0]
-        if word in marks:
-            line.stylize(f"#000000 on {marks[word]}", _STAMP, _STAMP + len(word))
+        word = line.plain[_TIMESTAMP:].partition(": ")[0]
+        if word in colors:
+            line.stylize(f"#000000 on {colors[word]}", _TIMESTAMP, _TIMESTAMP + len(word))
     return lines
 
 
-def settings(run: Glance) -> Text:
-    """The plan, the config and what ran, whole."""
-    lines = [Text("plan", style="bold"), *(Text(f"  {visible(line)}") for line in run.plan)] if run.plan else []
-    lines.append(Text("\nconfig and surroundings", style="bold"))
-    widest = min(28, max((len(name) for name, _ in run.settings), default=0))
-    lines += [Text.assemble((f"  {visible(name):<{widest}}  ", QUIET), visible(value)) for name, value in run.settings]
+def settings(run: RunSnapshot) -> Text:
+    """The whole plan, config and environment."""
+    lines = [Text("plan", style="bold"), *(Text(f"  {escape_control(line)}") for line in run.plan)] if run.plan else []
+    lines.append(Text("\nconfig and environment", style="bold"))
+    names = min(28, max((len(name) for name, _ in run.settings), default=0))
+    for name, value in run.settings:
+        lines.append(Text.assemble((f"  {escape_control(name):<{names}}  ", QUIET), escape_control(value)))
     return Text("\n").join(lines)
 
 
+def metrics(snapshot: Snapshot, width: int, height: int) -> Text:
+    """One run: its latest values by data set and the best. Several runs: the state and value of each."""
+    if len(snapshot.runs) > 1:
+        return _metrics_of_runs(snapshot, width, height)
+    run = snapshot.run
+    if not run.rows:
+        return Text()
+    sets = [group for group in run.sets if any(group in row.values for row in run.rows)]
+    fitting = max(1, (width - 8) // _VALUE)
+    with_best = fitting > len(sets)
+    sets = sets[:fitting]
+    names = max(6, width - _VALUE * len(sets) - (_VALUE + 4) * with_best)
+    names = min(names, max(len(row.name) for row in run.rows))
+    styles = line_styles(sets)
+    head = Text(" " * names)
+    for group in sets:
+        head.append(f"{shorten(escape_control(group), _VALUE - 1):>{_VALUE}}", style=styles[group].color)
+    head.append(f"{'best':>{_VALUE}}" if with_best else "", style=QUIET)
+    room = max(0, height - 1)
+    chosen = next((place for place, row in enumerate(run.rows) if row.name == snapshot.tab), 0)
+    first = min(max(0, chosen - room // 2), max(0, len(run.rows) - room))  # scrolled to the chosen metric
+    rows = [_metric_row(snapshot, row, sets, names, with_best=with_best) for row in run.rows[first : first + room]]
+    return _stack([head, *rows], width, height)
+
+
+def _metric_row(snapshot: Snapshot, row: Row, sets: Sequence[str], names: int, *, with_best: bool) -> Text:
+    bold = "bold" if row.name == snapshot.tab else ""
+    line = Text(f"{shorten(escape_control(row.name), names):<{names}}", style=_tab_link(snapshot, row.name, bold))
+    if "" in row.values:
+        unit = f" {escape_control(row.unit)}" if row.unit else ""
+        return line.append(f"{format_number(row.values['']):>{_VALUE}}{unit}")
+    for group in sets:
+        line.append(f"{format_number(row.values.get(group)):>{_VALUE}}", style=bold)
+    if with_best and row.best is not None:
+        line.append(f"{format_number(row.best.value):>{_VALUE}}")
+        line.append(f" @{row.best.epoch}", style=QUIET)
+    return line
+
+
+def _metrics_of_runs(snapshot: Snapshot, width: int, height: int) -> Text:
+    tab = escape_control(snapshot.tab)
+    longest = max(len(escape_control(run.name)) for run in snapshot.runs) + 1
+    names = max(8, min(longest, width - 2 * _VALUE - 2))
+    values = max(_VALUE, min(len(tab), width - names - _VALUE - 1))
+    lines = [Text(f"{'':<{names}}{'state':>{_VALUE}} {shorten(tab, values):>{values}}", style=QUIET)]
+    styles = {line.name: line.style for line in snapshot.lines if line.name}
+    for place, run in enumerate(snapshot.runs):
+        name = escape_control(run.name)
+        bold = "bold " if place == snapshot.view.run % len(snapshot.runs) else ""
+        style = Style.parse(f"{bold}{styles.get(name, QUIET)}") + _link(f"app.run({place})")
+        line = Text().append(f"{shorten(name, names - 1):<{names}}", style=style)
+        line.append(f"{shorten(run.state, _VALUE - 1):>{_VALUE}}", style=_state_color(run.state))
+        lines.append(line.append(f" {format_number(run.status.latest.get(snapshot.tab)):>{values}}"))
+    return _stack(lines, width, height)
+
+
+def tabs(snapshot: Snapshot, width: int, _: int = 1) -> Text:
+    """The metrics around the chosen one, as many as fit; ‹ and › lead to the others."""
+    if snapshot.tab not in snapshot.tabs:
+        return Text(" no metrics yet", style=QUIET)
+    names = [f" {place} {shorten(escape_control(name), 24)} " for place, name in enumerate(snapshot.tabs, 1)]
+    chosen = snapshot.tabs.index(snapshot.tab)
+    shown = _fit_around(chosen, [len(name) for name in names], width - 2)
+    line = Text().append("‹" if shown.start else " ", style=_link("app.metric(-1)"))
+    for place in shown:
+        style = "bold reverse" if place == chosen else ""
+        line.append(names[place], _tab_link(snapshot, snapshot.tabs[place], style))
+    return line.append("›" if shown.stop < len(names) else "", style=_link("app.metric(1)"))
+
+
+def controls(snapshot: Snapshot, width: int, _: int = 1) -> Text:
+    """How the chart is drawn; every word can be clicked."""
+    view, quiet = snapshot.view, Style.parse(QUIET)
+    line = Text("")
+    for kind in KINDS:
+        style = Style(bold=True, underline=True) if kind == view.kind else quiet
+        line.append(" ").append(kind, style=style + _link(f"app.kind('{kind}')"))
+    if view.kind != "epochs":
+        part = SMOOTHING[view.smoothing]
+        line.append("  ").append(f"mean {part:.0%}" if part else "raw", style=quiet + _link("app.smooth(1)"))
+        line.append(" ").append("log" if snapshot.log else "linear", style=quiet + _link("app.log"))
+        line.append(" ").append(view.by, style=quiet + _link("app.by"))
+    line.truncate(width)
+    return line
+
+
+def draw_chart(snapshot: Snapshot, width: int, height: int, *, ascii_only: bool = False, colors: bool = True) -> Text:
+    """The chart under its legend, or a short message if there is no room or nothing to draw."""
+    if width < MIN_WIDTH or height < MIN_HEIGHT + 1:
+        return Text("too small", style=QUIET)
+    if not snapshot.lines:
+        return Text("\n  nothing to draw yet", style=QUIET)
+    names = Text(" ").append_text(legend(snapshot.lines, ascii_only=ascii_only, colors=colors))
+    names.truncate(width, overflow="ellipsis")
+    if snapshot.view.kind == "epochs":
+        rows = bars(snapshot.lines, width, height - 1, ascii_only=ascii_only, colors=colors)
+    else:
+        times = snapshot.view.by == "time"
+        rows = chart(
+            snapshot.lines, width, height - 1, log=snapshot.log, times=times, ascii_only=ascii_only, colors=colors
+        )
+    return Text("\n").join([names, *rows])
+
+
+def _fit_around(chosen: int, sizes: list[int], room: int) -> range:
+    """The largest range around the chosen place whose sizes fit, grown to both sides in turn."""
+    first, after = chosen, chosen + 1
+    while True:
+        before = (first, after)
+        if after < len(sizes) and sum(sizes[first : after + 1]) <= room:
+            after += 1
+        if first > 0 and sum(sizes[first - 1 : after]) <= room:
+            first -= 1
+        if (first, after) == before:
+            return range(first, after)
+
+
+def _state_color(state: str) -> str:
+    return _STATE_COLOURS.get(state, BAD)
+
+
+def _badge(text: str, color: str) -> Text:
+    """A word on a colored background, readable on dark and light screens."""
+    return Text(f" {text} ", style=f"bold #000000 on {color}")
+
+
+def _of(done: int, total: int | None, between: str = " of ") -> str:
+    """`7 of 20`, or `7` if the total is unknown."""
+    return f"{done:,}{between}{total:,}" if total else f"{done:,}"
+
+
 def _batch(now: Status) -> int:
-    """The batch that an epoch has come to: between two epochs, the last one."""
-    return now.batch or (now.batches if now.within == 1.0 and now.batches else 0)
+    """The current batch; between two epochs, the last one."""
+    return now.batch or (now.batches if now.phase_fraction == 1.0 and now.batches else 0)
 
 
-def _is_stamped(line: str) -> bool:
-    return line[:_STAMP].translate(_DIGITS) == "0000-00-00 00:00:00  "
+def _has_timestamp(line: str) -> bool:
+    return line[:_TIMESTAMP].translate(_DIGITS) == "0000-00-00 00:00:00  "
 
 
-def _bar(label: str, share: float | None, long: int, colour: str, text: str) -> Text:
-    full = round(min(max(share or 0.0, 0.0), 1.0) * long)
-    return Text(label).append("━" * full, colour).append("─" * (long - full), QUIET).append(f"  {text}")
+def _bar(label: str, fraction: float | None, width: int, color: str, text: str) -> Text:
+    full = round(min(max(fraction or 0.0, 0.0), 1.0) * width)
+    return Text(label).append("━" * full, color).append("─" * (width - full), QUIET).append(f"  {text}")
+
+
+def _tab_link(snapshot: Snapshot, name: str, style: str = "") -> Style:
+    """A style that selects the metric on click, if it has a chart."""
+    link = _link(f"app.tab({snapshot.tabs.index(name)})") if name in snapshot.tabs else Style()
+    return Style.parse(style) + link
+
+
+def _link(action: str) -> Style:
+    """A style that runs an action of the app on click."""
+    return Style(meta={"@click": action})
+
+
+def _stack(lines: list[Text], width: int, height: int) -> Text:
+    """The lines that fit, one below the other, cut instead of wrapped."""
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return Text("\n").join(lines[: max(height, 0)])

@@ -1,4 +1,4 @@
-"""Fits that are only events, and the screens they are shown on."""
+"""Fits that consist of events only, and the terminals they are shown on."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ def progress(record, epoch, batch, *, at, phase="train", batches=10, values=None
 
 
 def epoch(record, number, *, at=None, train=None, valid=None, **others):
-    """The three events of an epoch's end; losses by number, or several numbers by name."""
+    """The events at the end of an epoch; `train` and `valid` are losses, or values by name."""
     train = train if isinstance(train, dict) else {"loss": 1 / number if train is None else train}
     valid = valid if isinstance(valid, dict) else {} if valid is None else {"loss": valid}
     place = {"epoch": number, "batch": 10, "update": 10 * number}
@@ -52,7 +52,7 @@ def end(record, epochs, *, best=None):
 
 
 def cut_short(record):
-    """A fit that was killed after its third epoch; its last checkpoint was taken in the middle of that."""
+    """A fit that was killed after its third epoch; its last checkpoint is from the middle of that epoch."""
     begin(record)
     epoch(record, 1, valid=0.5)
     epoch(record, 2, valid=0.25)
@@ -69,33 +69,31 @@ def resume(record, kept, *, at=5000.0, checkpoint="00000025"):
 
 
 def screen_of(text, *, columns=80, lines=24):
-    """What a terminal shows that got this text; a newline also returns, as the line discipline would have it."""
+    """A terminal that has received this text."""
     screen = pyte.HistoryScreen(columns, lines, history=1000)
     pyte.Stream(screen).feed(text.replace("\n", "\r\n"))
     return screen
 
 
 def visible(screen):
-    """Every line that was ever shown and is still there, scrolled off or not, without those empty at the end."""
+    """Every line on the screen and in its scrollback, without empty ones at the end."""
     scrolled = ["".join(line[x].data for x in range(screen.columns)) for line in screen.history.top]
     return "\n".join(line.rstrip() for line in [*scrolled, *screen.display]).rstrip("\n").split("\n")
 
 
 class Terminal:
-    """A program on a real pseudo-terminal; it speaks with the test through lines that it reads."""
+    """A program on a real pseudo-terminal; it waits for the test in `pause`."""
 
     PREAMBLE = """
         import sys, os, logging
-        sys.modules["torch"] = None  # the room has no business with it
+        sys.modules["torch"] = None  # the console must not import it
         from stoker.record import Event, Record
         from stoker.view.console import console
-        from stoker.view.console._pace import Pace
         from tests.view.console.scenes import begin, cut_short, end, epoch, progress, resume
         record = Record()
-        listener = console(record)
-        listener.pace = Pace(every=0.0, share=1e9)  # every event draws
+        listener = console(record, interval=0)  # every event draws
         record.subscribe(listener)
-        def pause():  # everything so far is on the screen: the test looks
+        def pause():  # everything so far is on the screen, and the test looks at it
             print("\\x1b]0;here\\x07", end="", file=sys.__stdout__, flush=True)
             os.read(answers, 1)
         answers = int(sys.argv[1])
@@ -128,18 +126,18 @@ class Terminal:
         self.screen.resize(lines, columns)
 
     def until_pause(self):
-        """Reads until the program pauses; the lines that are visible then."""
+        """Reads until the program pauses, and returns the visible lines."""
         seen = self.raw.count(b"\x1b]0;here")
         while self.raw.count(b"\x1b]0;here") == seen:
             if not self._read():
                 raise AssertionError("the program ended:\n" + "\n".join(visible(self.screen)))
         return visible(self.screen)
 
-    def go_on(self):
+    def resume_program(self):
         os.write(self.answers, b".")
 
     def until_end(self):
-        """Reads to the end; the lines that are visible then, and the exit code."""
+        """Reads to the end, and returns the visible lines and the exit code."""
         while self._read():
             pass
         return visible(self.screen), self.process.wait()
@@ -156,7 +154,7 @@ class Terminal:
     def _read(self):
         try:
             data = os.read(self.master, 65536)
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # the other end is closed
             return False
         self.raw += data
         self.feed.feed(data)
@@ -165,4 +163,4 @@ class Terminal:
 
 def _own_terminal():
     os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C comes from the terminal, as it does for people
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C then comes from the terminal

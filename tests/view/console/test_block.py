@@ -1,143 +1,336 @@
-"""The block and what comes between, on a screen."""
+"""The live block on a simulated screen: what it shows at each moment, in every size, and how it shares the terminal."""
 
 import contextlib
 import io
+import math
+import os
+import pty
+import select
 import sys
 
-from stoker.view.console._block import Block, holds_a_block
-from tests.view.console.scenes import screen_of, visible
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-FIRST, SECOND = ["", "one", "two"], ["", "three", "four", "five"]
-
-
-@contextlib.contextmanager
-def screen():
-    """A stream that is `sys.stdout`, and a block on it (no fixture: pytest has its own stdout for each phase)."""
-    before, stream = sys.stdout, io.StringIO()
-    sys.stdout = stream
-    block = Block(stream)
-    block.open()
-    try:
-        yield stream, block
-    finally:
-        block.close()
-        sys.stdout = before
+from stoker.errors import WrongType
+from stoker.record import Event, Record
+from stoker.view.console import console
+from tests.view.console.scenes import begin, cut_short, end, epoch, progress, resume, screen_of, visible
 
 
-def lines(stream):
-    return visible(screen_of(stream.getvalue()))
+class Screen:
+    """A record whose live block is drawn at every event into a stream that is also `sys.stdout`."""
+
+    def __init__(self, columns=80, lines=24):
+        self.columns, self.lines_ = columns, lines
+        self.record = Record()
+        self.stream = io.StringIO()
+
+    def __enter__(self):
+        self.saved = {name: os.environ.get(name) for name in ("COLUMNS", "LINES", "TERM", "NO_COLOR")}
+        os.environ.update(COLUMNS=str(self.columns), LINES=str(self.lines_), TERM="xterm-256color")
+        os.environ.pop("NO_COLOR", None)
+        self.stdout, sys.stdout = sys.stdout, self.stream
+        self.listener = console(self.record, stream=self.stream, live=True, interval=0)
+        self.record.subscribe(self.listener)
+        return self
+
+    def __exit__(self, *_):
+        self.listener.close()
+        sys.stdout = self.stdout
+        for name, value in self.saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    @property
+    def lines(self):
+        return visible(screen_of(self.stream.getvalue(), columns=self.columns, lines=self.lines_))
 
 
-def test_drawings_replace_each_other():
-    with screen() as (stream, block):
-        block.draw(FIRST)
-        assert lines(stream) == FIRST
-        block.draw(SECOND)
-        assert lines(stream) == SECOND
-        block.draw(FIRST)
-        assert lines(stream) == FIRST
+def two_and_a_half_epochs(record):
+    begin(record)
+    for number in (1, 2):
+        epoch(record, number, valid={"loss": 1 / number, "accuracy": number / 4}, lr=0.01, gpu_memory=3.0)
+    progress(record, 3, 5, at=1005.0)
 
 
-def test_what_is_printed_stands_above_once_and_the_block_is_whole():
-    with screen() as (stream, block):
+def table_row(lines, name):
+    return next(line.split() for line in lines if line.split()[:1] == [name])
+
+
+def test_the_parts_of_the_block():
+    with Screen() as screen:
+        two_and_a_half_epochs(screen.record)
+        lines = screen.lines
+    assert lines[0] == ""
+    assert lines[1].startswith(" Net (1,234 parameters) on cpu") and lines[1].endswith("0:05 · 0:03 left")
+    assert lines[2].startswith(" epoch 3/4  ━") and lines[2].endswith("─  batch 5/10")
+    assert lines[3].startswith(" total      ━") and lines[3].endswith("─  62 % · 25 updates")
+    assert lines[2].count("━") * 2 + 1 == lines[2].count("━") + lines[2].count("─")
+    assert lines[4] == " 12.3k samples/s · lr 0.01 · gpu_memory 3 GB"
+    assert lines[6].split()[:3] == ["train", "valid", "best"] and "━ train  ━ valid  loss by epoch" in lines[6]
+    assert table_row(lines, "loss")[:5] == ["loss", "1.000", "0.5000*", "0.5000", "@2"]
+    assert table_row(lines, "accuracy")[:4] == ["accuracy", "0.5000*", "0.5000", "@2"]
+    assert "┤" in lines[7] and lines[-1].split() == ["1", "2"]
+
+
+def test_validation_and_fits_without_a_limit():
+    with Screen() as screen:
+        begin(screen.record, epochs=None, batches=None)
+        progress(screen.record, 1, 7, at=1003.0, batches=None)
+        assert screen.lines[2].startswith(" epoch 1  ─") and screen.lines[2].endswith("batch 7")
+        assert screen.lines[3].endswith("─  7 updates") and "left" not in screen.lines[1]
+        progress(screen.record, 1, 2, at=1004.0, phase="valid", batches=4)
+        assert screen.lines[2].endswith("validating 2/4")
+
+
+def test_the_nearest_limit_counts():
+    with Screen() as screen:
+        begin(screen.record, epochs=4, updates=20, minutes=10)
+        progress(screen.record, 1, 10, at=1006.0)
+        assert "50 % · 10 updates" in screen.lines[3]
+        progress(screen.record, 1, 10, at=1000.0 + 570)
+        assert "95 % · 10 updates" in screen.lines[3]
+
+
+def test_the_curve_is_the_running_loss_until_there_are_two_epochs():
+    with Screen() as screen:
+        begin(screen.record)
+        for batch in range(1, 4):
+            progress(screen.record, 1, batch, at=1001.0, values={"train/loss": 1 / batch})
+        assert "━ train  loss by update" in screen.lines[6]
+        epoch(screen.record, 1, train=0.5, valid=0.6)
+        epoch(screen.record, 2, train=0.25, valid=0.3)
+        assert "━ train  ━ valid  loss by epoch" in screen.lines[6]
+
+
+def test_losses_that_fall_far_get_a_log_axis():
+    with Screen() as screen:
+        begin(screen.record)
+        for number, loss in enumerate([100.0, 1.0, 0.1], 1):
+            epoch(screen.record, number, valid=loss)
+        assert screen.lines[6].endswith("by epoch, log")
+
+
+def test_an_asterisk_marks_the_best_value_so_far():
+    def marked(lines):
+        return {name: any("*" in cell for cell in table_row(lines, name)) for name in ("loss", "accuracy")}
+
+    with Screen(columns=60) as screen:
+        record = screen.record
+        begin(record)
+        epoch(record, 1, valid={"loss": 0.5, "accuracy": 0.5})
+        assert marked(screen.lines) == {"loss": False, "accuracy": False}, "the first epoch improves on nothing"
+        epoch(record, 2, valid={"loss": 0.6, "accuracy": 0.6})
+        assert marked(screen.lines) == {"loss": False, "accuracy": True}
+        epoch(record, 3, valid={"loss": 0.4, "accuracy": 0.6})
+        assert marked(screen.lines) == {"loss": True, "accuracy": False}, "a tie is not an improvement"
+        progress(record, 4, 1, at=1009.0)
+        assert marked(screen.lines)["loss"], "the value on the screen is still the best one"
+        epoch(record, 4, valid={"loss": math.nan, "accuracy": 0.1})
+        assert marked(screen.lines) == {"loss": False, "accuracy": False}
+        assert table_row(screen.lines, "loss")[-2:] == ["0.4000", "@3"]
+
+
+def test_running_values_are_shown_but_are_not_the_best():
+    with Screen(columns=60) as screen:
+        begin(screen.record, monitor=None)
+        epoch(screen.record, 1, train=0.5)
+        epoch(screen.record, 2, train=0.25)
+        assert "0.2500*" in table_row(screen.lines, "loss")
+        progress(screen.record, 3, 1, at=1009.0, values={"train/loss": 0.125, "lr": 0.1})
+        assert table_row(screen.lines, "loss")[:4] == ["loss", "0.1250", "0.2500", "@2"]
+        assert "lr 0.1" in screen.lines[4]
+
+
+def test_data_sets_are_told_from_other_values():
+    with Screen(columns=60) as screen:
+        begin(screen.record, monitor="b/loss")
+        screen.record.append(Event("valid", 1001.0, epoch=1, values={"a/loss": 1.0, "a/recall/0": 0.1}))
+        screen.record.append(Event("valid", 1001.0, epoch=1, values={"b/loss": 2.0}))
+        values = {"train/loss": 3.0, "lr/head": 0.1, "mine/x": 4.0, "gpu_memory": 5.0}
+        screen.record.append(Event("epoch", 1002.0, epoch=1, values=values))
+        lines = screen.lines
+    assert lines[6].split() == ["train", "a", "b", "best"]
+    assert table_row(lines, "loss") == ["loss", "3.000", "1.000", "2.000", "2.000", "@1"]
+    assert lines[4] == " lr/head 0.1 · mine/x 4 · gpu_memory 5 GB"
+
+
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_a_resumed_fit_continues_from_its_checkpoint(seen_before):
+    with Screen() as screen:
+        record = Record()
+        if seen_before:
+            record.subscribe(console(record, stream=screen.stream, live=True, interval=0))
+        kept = cut_short(record)
+        if not seen_before:  # a new process
+            record.subscribe(console(record, stream=screen.stream, live=True, interval=0))
+        resume(record, kept)
+        begin(record, at=5001.0)
+        lines = screen.lines
+        assert "resumed from 00000025: epoch 3, batch 5 of 10, update 25" in lines
+        assert any(line.endswith("0:05 · 0:03 left") for line in lines) and any("62 % · 25 updates" in x for x in lines)
+        assert table_row(lines, "loss")[3:5] == ["0.2500", "@2"], "the third epoch's 0.125 is lost"
+        progress(record, 3, 6, at=5003.0)
+        epoch(record, 3, at=5004.0, valid=0.2)
+        assert table_row(screen.lines, "loss")[2] == "0.2000*"
+        end(record, 3)
+
+
+def test_the_summary_stays():
+    with Screen() as screen:
+        two_and_a_half_epochs(screen.record)
+        screen.record.append(Event("stop", 1006.0, epoch=3, text="Early stopping at epoch 3 of 4:\n enough"))
+        end(screen.record, 3, best=(2, 0.5))
+        before = screen.stream.getvalue()
+        screen.listener.close()
+        screen.record.append(Event("warning", text="late"))
+        assert screen.stream.getvalue() == before, "a closed listener is silent"
+        lines = screen.lines
+    assert lines[:2] == ["", " Net (1,234 parameters) on cpu"]
+    assert table_row(lines, "loss") == ["loss", "1.000", "0.5000*", "0.5000", "@2"]
+    assert lines[-2:] == [
+        " Early stopping at epoch 3 of 4: enough",
+        " 3 epochs, 30 updates in 6.00 s; best valid/loss 0.5000 at epoch 2",
+    ]
+
+
+def test_closing_before_the_beginning_writes_nothing():
+    with Screen() as screen:
+        screen.listener.close()
+        assert screen.stream.getvalue() == ""
+
+
+@settings(max_examples=25)
+@given(st.integers(2, 130), st.integers(2, 40), st.integers(0, 12))
+def test_the_block_never_exceeds_the_terminal(columns, lines, metrics):
+    with Screen(columns, lines) as screen:
+        begin(screen.record)
+        for number in (1, 2, 3):
+            values = {f"metric{place}名": float(place) for place in range(metrics)} | {"loss": 1e-9}
+            epoch(screen.record, number, valid=values)
+        for name in "ab":
+            values = {f"{name * 12}/a_metric_with_a_long_name": 0.5}
+            screen.record.append(Event("valid", 1001.0, epoch=1, values=values))
+        shown = screen.lines
+        assert len(shown) < max(lines, 2), "nothing was scrolled off the screen"
+        assert max(map(len, shown)) < columns
+
+
+def test_drawing_is_limited_to_a_few_times_a_second():
+    record, stream = Record(), io.StringIO()
+    listener = console(record, stream=stream, live=True, interval=3600.0)
+    record.subscribe(listener)
+    begin(record)
+    drawn = len(stream.getvalue())
+    for batch in range(1, 11):
+        progress(record, 1, batch, at=1000.0 + batch)
+    epoch(record, 1)
+    assert drawn and len(stream.getvalue()) == drawn
+    listener.close()
+
+
+def test_prints_appear_above_the_block_at_once():
+    with Screen() as screen:
         print("before")
-        block.draw(FIRST)
+        begin(screen.record)
         print("hello", "world")
-        assert lines(stream) == ["before", "hello world", *FIRST], "at once, not at the next drawing"
+        assert screen.lines[:3] == ["before", "hello world", ""] and screen.lines[3].startswith(" Net (")
         print("a\nb")
         print()
-        block.draw(SECOND)
+        progress(screen.record, 1, 5, at=1002.0)
         print("c")
-        assert lines(stream) == ["before", "hello world", "a", "b", "", "c", *SECOND]
+        assert screen.lines[2:6] == ["a", "b", "", "c"] and screen.lines[7].startswith(" Net (")
+        screen.stream.write("from a C library\n")  # bypasses Python's stdout
+        progress(screen.record, 1, 6, at=1002.0)
+        assert screen.lines[6] == "from a C library" and sum("Net (" in line for line in screen.lines) == 1
 
 
-def test_a_line_in_pieces_is_one_line():
-    with screen() as (stream, block):
-        block.draw(FIRST)
+def test_unfinished_lines_are_kept():
+    with Screen() as screen:
+        begin(screen.record)
         print("a", end="")
         print("b", end="", flush=True)
         sys.stdout.writelines(["c", "d\n"])
-        assert lines(stream) == ["abcd", *FIRST]
-
-
-def test_a_drawing_ends_somebodys_unfinished_line():
-    with screen() as (stream, block):
-        block.draw(FIRST)
+        assert screen.lines[:2] == ["abcd", ""]
         print("dots...", end="")
-        block.draw(SECOND)
+        progress(screen.record, 1, 5, at=1002.0)
         print("more")
-        assert lines(stream) == ["dots...", "more", *SECOND]
+        screen.record.append(Event("warning", text="hot"))
+        assert screen.lines[:5] == ["abcd", "dots...", "more", "warning: hot", ""]
 
 
-def test_a_bar_that_comes_back_to_its_start_keeps_the_place_until_it_is_done():
-    with screen() as (stream, block):
-        block.draw(FIRST)
+def test_another_progress_bar_keeps_its_line_until_it_is_done():
+    with Screen() as screen:
+        begin(screen.record)
         for percent in (10, 50, 90):
             print(f"\rbar {percent} %", end="")
-            block.draw(SECOND)
-        assert lines(stream) == ["bar 90 %"]
+            progress(screen.record, 1, percent // 10, at=1002.0)
+        assert screen.lines == ["bar 90 %"]
         print("\rbar 100 %")
-        assert lines(stream) == ["bar 100 %", *SECOND]
+        assert screen.lines[:2] == ["bar 100 %", ""] and "batch 9/10" in screen.lines[3]
 
 
-def test_what_comes_past_python_stands_above_too():
-    with screen() as (stream, block):
-        block.draw(FIRST)
-        stream.write("from a C library\n")  # as if by the file descriptor
-        block.draw(SECOND)
-        assert lines(stream) == ["from a C library", *SECOND]
-
-
-def test_a_block_at_the_foot_of_the_screen_leaves_nothing_behind():
-    with screen() as (stream, block):
+def test_a_block_at_the_bottom_of_the_screen_leaves_nothing_behind():
+    with Screen(columns=60) as screen:
+        begin(screen.record)
         for number in range(50):
             print(f"line {number}")
-            block.draw(FIRST if number % 2 else SECOND)
-        assert lines(stream) == [*(f"line {number}" for number in range(50)), *FIRST]
+            progress(screen.record, 1, number % 10, at=1002.0)
+        assert screen.lines[:50] == [f"line {number}" for number in range(50)]
+        assert sum("Net (" in line for line in screen.lines) == 1
 
 
-def test_our_own_lines():
-    with screen() as (stream, block):
-        block.draw(FIRST)
-        print("partial", end="")
-        block.above("warning: hot")
-        assert lines(stream) == ["partial", "warning: hot", *FIRST]
-
-
-def test_closing_gives_everything_back():
-    with screen() as (stream, block):
-        assert holds_a_block(sys.stdout)
-        block.draw(FIRST)
+def test_closing_restores_the_streams():
+    with Screen() as screen:
+        begin(screen.record)
         proxy = sys.stdout
-        block.close(["the end"])
-        print("after")
-        assert sys.stdout is stream and lines(stream) == ["the end", "after"]
-        assert not holds_a_block(proxy)
-        proxy.write("late")  # somebody kept it
-        assert lines(stream)[-1] == "late"
-
-
-def test_closing_without_lines_leaves_the_last_ones():
-    with screen() as (stream, block):
-        block.draw(FIRST)
-        block.close()
-        print("after")
-        assert lines(stream) == [*FIRST, "after"]
-
-
-def test_it_does_not_undo_somebodys_redirection():
-    with screen() as (stream, block):
+        assert proxy is not screen.stream and proxy.getvalue is not None and not proxy.isatty()
         aside = io.StringIO()
-        block.draw(FIRST)
         with contextlib.redirect_stdout(aside):
-            print("aside")
-            block.close(["the end"])
-            print("aside")
-            assert sys.stdout is aside
-        assert aside.getvalue() == "aside\naside\n" and lines(stream) == ["the end"]
+            screen.listener.close()
+            assert sys.stdout is aside, "the user's redirection stays"
+        proxy.write("late\n")  # somebody kept the proxy
+        assert screen.lines[-1] == "late"
 
 
-def test_other_streams_are_left_alone():
-    with screen():
-        assert type(sys.stdout).__name__ == "_Above" != type(sys.stderr).__name__
-        assert sys.stdout.getvalue is not None and not sys.stdout.isatty(), "all else is the stream's own"
+def test_the_kind_of_display_depends_on_the_stream(monkeypatch):
+    """A block is drawn with escape codes, plain lines have none."""
+    master, slave = pty.openpty()
+
+    def is_live(stream, **how):
+        record = Record()
+        record.subscribe(listener := console(record, stream=stream, **how))
+        begin(record)
+        listener.close()
+        output = b""
+        while select.select([master], [], [], 0)[0]:
+            output += os.read(master, 65536)
+        return b"\x1b[" in output
+
+    with os.fdopen(slave, "w") as stream:
+        for term, live in (("xterm-256color", True), ("dumb", False), ("unknown", False), ("linux", True)):
+            monkeypatch.setenv("TERM", term)
+            assert is_live(stream) == live, term
+        monkeypatch.setenv("TERM", "xterm")
+        assert not is_live(stream, live=False)
+    os.close(master)
+
+
+@pytest.mark.parametrize("missing", ["none", "closed"])
+def test_without_a_stdout_it_is_silent(monkeypatch, missing):
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stdout", None if missing == "none" else stream)
+    record = Record()
+    record.subscribe(console(record))
+    begin(record)
+    end(record, 1)
+    assert not record.events_of("warning"), "a listener that raises would cause a warning"
+
+
+def test_a_wrong_value_of_live():
+    with pytest.raises(WrongType, match="live is 'yes'; expected True, False, or None to let the stream decide"):
+        console(Record(), live="yes")  # type: ignore[arg-type]

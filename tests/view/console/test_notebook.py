@@ -1,4 +1,4 @@
-"""A notebook's output, through IPython's own display machinery."""
+"""The output in a notebook, through IPython's display machinery."""
 
 import re
 import sys
@@ -10,15 +10,12 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from stoker.record import Event, Record
 from stoker.view.console import console
-from stoker.view.console._notebook import Notebook, in_notebook
-from stoker.view.console._pace import Pace
-from stoker.view.console._plain import Plain
 from tests.view.console.scenes import begin, cut_short, end, epoch, progress, resume
 
 
 @pytest.fixture
 def outputs(monkeypatch, tmp_path):
-    """A shell as a kernel has it, and what it sends to the browser."""
+    """A shell like that of a kernel, and what it sends to the browser."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     InteractiveShell.clear_instance()
     before = sys.displayhook, sys.excepthook
@@ -32,17 +29,15 @@ def outputs(monkeypatch, tmp_path):
 
 
 def page(output):
-    """The HTML of an output, which is also good XML."""
+    """The text of an output, whose HTML is valid XML."""
     text = output["data"]["text/html"]
     ElementTree.fromstring(text)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
 
 
-def test_one_output_that_is_updated(outputs):
+def test_one_output_is_updated_in_place(outputs):
     record = Record()
-    listener = console(record)
-    assert isinstance(listener, Notebook)
-    listener.pace = Pace(every=0.0, share=1e9)
+    listener = console(record, interval=0)
     record.subscribe(listener)
     begin(record)
     progress(record, 1, 5, at=1002.0)
@@ -61,18 +56,16 @@ def test_one_output_that_is_updated(outputs):
     assert [output["update"] for output in outputs] == [False] + [True] * (len(outputs) - 1)
 
 
-def test_messages_are_few(outputs):
-    record, now = Record(), [0.0]
-    listener = Notebook(record, pace=Pace(every=0.5, clock=lambda: now[0]))
-    record.subscribe(listener)
+def test_updates_are_limited(outputs):
+    record = Record()
+    record.subscribe(console(record))
     begin(record)
-    for batch in range(1, 1001):
-        now[0] = batch / 100
-        progress(record, 1, batch, at=1000.0 + batch / 100, batches=1000)
-    assert 15 <= len(outputs) <= 21
+    for batch in range(1, 101):
+        progress(record, 1, batch, at=1000.0 + batch / 100, batches=100)
+    assert len(outputs) <= 10
 
 
-def test_how_it_failed(outputs):
+def test_a_failure_is_shown(outputs):
     record = Record()
     listener = console(record)
     record.subscribe(listener)
@@ -83,26 +76,32 @@ def test_how_it_failed(outputs):
     assert "failed in epoch 2, batch 3: RuntimeError: boom" in page(outputs[-1])
 
 
-def test_lines_where_they_are_asked_for(outputs):
-    assert isinstance(console(Record(), live=False), Plain)
+def test_plain_lines_on_request(outputs, capsys):
+    record = Record()
+    record.subscribe(console(record, live=False))
+    begin(record)
+    assert outputs == [] and capsys.readouterr().out.startswith("Net (1,234 parameters)")
 
 
-def test_closed_before_its_begin_it_says_nothing(outputs):
-    Notebook(Record()).close()
+def test_closing_before_the_beginning_shows_nothing(outputs):
+    console(Record()).close()
     assert outputs == []
 
 
-def test_outside_of_a_notebook(monkeypatch):
-    assert not in_notebook(), "IPython is imported, and no kernel runs"
-    monkeypatch.delitem(sys.modules, "IPython")
-    assert not in_notebook()
+@pytest.mark.parametrize("imported", [True, False])
+def test_outside_of_a_notebook_it_prints_lines(monkeypatch, capsys, imported):
+    if not imported:
+        monkeypatch.delitem(sys.modules, "IPython")
+    record = Record()
+    record.subscribe(console(record))
+    begin(record)
+    assert capsys.readouterr().out.startswith("Net (1,234 parameters)")
 
 
-def test_a_resumed_fit_says_so(outputs):
+def test_a_resumed_fit_shows_where_it_resumed(outputs):
     record = Record()
     kept = cut_short(record)
-    listener = Notebook(record, pace=Pace(every=0.0, share=1e9))
-    record.subscribe(listener)
+    record.subscribe(console(record, interval=0))
     resume(record, kept)
     begin(record, at=5001.0)
     shown = page(outputs[-1])

@@ -1,19 +1,22 @@
-"""Plain lines, word for word."""
+"""The plain lines for files and pipes, word for word."""
 
 import io
+import os
 
 import pytest
 
 from stoker.record import Event, Record
-from stoker.view.console._plain import Plain
+from stoker.view.console import console
 from tests.view.console.scenes import begin, cut_short, end, epoch, progress, resume
 
 
-class Paper:
+class Output:
+    """The lines that a fit prints."""
+
     def __init__(self, record):
         self.stream = io.StringIO()
-        self.plain = Plain(record, self.stream)
-        record.subscribe(self.plain)
+        self.listener = console(record, stream=self.stream)
+        record.subscribe(self.listener)
 
     @property
     def lines(self):
@@ -26,11 +29,11 @@ def record():
 
 
 @pytest.fixture
-def paper(record):
-    return Paper(record)
+def output(record):
+    return Output(record)
 
 
-def test_a_whole_fit(record, paper):
+def test_a_whole_fit(record, output):
     begin(record, epochs=10)
     epoch(record, 1, train={"loss": 1.0, "accuracy": 0.5}, valid={"loss": 0.75, "accuracy": 0.25}, lr=0.01)
     epoch(record, 2, train={"loss": 0.5, "accuracy": 0.75}, valid={"loss": 0.8, "accuracy": 0.5}, lr=0.01)
@@ -38,8 +41,8 @@ def test_a_whole_fit(record, paper):
     record.append(Event("note", 1004.5, text="hello"))
     record.append(Event("stop", 1005.0, epoch=2, text="Early stopping at epoch 2 of 10: enough"))
     end(record, 2, best=(1, 0.75))
-    paper.plain.close()
-    assert paper.lines == [
+    output.listener.close()
+    assert output.lines == [
         "Net (1,234 parameters) on cpu: 10 epochs of 10 batches (* = best so far)",
         "epoch  1/10  train loss 1.000 accuracy 0.5000  valid loss 0.7500 accuracy 0.2500  lr 0.01  2.00 s",
         "epoch  2/10  train loss 0.5000 accuracy 0.7500  valid loss 0.8000 accuracy 0.5000*  lr 0.01  2.00 s",
@@ -50,11 +53,11 @@ def test_a_whole_fit(record, paper):
     ]
 
 
-def test_without_validation_the_training_numbers_are_marked(record, paper):
+def test_without_validation_training_values_are_marked(record, output):
     begin(record, monitor=None)
     for number, loss in enumerate([0.5, 0.25, 0.75], 1):
         epoch(record, number, train=loss)
-    assert ["*" in line for line in paper.lines[1:]] == [False, True, False]
+    assert ["*" in line for line in output.lines[1:]] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -62,92 +65,92 @@ def test_without_validation_the_training_numbers_are_marked(record, paper):
     [
         ({"epochs": None, "updates": 500}, "Net (1,234 parameters) on cpu: 500 updates (* = best so far)"),
         ({"epochs": 1, "minutes": 2.5}, "Net (1,234 parameters) on cpu: 1 epoch of 10 batches or 2.5 minutes (*"),
-        ({"epochs": None}, "Net (1,234 parameters) on cpu: until something stops it (*"),
+        ({"epochs": None}, "Net (1,234 parameters) on cpu: no limit; training runs until it is stopped (*"),
         ({"parameters": None, "device": None, "model": None}, "model: 4 epochs of 10 batches (*"),
     ],
 )
-def test_the_first_line_says_what_will_happen(record, paper, extra, line):
+def test_the_first_line_describes_the_plan(record, output, extra, line):
     begin(record, **extra)
-    assert paper.lines[0].startswith(line)
+    assert output.lines[0].startswith(line)
 
 
-def test_a_short_epoch_says_nothing_on_its_way(record, paper):
+def test_a_short_epoch_prints_no_progress(record, output):
     begin(record)
     for batch in range(1, 11):
         progress(record, 1, batch, at=1000.0 + 2.9 * batch)
-    assert len(paper.lines) == 1
+    assert len(output.lines) == 1
 
 
 @pytest.mark.parametrize("seconds", [40.0, 600.0, 36_000.0])
-def test_a_long_epoch_says_a_handful(record, paper, seconds):
+def test_a_long_epoch_prints_a_few_progress_lines(record, output, seconds):
     begin(record, batches=1000)
     for batch in range(1, 1001):
         progress(record, 1, batch, at=1000.0 + seconds * batch / 1000, batches=1000, values={"train/loss": 0.125})
-    said = paper.lines[1:]
-    assert 1 <= len(said) <= 5
-    assert said[0].startswith("epoch 1/4  batch ") and "train loss 0.1250  12.3k samples/s" in said[0]
-    assert said[0].endswith("left of this epoch")
+    lines = output.lines[1:]
+    assert 1 <= len(lines) <= 5
+    assert lines[0].startswith("epoch 1/4  batch ") and "train loss 0.1250  12.3k samples/s" in lines[0]
+    assert lines[0].endswith("left of this epoch")
 
 
-def test_a_long_epoch_of_unknown_length_says_ever_less(record, paper):
+def test_an_epoch_of_unknown_length_prints_progress_whenever_its_time_doubles(record, output):
     begin(record, batches=None)
     for second in range(3601):
         progress(record, 1, second, at=1000.0 + second, batches=None)
-    assert [line.split("batch ")[1].split()[0] for line in paper.lines[1:]] == [
+    assert [line.split("batch ")[1].split()[0] for line in output.lines[1:]] == [
         *("30", "60", "120", "240", "480", "960", "1,920"),
     ]
 
 
-def test_a_long_validation_is_called_one(record, paper):
+def test_a_long_validation_prints_progress(record, output):
     begin(record)
     progress(record, 1, 1, at=1000.0, phase="valid", batches=100)
     progress(record, 1, 50, at=1040.0, phase="valid", batches=100, values={})
-    assert paper.lines[1:] == ["epoch 1/4  validating, batch 50/100  12.3k samples/s  0:40 left of this set"]
+    assert output.lines[1:] == ["epoch 1/4  validating, batch 50/100  12.3k samples/s  40.0 s left of this validation"]
 
 
-def test_validations_inside_an_epoch_have_lines(record, paper):
+def test_validations_inside_an_epoch_have_their_own_lines(record, output):
     begin(record, batches=100)
     values = {"valid/loss": 0.5}
     record.append(Event("valid", 1001.0, epoch=1, batch=50, update=50, values=values, extra={"name": "valid"}))
     record.append(Event("valid", 1002.0, epoch=1, batch=100, update=100, values=values, extra={"name": "valid"}))
-    assert paper.lines[1:] == ["epoch 1/4  update 50  valid loss 0.5000"], "the last is in the epoch's line"
+    assert output.lines[1:] == ["epoch 1/4  update 50  valid loss 0.5000"]
 
 
-def test_one_number_a_class(record, paper):
+def test_per_class_metrics_are_in_brackets_and_abbreviated(record, output):
     begin(record)
     for count, text in ((3, "recall [0.000 0.5000 1.000]"), (12, "0.4000 … 2 more … 3.500")):
         recall = {f"recall/{place}": place / 2 if place != 4 else 0.4 for place in range(count)}
         epoch(record, 1, valid=recall)
-        assert text in paper.lines[-1]
+        assert text in output.lines[-1]
 
 
-def test_an_exception_says_where(record, paper):
+def test_an_exception_is_reported_with_its_position(record, output):
     begin(record)
     epoch(record, 1)
     progress(record, 2, 3, at=1003.0)
     record.append(Event("error", 1003.5, epoch=2, batch=3, text="RuntimeError: boom"))
-    paper.plain.close()
-    assert paper.lines[-2:] == ["failed in epoch 2, batch 3: RuntimeError: boom", "1 epoch, 13 updates in 3.50 s"]
+    output.listener.close()
+    assert output.lines[-2:] == ["failed in epoch 2, batch 3: RuntimeError: boom", "1 epoch, 13 updates in 3.50 s"]
 
 
-def test_closed_before_its_end_it_says_so_and_then_nothing(record, paper):
+def test_closing_early_reports_the_interruption_once(record, output):
     begin(record)
     epoch(record, 1)
     progress(record, 2, 3, at=1003.0)
-    paper.plain.close()
-    paper.plain.close()
+    output.listener.close()
+    output.listener.close()
     epoch(record, 2)
-    assert paper.lines[-2:] == ["left in epoch 2, before its planned end", "1 epoch, 13 updates in 3.00 s"]
+    assert output.lines[-2:] == ["interrupted in epoch 2", "1 epoch, 13 updates in 3.00 s"]
 
 
-def test_closed_before_its_begin_it_says_nothing(paper):
-    paper.plain.close()
-    assert paper.lines == []
+def test_closing_before_the_beginning_prints_nothing(output):
+    output.listener.close()
+    assert output.lines == []
 
 
-def test_a_resumed_fit(record):
+def test_a_resumed_fit_continues_its_best_and_its_time(record):
     kept = cut_short(record)
-    paper = Paper(record)
+    output = Output(record)
     resume(record, kept)
     record.append(Event("warning", 5000.5, epoch=3, text="a checkpoint was skipped: 00000030: torn"))
     begin(record, at=5001.0)
@@ -155,7 +158,7 @@ def test_a_resumed_fit(record):
     epoch(record, 3, at=5003.0, valid=0.2)
     epoch(record, 4, at=5005.0, valid=0.3)
     record.append(Event("end", 5005.0, extra={"epochs": 4, "updates": 40, "seconds": 4.0}))
-    assert paper.lines == [
+    assert output.lines == [
         "resumed from 00000025: epoch 3, batch 5 of 10, update 25",
         "warning: a checkpoint was skipped: 00000030: torn",
         "Net (1,234 parameters) on cpu: 4 epochs of 10 batches (* = best so far)",
@@ -163,3 +166,44 @@ def test_a_resumed_fit(record):
         "epoch 4/4  train loss 0.2500  valid loss 0.3000  2.00 s",
         "4 epochs, 40 updates in 9.00 s",
     ]
+
+
+def test_plan_and_model_may_be_unknown(record, output):
+    record.append(Event("begin", 0.0))
+    record.rewind(1, Event("resume", 0.0, extra={"checkpoint": None}))
+    output.listener.close()
+    assert output.lines == [
+        "model: no limit; training runs until it is stopped (* = best so far)",
+        "resumed from the start: the run has no checkpoint",
+        "interrupted in epoch 0",
+        "0 epochs, 0 updates in 0.00 s",
+    ]
+
+
+def test_an_error_replaces_the_reason_of_a_stop(record, output):
+    begin(record)
+    record.append(Event("stop", 1001.0, epoch=1, text="NaN"))
+    record.append(Event("error", 1001.0, epoch=1, batch=2, text="NotFinite: the loss"))
+    output.listener.close()
+    assert output.lines[1] == "failed in epoch 1, batch 2: NotFinite: the loss"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "latin-1"])
+def test_characters_that_the_stream_lacks_are_replaced(record, encoding):
+    raw = io.BytesIO()
+    record.subscribe(console(record, stream=io.TextIOWrapper(raw, encoding=encoding, newline="")))
+    begin(record, model="müsli …")
+    assert raw.getvalue().decode(encoding).replace("?", "ü").startswith("müsli ... (1,234 parameters)")
+
+
+def test_a_pipe_whose_reader_left_does_not_stop_the_fit(record):
+    reader, end_of_pipe = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(end_of_pipe, "w", encoding="utf-8", closefd=False)
+    record.subscribe(console(record, stream=stream))
+    begin(record)
+    epoch(record, 1)
+    assert not record.events_of("warning")
+    with pytest.raises(BrokenPipeError):  # the first line is still in the buffer
+        stream.close()
+    os.close(end_of_pipe)

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from stoker.view.report._confusion import mistakes, shares
 
 from stoker.errors import InvalidArgument
 from stoker.record import Event, Record
 from stoker.view.report import Remembered, confusion, confusions
-from stoker.view.report._confusion import mistakes, shares
 
 
 def recorded(matrices, losses):

@@ -1,10 +1,10 @@
 """The pictures of a page show the record's numbers."""
 
 import numpy as np
+from stoker.view.report._curves import curves, overlaid
 
 from stoker.record import Event, LineStyle, Record
 from stoker.view.report import Remembered
-from stoker.view.report._curves import curves, overlaid
 from tests.record.stories import story
 from tests.view.report.pages import Page, points_of
 

@@ -1,8 +1,8 @@
 """A confusion matrix in a page."""
 
 import numpy as np
-
 from stoker.view.report._heat import heat
+
 from tests.view.report.pages import Page
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import confusion_matrix
+from stoker.view.report._judged import probabilities
 
 from stoker.errors import InvalidArgument
 from stoker.view.report import judged
-from stoker.view.report._judged import probabilities
 
 
 @pytest.fixture

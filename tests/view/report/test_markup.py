@@ -1,6 +1,7 @@
 """Values as HTML."""
 
 from stoker.view.report._markup import Html, element, pairs, section, table
+
 from tests.view.report.pages import HOSTILE, Page
 
 

@@ -1,6 +1,7 @@
 """One file that needs nothing."""
 
 from stoker.view.report._page import page
+
 from tests.view.report.pages import HOSTILE, Page
 
 

@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-
 from stoker.view.report._png import image, looks_like_an_image, pixels_of, png
+
 from tests.view.report.pages import Page
 
 

@@ -1,10 +1,10 @@
 """What is kept of the curves of a run that is over."""
 
 import pytest
-
-from stoker.record import Follower
 from stoker.view.ui._digest import Digest
 from stoker.view.ui._points import Wish, series
+
+from stoker.record import Follower
 from tests.view.ui.serving import long_run
 
 

@@ -1,7 +1,8 @@
 """Errors that nobody expected, in the terminal."""
 
-from stoker.view.ui import _faults
 from stoker.view.ui._faults import tell
+
+from stoker.view.ui import _faults
 
 
 def caught(fails):

@@ -4,8 +4,8 @@ import json
 import os
 
 import pytest
-
 from stoker.view.ui._folder import find, what_leads_out
+
 from tests.view.ui.serving import exactly, make, serving
 
 SECRET = "the secret of the house"

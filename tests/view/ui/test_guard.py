@@ -3,8 +3,8 @@
 import socket
 
 import pytest
-
 from stoker.view.ui._guard import POLICY, Guard, hosts_for
+
 from tests.view.ui.serving import serving
 
 

@@ -8,12 +8,12 @@ import time
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
-
-from stoker.record import Event, Run
-from stoker.view.ui._api import Api
 from stoker.view.ui._news import News
 from stoker.view.ui._rows import Rows
 from stoker.view.ui._shelf import Shelf
+
+from stoker.record import Event, Run
+from stoker.view.ui._api import Api
 from tests.record.stories import fill
 from tests.view.ui.serving import at_once, long_run, make, serving
 

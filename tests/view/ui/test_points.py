@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from stoker.view.ui._points import Wish, ascending, series, within
 
 from stoker.record import Points
-from stoker.view.ui._points import Wish, ascending, series, within
 
 
 def points(update, value=None):

@@ -1,11 +1,11 @@
 """The list of runs."""
 
 import pytest
+from stoker.view.ui._rows import Rows
+from stoker.view.ui._shelf import Shelf
 
 from stoker.record import Event, Run
 from stoker.view.ui import _shelf
-from stoker.view.ui._rows import Rows
-from stoker.view.ui._shelf import Shelf
 from tests.record.stories import fill
 from tests.view.ui.serving import at_once, counted_reads, long_run, make, open_runs
 

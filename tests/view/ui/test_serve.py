@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from stoker.view.ui._serve import bound
 
 import stoker
 from stoker.errors import InvalidArgument, MissingExtra
 from stoker.view.ui import Server, _serve
-from stoker.view.ui._serve import bound
 from tests.view.ui.serving import exactly, serving
 
 

@@ -1,4 +1,4 @@
-"""Runs to watch, made by hand, and the text that a screen shows of them."""
+"""Runs written by hand, and the text of the screen that shows them."""
 
 import asyncio
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from stoker.record import Event, Follower, Run
-from stoker.view.watch._app import Dashboard
+from stoker.view.watch._app import Dashboard  # the app behind `watch`, driven by Textual's pilot
 
 METRICS = {
     "loss": {"direction": "min", "unit": ""},
@@ -26,7 +26,7 @@ def begin(run, **extra):
 
 
 def epoch(run, number, *, worse=0.0):
-    """The events of an epoch of 50 batches and 10 seconds, with a loss that falls."""
+    """The events of an epoch of 50 batches and 10 seconds, with a falling loss."""
     at = START + 10 * number
     for batch in range(5, 50, 5):
         update = 50 * (number - 1) + batch
@@ -54,7 +54,7 @@ def loss_at(update, worse=0.0):
 
 
 def make(path, *, epochs=6, worse=0.0, end=False, **extra):
-    """A run of some epochs; it is open, so that it counts as running, until it is closed."""
+    """A run of some epochs; its state is "running" until it is closed."""
     run = Run.create(path, config={"lr": 0.001, "model": {"hidden": 128}}, facts={"seed": 0})
     begin(run, **extra)
     for number in range(1, epochs + 1):
@@ -68,7 +68,7 @@ def make(path, *, epochs=6, worse=0.0, end=False, **extra):
 
 
 def text_of(app):
-    """What the screen shows, as lines."""
+    """The text on the screen."""
     width, height = app.size
     console = Console(
         width=width, height=height, file=io.StringIO(), force_terminal=True, record=True, legacy_windows=False
@@ -78,24 +78,24 @@ def text_of(app):
 
 
 async def settled(pilot, *, until=None):
-    """Waits until a scene of the wanted view is on the screen, and whatever else is asked for."""
+    """Waits until the chosen view is on the screen and `until(app)` is true; returns the screen's text."""
     app = pilot.app
-    while app.scene is None or app.scene.view != app.view or (until is not None and not until(app)):
+    while app.snapshot is None or app.snapshot.view != app.view or (until is not None and not until(app)):
         await pilot.pause(0.01)
     await pilot.pause()
     return text_of(app)
 
 
 def watching(paths, story, *, size=(80, 24), **given):
-    """Runs a story (an async function of the pilot) on a screen that shows these runs."""
+    """Runs a story (an async function of the pilot) on a screen that shows these runs or followers."""
 
-    async def told():
-        app = Dashboard([Follower(path) for path in paths], **given)
+    async def tell():
+        app = Dashboard([path if isinstance(path, Follower) else Follower(path) for path in paths], **given)
         async with app.run_test(size=size, notifications=True) as pilot:
             await settled(pilot)
             return await story(pilot)
 
-    return asyncio.run(told())
+    return asyncio.run(tell())
 
 
 def control_of(path):

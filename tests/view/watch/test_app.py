@@ -1,16 +1,33 @@
-"""The screen as people see and use it, small and large, by key and by mouse."""
+"""The screen of `stoker watch`: what it shows, and what keys and the mouse do."""
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from textual.widgets import ContentSwitcher
 
-from stoker.record import Event
+from stoker.record import Event, Follower
+from stoker.view.watch import _reader
 from tests.view.watch.scenes import START, control_of, epoch, make, progress, settled, text_of, watching
 
 PICTURES = Path(__file__).parent / "pictures"
+ROOT = Path(__file__).parents[3]
+WRITER = """
+import sys
+from tests.view.watch.scenes import make, epoch
+run = make(sys.argv[1], epochs=1)
+print("ready", flush=True)
+for number in range(2, 99):
+    sys.stdin.readline()
+    epoch(run, number)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +40,7 @@ def _plain_surroundings(tmp_path, monkeypatch):
 
 @pytest.fixture
 def running():
-    """A run in the middle of its seventh epoch; this process writes it, so it is alive."""
+    """A run in its seventh epoch; this process writes it, so its state is "running"."""
     run = make("runs/digits")
     progress(run, 7, 25, at=START + 65)
     yield run
@@ -35,7 +52,7 @@ async def shown(pilot):
 
 
 def pressing(*keys):
-    """A story that presses keys, waits for what they ask for, and looks."""
+    """A story that presses keys and returns the screen's text."""
 
     async def story(pilot):
         for key in keys:
@@ -53,12 +70,12 @@ def test_a_running_run(size):
     assert [line.rstrip() for line in text.splitlines()] == expected.splitlines()
 
 
-KEYS = [  # pressed one after the other, and what is to be seen then
+KEYS = [  # pressed one after the other, with words on the screen afterwards
     ("right", ["━ train/accuracy", "━ valid/accuracy"]),
     ("left", ["━ train/loss"]),
     ("left", ["━ gpu_memory"]),
     ("3", ["━ lr"]),
-    ("9", ["━ lr"]),  # there is no ninth
+    ("9", ["━ lr"]),  # the run has fewer metrics
     ("1", ["━ train/loss", "  raw linear update"]),
     ("plus", ["mean 1%"]),
     ("plus", ["mean 3%"]),
@@ -72,7 +89,7 @@ KEYS = [  # pressed one after the other, and what is to be seen then
     ("up", ["200"]),
     ("i", ["model      Net, 1,234 parameters", "config.model.hidden  128"]),
     ("escape", ["━ train/loss"]),
-    ("question_mark", ["ask the run to save a checkpoint", "leave; the run goes on", "Escape closes this"]),
+    ("question_mark", ["save a checkpoint", "quit the viewer; the run continues", "Escape closes this"]),
     ("escape", ["━ train/loss"]),
 ]
 
@@ -90,7 +107,7 @@ def test_keys():
         assert all(word in text for word in words), f"after {key}:\n{text}"
 
 
-def test_the_log_and_back(running):
+def test_the_log_page(running):
     running.log("line one\nline two")
     running.record.append(Event("warning", START + 66, text="it is hot"))
 
@@ -102,7 +119,7 @@ def test_the_log_and_back(running):
         return text, pages.current
 
     text, page = watching(["runs/digits"], story)
-    assert "line one" in text and "warning: it is hot" in text and "lately" not in text
+    assert "line one" in text and "warning: it is hot" in text and "╭─ log" not in text
     assert page == "run"
 
 
@@ -117,7 +134,7 @@ def test_the_mouse():
             column = lines[row].index(word, place.region.x)
             await pilot.click(pane, offset=(column - place.region.x + 1, row - place.region.y))
             await settled(pilot)
-            found.append((pilot.app.scene.tab, pilot.app.view.kind))
+            found.append((pilot.app.snapshot.tab, pilot.app.view.kind))
         return found
 
     assert watching(["runs/digits"], story) == [("accuracy", "history"), ("accuracy", "epochs"), ("lr", "epochs")]
@@ -134,11 +151,11 @@ def test_light_and_dark():
     assert watching(["runs/digits"], story, light=True) == (False, True)
 
 
-def test_a_question_before_the_run_is_asked_to_stop(running):
+def test_stopping_a_run_asks_first(running):
     async def story(pilot):
         await pilot.press("s")
         question = await settled(pilot)
-        await pilot.press("enter")  # pressed too soon: the harmless button has the focus
+        await pilot.press("enter")  # "no" has the focus
         await pilot.press("s")
         await pilot.press("n")
         untouched = not (running.path / "control.json").exists()
@@ -148,64 +165,55 @@ def test_a_question_before_the_run_is_asked_to_stop(running):
         return question, untouched
 
     question, untouched = watching(["runs/digits"], story)
-    assert "Stop digits after this update? A checkpoint is kept to go on from." in " ".join(question.split())
+    assert "Stop digits after this update? It saves a checkpoint first." in " ".join(question.split())
     assert untouched
     assert (control_of(running.path)["ask"], control_of(running.path)["by"]) == ("stop", "watch")
 
 
-def test_a_look_that_comes_when_the_screen_is_being_taken_down(running):
-    async def story(pilot):
-        await pilot.app.query_one("#banner").remove()
-        pilot.app.warn()  # as the clock does, once a second
-        return pilot.app.scene is not None
-
-    assert watching(["runs/digits"], story)
-
-
-def test_saving_needs_no_question(running):
+def test_saving_does_not_ask(running):
     async def story(pilot):
         await pilot.press("c")
-        return await settled(pilot, until=lambda app: "was asked to save" in text_of(app))
+        return await settled(pilot, until=lambda app: "asked digits to save" in text_of(app))
 
     watching(["runs/digits"], story)
     assert control_of(running.path)["ask"] == "save"
 
 
-def test_a_run_that_is_over_is_not_asked():
+def test_an_ended_run_can_not_be_stopped():
     make("runs/digits", epochs=2, end=True)
 
     async def story(pilot):
         await pilot.press("s")
-        return await settled(pilot, until=lambda app: "there is nobody" in text_of(app))
+        return await settled(pilot, until=lambda app: "not running" in text_of(app))
 
     text = " ".join(watching(["runs/digits"], story).split())
-    assert "The run has stopped: there is nobody" in text
+    assert "can't stop: the run is not" in text and "(state: stopped)" in text
     assert not os.path.exists("runs/digits/control.json")
 
 
-def test_a_failed_run_shows_its_last_words():
+def test_a_failed_run_shows_its_error():
     run = make("runs/digits", epochs=2)
     run.record.append(
         Event("error", START + 21, epoch=2, text="RuntimeError: out of memory", extra={"traceback": "File a.py"})
     )
     run.close()
     text = watching(["runs/digits"], shown)
-    assert " died " in text and "last words  RuntimeError: out of memory" in text and "File a.py" in text
+    assert " died " in text and "reason  RuntimeError: out of memory" in text and "File a.py" in text
 
 
-def test_a_killed_run_shows_as_dead_while_it_is_watched(running):
+def test_a_run_that_is_killed_while_it_is_watched(running):
     async def story(pilot):
-        running.close()  # what remains when a process is killed: no end, and nobody who writes
-        return await settled(pilot, until=lambda app: app.scene.run.state == "died")
+        running.close()  # as after a kill: no end event, and no process that writes
+        return await settled(pilot, until=lambda app: app.snapshot.run.state == "died")
 
-    assert "the process went away without a word" in watching(["runs/digits"], story)
+    assert "the process ended without finishing the run" in watching(["runs/digits"], story)
 
 
-def test_a_run_that_is_deleted_under_the_viewer(running):
+def test_a_run_that_is_deleted_while_it_is_watched(running):
     async def story(pilot):
         running.close()
         shutil.rmtree("runs/digits")
-        return await settled(pilot, until=lambda app: app.scene.run.state == "gone")
+        return await settled(pilot, until=lambda app: app.snapshot.run.state == "gone")
 
     text = watching(["runs/digits"], story)
     assert "the run's directory is gone" in text and "train/loss" in text
@@ -214,27 +222,29 @@ def test_a_run_that_is_deleted_under_the_viewer(running):
 def test_a_damaged_record(running):
     with open("runs/digits/events.jsonl", "ab") as file:
         file.write(b"\x00\xff not json\n")
-    assert "a damaged line was left out" in watching(["runs/digits"], shown)
+    assert "a damaged line was skipped" in watching(["runs/digits"], shown)
 
 
-def test_numbers_that_come_while_it_watches(running):
+def test_new_values_appear(running):
     async def story(pilot):
         epoch(running, 7)
         running.record.append(Event("epoch", START + 71, epoch=7, update=350, values={"new": 1.0}))
-        return await settled(pilot, until=lambda app: app.scene.run.status.update == 350 and "new" in app.scene.tabs)
+        return await settled(
+            pilot, until=lambda app: app.snapshot.run.status.update == 350 and "new" in app.snapshot.tabs
+        )
 
     text = watching(["runs/digits"], story)
     assert "7 of 20" in text and "update   350" in text
 
 
-def test_nothing_to_see_yet():
+def test_a_run_without_values():
     run = make("runs/digits", epochs=0)
     text = watching(["runs/digits"], shown)
     run.close()
-    assert "no numbers yet" in text and "nothing to draw yet" in text and "starting" in text
+    assert "no metrics yet" in text and "nothing to draw yet" in text and "starting" in text
 
 
-def test_several_runs_are_laid_over_each_other(running):
+def test_several_runs_share_a_chart(running):
     make("runs/other", worse=0.3, end=True)
 
     async def story(pilot):
@@ -253,7 +263,7 @@ def test_any_size(size):
     assert "running" in watching(["runs/digits"], shown, size=size)
 
 
-def test_hostile_names_are_text(running):
+def test_hostile_names_are_shown_as_text(running):
     names = ["[red]bold", "a\x1b[2Jb", "x" * 10_000, "[@click=app.quit]q", "ü\u202ee"]
     running.record.append(
         Event("epoch", START + 71, epoch=7, update=350, values=dict.fromkeys((f"valid/{name}" for name in names), 1.0))
@@ -264,15 +274,106 @@ def test_hostile_names_are_text(running):
     assert "[red]bold" in text and "[red]in the log[/red]" in text
 
 
-def test_it_goes_on_behind_a_window(running):
+def test_the_screen_is_updated_behind_a_dialog(running):
     async def story(pilot):
         await pilot.press("question_mark")
         epoch(running, 7)
-        await settled(pilot, until=lambda app: app.scene.run.status.update == 350)
-        pilot.app.warn()
+        await settled(pilot, until=lambda app: app.snapshot.run.status.update == 350)
+        pilot.app._update_banner()
         helped = text_of(pilot.app)
         await pilot.press("escape")
         return helped, await settled(pilot)
 
     helped, after = watching(["runs/digits"], story)
-    assert "leave; the run goes on" in helped and "update   350" in after
+    assert "the run continues" in helped and "update   350" in after
+
+
+def test_a_stalled_disk_does_not_block_the_screen(running, monkeypatch):
+    """The second read never returns."""
+    never, stalled = threading.Event(), threading.Event()
+    follower = Follower("runs/digits")
+    refresh, reads = follower.refresh, []
+
+    def stall(*, seconds):
+        reads.append(seconds)
+        if len(reads) > 1:
+            stalled.set()
+            never.wait()
+        return refresh(seconds=seconds)
+
+    monkeypatch.setattr(follower, "refresh", stall)
+
+    async def story(pilot):
+        while not stalled.is_set():
+            await pilot.pause(0.01)
+        monkeypatch.setattr(_reader, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
+        text = await settled(pilot, until=lambda app: "the disk has not answered for 1:0" in text_of(app))
+        await pilot.press("right", "question_mark", "escape", "t", "q")
+        return text
+
+    assert "waiting  the disk has not answered for 1:0" in watching([follower], story)
+    never.set()
+
+
+def test_a_process_that_writes_and_is_killed(tmp_path):
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path / "live")],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout.readline() == "ready\n"
+
+    async def story(pilot):
+        before = pilot.app.snapshot.run
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        await settled(pilot, until=lambda app: app.snapshot.run.status.epoch == 2)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        return before, await settled(pilot, until=lambda app: app.snapshot.run.state == "died")
+
+    before, text = watching([tmp_path / "live"], story)
+    writer.stdin.close()
+    writer.stdout.close()
+    assert (before.state, before.status.epoch) == ("running", 1)
+    assert "the process ended without finishing the run" in text
+
+
+def test_the_speed_stays_between_two_epochs(running):
+    async def story(pilot):
+        epoch(running, 7)
+        return await settled(pilot, until=lambda app: app.snapshot.run.status.update == 350)
+
+    assert "speed    6.40k samples/s" in watching(["runs/digits"], story)
+
+
+def test_many_metrics_scroll_to_the_chosen_one(running):
+    values = {f"metric{place}": float(place) for place in range(50)}
+    running.record.append(Event("epoch", START + 71, epoch=7, update=350, values=values))
+
+    async def story(pilot):
+        texts = []
+        for _ in range(3):
+            await pilot.press(*["right"] * 9)
+            texts.append((pilot.app.view.tab, await settled(pilot)))
+        return texts
+
+    for tab, text in watching(["runs/digits"], story):
+        assert text.count(tab) >= 3, "in the tabs, the table and the legend"
+        assert "‹" in text and "›" in text
+
+
+def test_the_help_names_every_key():
+    names = {"right": "← →", "left": "← →", "down": "↑ ↓", "up": "↑ ↓", "plus": "+ -", "minus": "+ -"}
+    unlisted = {"ctrl+c", "escape", "question_mark", *"123456789"}
+    make("runs/digits", epochs=1, end=True)
+
+    async def story(pilot):
+        keys = {each.key.split(",")[0] for each in pilot.app.BINDINGS}
+        await pilot.press("question_mark")
+        return keys, await settled(pilot)
+
+    keys, text = watching(["runs/digits"], story, size=(100, 40))
+    assert all(f" {names.get(key, key)}  " in text for key in keys - unlisted)

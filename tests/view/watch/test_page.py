@@ -1,24 +1,26 @@
-"""The page of text."""
+"""The page of plain text: status, table, log and chart of runs."""
 
 import pytest
+import torch
 
+import stoker
 from stoker.record import Event, Follower
 from stoker.view.watch import page
-from tests.view.watch.scenes import START, make
+from tests.view.watch.scenes import START, epoch, make, progress
 
 
-def followed(*paths):
+def page_of(*paths, **options):
     followers = [Follower(path) for path in paths]
     for follower in followers:
         follower.refresh()
-    return followers
+    return page(followers, **options)
 
 
 @pytest.mark.parametrize("ascii_only", [False, True], ids=["unicode", "ascii"])
 def test_a_run_as_text(tmp_path, ascii_only):
     run = make(tmp_path / "digits", epochs=3)
     run.record.append(Event("warning", START + 31, text="it is hot"))
-    text = page(followed(tmp_path / "digits"), ascii_only=ascii_only)
+    text = page_of(tmp_path / "digits", ascii_only=ascii_only)
     run.close()
     assert "\x1b" not in text
     assert text.startswith(f"{tmp_path / 'digits'}: running (Net, 1,234 parameters, on cpu)\n")
@@ -27,19 +29,91 @@ def test_a_run_as_text(tmp_path, ascii_only):
     assert text.isascii() or not ascii_only
 
 
-def test_how_a_run_died(tmp_path):
+def test_a_run_that_died(tmp_path):
     make(tmp_path / "digits", epochs=1).close()
-    assert "the process went away without a word" in page(followed(tmp_path / "digits"))
+    assert "the process ended without finishing the run" in page_of(tmp_path / "digits")
 
 
 def test_several_runs(tmp_path):
     make(tmp_path / "a", epochs=1, end=True)
     make(tmp_path / "b", epochs=2, end=True)
-    text = page(followed(tmp_path / "a", tmp_path / "b"))
+    text = page_of(tmp_path / "a", tmp_path / "b")
     assert "a: stopped" in text and "b: stopped" in text and "━ a  o b" in text
 
 
-def test_a_run_that_has_said_nothing_yet(tmp_path):
+def test_a_run_without_values(tmp_path):
     run = make(tmp_path / "a", epochs=0)
-    assert "phase    starting" in page(followed(tmp_path / "a"))
+    assert "phase    starting" in page_of(tmp_path / "a")
     run.close()
+
+
+def facts_in(text):
+    """The status lines by their first word."""
+    return dict(line.split(maxsplit=1) for line in text.split("\n\n")[0].splitlines()[1:] if " " in line)
+
+
+def test_the_status_while_it_trains_and_after(tmp_path):
+    run = make(tmp_path / "digits", epochs=2)
+    progress(run, 3, 25, at=START + 25)
+    facts = facts_in(page_of(tmp_path / "digits"))
+    assert facts["phase"] == "training" and facts["epoch"] == "3 of 20" and facts["batch"] == "25 of 50"
+    assert facts["update"] == "125, 5/s" and facts["speed"] == "6.40k samples/s" and facts["time"] == "0:25, 2:55 left"
+    assert facts["best"].endswith(" @2 valid/loss") and "warnings" not in facts
+    progress(run, 3, 10, at=START + 26, phase="valid")
+    assert facts_in(page_of(tmp_path / "digits"))["phase"] == "validating on valid"
+    epoch(run, 3)
+    assert facts_in(page_of(tmp_path / "digits"))["batch"] == "50 of 50", "between two epochs"
+    run.close()
+    facts = facts_in(page_of(tmp_path / "digits"))
+    assert facts["phase"] == "died" and "batch" not in facts and "left" not in facts["time"]
+
+
+def test_the_table_has_values_by_set_the_best_and_units(tmp_path):
+    make(tmp_path / "digits", epochs=3, end=True)
+    table = page_of(tmp_path / "digits", width=60).split("\n\n")[1]
+    assert table.splitlines() == [
+        "              train    valid     best",
+        "loss         0.9208    1.063    1.063 @3",
+        "accuracy     0.6931   0.6317   0.6317 @3",
+        "lr        0.0009250",
+        "gpu_memory    3.500 GB",
+    ]
+    narrow = page_of(tmp_path / "digits", width=29).split("\n\n")[1]
+    assert "best" not in narrow and max(map(len, narrow.splitlines())) <= 29
+
+
+def test_two_runs_of_the_same_name_are_called_by_their_paths(tmp_path):
+    for folder in "ab":
+        make(tmp_path / folder / "x", epochs=1, end=True)
+    text = page_of(tmp_path / "a" / "x", tmp_path / "b" / "x", width=300)
+    assert f"━ {tmp_path / 'a' / 'x'}  o {tmp_path / 'b' / 'x'}" in text
+
+
+def chart_of(text):
+    return text.split("\n\n")[-1].splitlines()
+
+
+def test_a_loss_that_falls_far_gets_a_log_axis(tmp_path):
+    run = make(tmp_path / "a", epochs=0)
+    for number, loss in enumerate([9.0, 0.9, 0.1], 1):
+        run.record.append(Event("valid", START, epoch=number, update=number, values={"valid/loss": loss}))
+    run.close()
+    labels = [line.partition("┤")[0].strip() for line in chart_of(page_of(tmp_path / "a")) if "┤" in line]
+    assert labels == ["1.0", "0.1"]
+
+
+def test_a_running_validation_is_not_drawn(tmp_path):
+    run = make(tmp_path / "a", epochs=2)
+    before = chart_of(page_of(tmp_path / "a"))
+    progress(run, 3, 10, at=START + 31, loss=9.0, phase="valid")
+    assert chart_of(page_of(tmp_path / "a"))[1:3] == before[1:3]
+    run.close()
+
+
+def test_a_real_fit(tmp_path):
+    x = torch.randn(64, 3)
+    learner = stoker.Learner(torch.nn.Linear(3, 1), optimizer=stoker.optim.SGD(), lr=0.1, loss=torch.nn.MSELoss())
+    learner.fit((x, x.sum(1, keepdim=True)), valid=0.25, epochs=3, batch_size=16, run=tmp_path / "real", show=False)
+    text = page_of(tmp_path / "real")
+    assert ": finished (Linear, 4 parameters, on " in text and "━ train/loss  o valid/loss" in text
+    assert facts_in(text)["epoch"] == "3 of 3"

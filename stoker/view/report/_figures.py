@@ -1,0 +1,184 @@
+"""matplotlib figures: a run's curves, learning rate, confusion matrix and calibration."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from stoker.errors import InvalidArgument
+from stoker.record import (
+    History,
+    Points,
+    Record,
+    escape_label,
+    figure_of,
+    line_styles,
+    matrix_sizes,
+    new_figure,
+    use_log_scale,
+)
+from stoker.view.report._evaluation import Calibration, Evaluation, class_names, measure_calibration, row_shares
+from stoker.view.report._reader import RecordReader, RunReader
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Kind = Literal["curves", "lr", "confusion", "calibration"]
+
+_COLOR = line_styles(["train"])["train"].color
+_SECOND_COLOR = line_styles(["valid"])["valid"].color
+_GREY = "#888888"
+_MAX_NUMBERED, _MAX_NAMED = 20, 40  # classes whose cells show their counts, and whose names are shown
+
+
+def plot(
+    record: Record, *names: str, kind: Kind = "curves", evaluation: Evaluation | None = None, ax: "Axes | None" = None
+) -> "Figure":
+    """Draws a run: its curves, learning rate, confusion matrix or calibration; needs matplotlib (`stoker[plot]`).
+
+    >>> from stoker.record import Event
+    >>> record = Record()
+    >>> for update in (10, 20):
+    ...     record.append(Event("log", epoch=1, update=update, values={"lr": 1 / update}))
+    >>> plot(record, kind="lr").axes[0].lines[0].get_xdata().tolist()
+    [10.0, 20.0]
+
+    `names` choose curves, as in `History.plot`. The confusion matrix is the one of `evaluation` (see
+    `evaluate_predictions`), else the one that a `ConfusionMatrix` metric recorded in the best epoch. A calibration
+    needs an evaluation.
+    """
+    if kind == "curves":
+        return History(record).plot(*names, ax=ax)
+    if names:
+        raise InvalidArgument(f"plot: names choose curves, but kind={kind!r} has none; leave out {', '.join(names)}")
+    if kind == "lr":
+        return _plot_lr(record, ax)
+    if kind == "confusion":
+        return _plot_confusion(record, evaluation, ax)
+    if kind == "calibration":
+        if evaluation is None or evaluation.calibration is None:
+            raise InvalidArgument(
+                "plot: a calibration needs a classifier's predictions on a data set: give data= to fitted.plot"
+            )
+        return _draw_calibration(evaluation.calibration, ax)
+    raise InvalidArgument(f'plot: kind={kind!r}; expected "curves", "lr", "confusion" or "calibration"')
+
+
+def confusion(matrix: Any, labels: Sequence[str] | None = None, *, ax: "Axes | None" = None) -> "Figure":
+    """Draws a confusion matrix (rows: true classes, columns: predicted classes) with matplotlib (`stoker[plot]`).
+
+    >>> confusion([[8, 2], [1, 9]], ["cat", "dog"]).axes[0].get_xlabel()
+    'predicted class'
+
+    The darkness of a cell is its share of the row.
+    """
+    counts = np.asarray(matrix, dtype=np.float64)
+    if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or not counts.size:
+        raise InvalidArgument(f"confusion: expected a square matrix, [classes, classes]; got {list(counts.shape)}")
+    classes = len(counts)
+    names = class_names(labels, classes)
+    axes = new_figure(min(2.5 + 0.45 * classes, 11), min(2 + 0.4 * classes, 9)).subplots() if ax is None else ax
+    shares = row_shares(counts)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if classes <= _MAX_NUMBERED:
+        for row, column in np.ndindex(classes, classes):
+            color = "white" if shares[row, column] > 0.5 else "black"
+            text = f"{counts[row, column]:.4g}"
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize="small")
+    axes.set(xlabel="predicted class", ylabel="true class")
+    if classes <= _MAX_NAMED:
+        texts = [escape_label(name) for name in names]
+        axes.set_xticks(range(classes), texts, rotation=45 if max(map(len, names)) > 3 else 0)
+        axes.set_yticks(range(classes), texts)
+    return figure_of(axes)
+
+
+def calibration(probabilities: Any, targets: Any, *, bins: int = 15, ax: "Axes | None" = None) -> "Figure":
+    """Draws accuracy over confidence (`stoker[plot]`); the arguments are those of `measure_calibration`.
+
+    >>> calibration([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]], [0, 1, 1]).axes[0].get_title()
+    'calibration error 0.300'
+
+    Below the diagonal the model is overconfident.
+    """
+    return _draw_calibration(measure_calibration(probabilities, targets, bins=bins), ax)
+
+
+def lr_curve(
+    rates: Sequence[float], losses: Sequence[float], suggestion: float | None = None, *, ax: "Axes | None" = None
+) -> "Figure":
+    """Draws the loss over the learning rate and marks the suggested rate (`stoker[plot]`).
+
+    >>> lr_curve([1e-3, 1e-2, 1e-1], [2.3, 1.1, 3.0], 1e-2).axes[0].get_xscale()
+    'log'
+    """
+    axes = new_figure(6, 3.6).subplots() if ax is None else ax
+    axes.plot(rates, losses, color=_COLOR)
+    if suggestion is not None:
+        axes.axvline(suggestion, linestyle="--", color=_SECOND_COLOR, label=f"suggestion {suggestion:.2g}")
+        axes.legend()
+    axes.set(xscale="log", xlabel="learning rate", ylabel="smoothed loss")
+    axes.grid(alpha=0.3)
+    return figure_of(axes)
+
+
+def recorded_matrices(run: RunReader) -> dict[str, np.ndarray]:
+    """The confusion matrices that a run recorded, in its best epoch or else its last; rows are the true classes."""
+    best = run.summary.get("best") or {}
+    matrices: dict[str, np.ndarray] = {}
+    for name, size in matrix_sizes(run.names).items():
+        matrices[name] = np.full((size, size), np.nan)
+        for row, column in np.ndindex(size, size):
+            points = run.points(f"{name}/{row}/{column}", source="epochs")
+            matrices[name][row, column] = _value_at(points, best.get("update"))
+    return matrices
+
+
+def _value_at(points: Points, update: float | None) -> float:
+    """The value at an update, else the last one."""
+    places = np.flatnonzero(points.update == update)
+    return float(points.value[places[-1] if len(places) else -1]) if len(points) else float("nan")
+
+
+def _plot_lr(record: Record, ax: "Axes | None") -> "Figure":
+    run = RecordReader(record)
+    rates = {name: run.points(name) for name in run.names if name.split("/")[0] == "lr"}
+    if not rates:
+        raise InvalidArgument(
+            "plot: the run recorded no learning rate; add metrics.LearningRate() to the learner's metrics"
+        )
+    axes = new_figure(7, 3.2).subplots() if ax is None else ax
+    for name, style in line_styles(rates).items():
+        axes.plot(rates[name].update, rates[name].value, color=style.color, label=escape_label(name))
+    if use_log_scale(value for points in rates.values() for value in points.value.tolist()):
+        axes.set_yscale("log")
+    axes.set(xlabel="update", ylabel="learning rate")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure_of(axes)
+
+
+def _plot_confusion(record: Record, evaluation: Evaluation | None, ax: "Axes | None") -> "Figure":
+    if evaluation is not None and evaluation.confusion is not None:
+        return confusion(evaluation.confusion, evaluation.labels, ax=ax)
+    recorded = list(recorded_matrices(RecordReader(record)).values())
+    if not recorded:
+        raise InvalidArgument(
+            "plot: the run has no confusion matrix; give data= to fitted.plot, or add "
+            "metrics.ConfusionMatrix(on='valid') to the learner's metrics"
+        )
+    return confusion(recorded[0], ax=ax)
+
+
+def _draw_calibration(found: Calibration, ax: "Axes | None") -> "Figure":
+    axes = new_figure(4.5, 4.5).subplots() if ax is None else ax
+    filled = found.count > 0
+    confidence, share = found.confidence[filled], found.count[filled] / found.count.sum()
+    axes.plot([0, 1], [0, 1], "--", color=_GREY, label="perfect calibration")
+    axes.plot(confidence, found.accuracy[filled], "o-", color=_COLOR, label="accuracy")
+    axes.bar(confidence, share, 0.6 / len(found.count), color=_GREY, alpha=0.4, label="share of samples")
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
+    axes.set_title(f"calibration error {found.error:.3f}")
+    axes.legend()
+    return figure_of(axes)

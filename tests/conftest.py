@@ -4,18 +4,17 @@ import os
 import signal
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
 # One thread per process: tests run in several processes at once, and sums of several threads differ in their last bits.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Child processes import this checkout, wherever they run.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+os.environ["MPLBACKEND"] = "Agg"
 
-import matplotlib
 import pytest
 import torch
 from hypothesis import settings
 
-matplotlib.use("Agg")
+ROOT = Path(__file__).parents[1]
 torch.set_num_threads(1)  # a plugin may have imported torch before the environment was set
 # CI tries the same examples every time, so that only a change can make it fail; elsewhere they are random.
 settings.register_profile("ci", derandomize=True)

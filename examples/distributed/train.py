@@ -39,9 +39,7 @@ def main(run: Path) -> None:
     mark_unfinished(run, unfinished=True)  # SIGTERM may end the process inside fit
     fitted = learner.fit(samples, valid=0.2, epochs=EPOCHS, batch_size=BATCH, **how)
     mark_unfinished(run, unfinished=fitted.stopped.startswith("Stopped before the deadline"))
-    scores = fitted.evaluate(
-        data.digits("test", size=1000).tensors
-    )  # needs all processes, and returns the scores on all of them
+    scores = fitted.evaluate(data.digits("test", size=1000).tensors)  # on all processes
     report(fitted.stopped, scores)
 
 

@@ -9,7 +9,7 @@ import torch
 from stoker._select import assign, describe, named_parameters
 from stoker.callbacks import HOOK_NAMES
 from stoker.data import Loader
-from stoker.distributed import device_of, world
+from stoker.distributed import local_device, world
 from stoker.learner._outlook import outlook
 from stoker.learner._prepare import fastest, prepare
 from stoker.learner._resume import earlier, seed_of
@@ -47,7 +47,7 @@ _LOOP = [
 def explain(spec: Spec, wish: Wish) -> str:
     """The explanation of a fit that is made ready and not run; of several processes each may ask by itself."""
     here = world()
-    own = device_of(here)
+    own = local_device(here)
     with put_back(), torch.cuda.device(own) if here.size > 1 and own.type == "cuda" else nullcontext():
         fit = prepare(spec, wish, seed=seed_of(earlier(wish)), world=here, dry=True)
         fit.model.to(fit.home)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import nn
 
 from stoker.data import Loader
-from stoker.distributed import World, failing, joined
+from stoker.distributed import World, joined, propagate_failures
 from stoker.errors import InvalidArgument, WrongType
 from stoker.learner._data import in_order, loader
 from stoker.learner._first import only_by_first
@@ -113,7 +113,7 @@ class Fitted:
         model, outcome = self.model, self._outcome
         asked = outcome.metrics if metrics is None else [m for m in metrics_of(metrics) if isinstance(m, Metric)]
         world, split = self._worlds()
-        with failing(world), on_device(model, outcome.device, outcome.home):
+        with propagate_failures(world), on_device(model, outcome.device, outcome.home):
             return evaluate(
                 model,
                 _shares(loader(data, batch_size=batch_size), world, split),
@@ -131,7 +131,7 @@ class Fitted:
         """
         model, outcome = self.model, self._outcome
         world, split = self._worlds()
-        with failing(world), on_device(model, outcome.device, outcome.home):
+        with propagate_failures(world), on_device(model, outcome.device, outcome.home):
             return predict(
                 model,
                 _shares(in_order(data, batch_size=batch_size), world, split),

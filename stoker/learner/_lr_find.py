@@ -88,7 +88,7 @@ def lr_find(
         with started(tried, wish, show=False) as (fit, _):
             loop(fit)
     # Of several ranks each has seen its own losses; the first one's are as good as any.
-    rates, losses = joined(spec.device).told((watch.rates, watch.losses))
+    rates, losses = joined(spec.device).broadcast_object((watch.rates, watch.losses))
     if len(losses) < 5:
         raise InvalidArgument(f"the loss was not finite after {len(losses)} updates; begin with a smaller start_lr")
     return LrCurve(rates, losses, _steepest(rates, losses))

@@ -8,8 +8,17 @@ from torch import nn
 
 from stoker.callbacks import CSV, Callback, Tracker
 from stoker.data import Loader
-from stoker.distributed import Accord, Parallel, World, blocks_of, data_world, is_distributed, is_sharded, sharded
-from stoker.gradients import Shared
+from stoker.distributed import (
+    Agreement,
+    Parallel,
+    World,
+    data_world,
+    find_blocks,
+    is_distributed,
+    is_sharded,
+    shard_model,
+)
+from stoker.gradients import GradientReducer
 from stoker.learner._same import check_same, trained
 from stoker.loop import Average, Fit
 
@@ -29,10 +38,10 @@ def spread(
     if dry or is_sharded(model) or parallel.mode != "fsdp":
         return None if ema is None else Average(model, ema)
     twin = None if ema is None else copy.deepcopy(model)
-    sharded(model, parallel, world)
+    shard_model(model, parallel, world)
     if ema is None or twin is None:
         return None
-    sharded(twin, parallel, world)
+    shard_model(twin, parallel, world)
     return Average(model, ema, twin)
 
 
@@ -56,9 +65,9 @@ def share(fit: Fit, *, dry: bool = False) -> None:
     fit.sharded = is_distributed(fit.model)
     if split.size > 1 or is_sharded(fit.model):
         mode = _mode(fit.model)
-        fit.shared = Shared(fit.model, split, mode=mode, reduce=fit.reduce, bucket_mb=fit.parallel.bucket_mb)
+        fit.shared = GradientReducer(fit.model, split, mode=mode, reduce=fit.reduce, bucket_mb=fit.parallel.bucket_mb)
     if world.size > 1 and not dry:
-        fit.accord, fit.ctx._requests.pending = Accord(world), {}
+        fit.accord, fit.ctx._requests.pending = Agreement(world), {}
         check_same(world, lambda: trained(fit))
 
 
@@ -87,7 +96,7 @@ def _ways(fit: Fit) -> Iterable[str]:
     one = "1 process" if world.size == 1 else f"{world.size} processes"
     yield f"ranks      {one}, this is rank {world.rank}; each takes 1/{size} of every batch, whose size is that of all"
     if is_sharded(fit.model) or parallel.mode == "fsdp":
-        blocks = "" if is_sharded(fit.model) else f", {len(blocks_of(fit.model, parallel.wrap))} blocks"
+        blocks = "" if is_sharded(fit.model) else f", {len(find_blocks(fit.model, parallel.wrap))} blocks"
         yield f"sharding   FSDP2{blocks}: each rank keeps 1/{size} of weights, gradients and optimizer state"
     elif fit.sharded:
         yield "gradients  the model is distributed already, and is taken as it is"

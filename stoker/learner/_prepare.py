@@ -89,7 +89,7 @@ def _seed(spec: Spec, seed: int | None, world: World) -> int:
         return spec.seed
     drawn = int(torch.randint(2**31, ()).item())  # also where it has no use: the model's numbers come after it
     seed = drawn if seed is None else seed
-    return seed if world.size == 1 else world.told(seed)
+    return seed if world.size == 1 else world.broadcast_object(seed)
 
 
 def _has_step(model: nn.Module, spec: Spec) -> bool:

@@ -30,7 +30,7 @@ class Opened(NamedTuple):
 
 def earlier(wish: Wish, world: World = _ALONE) -> Run | None:
     """The run that is to be gone on with, as it lies there; None where there is none, or it is not to be."""
-    if wish.run is None or not wish.resumes or not world.told((wish.folder / "run.json").exists()):
+    if wish.run is None or not wish.resumes or not world.broadcast_object((wish.folder / "run.json").exists()):
         return None
     return Run.open(wish.folder)
 

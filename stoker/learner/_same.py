@@ -25,7 +25,7 @@ def check_same(world: World, said: Callable[[], Mapping[str, Any]]) -> None:
     if world.size == 1:
         return
     own = {name: str(value) for name, value in said().items()}
-    for rank, theirs in enumerate(world.gathered(own)):
+    for rank, theirs in enumerate(world.all_gather(own)):
         names = [name for name in {**own, **theirs} if own.get(name) != theirs.get(name)]
         if names:
             lines = [f"{name}: {_short(theirs.get(name))} there, {_short(own.get(name))} here" for name in names]

@@ -10,7 +10,7 @@ from typing import TextIO, cast
 import torch
 from torch import nn
 
-from stoker.distributed import failing, is_sharded, joined
+from stoker.distributed import is_sharded, joined, propagate_failures
 from stoker.learner._plan import beginning
 from stoker.learner._prepare import prepare
 from stoker.learner._resume import earlier, finished, open_run, seed_of, tell_resume
@@ -31,7 +31,7 @@ def started(spec: Spec, wish: Wish, *, show: bool) -> Iterator[tuple[Fit, bool]]
     A context, and not a function that calls the loop: a traceback of the user's is a frame shorter.
     """
     world = joined(spec.device, timeout=spec.parallel.timeout)
-    with failing(world), seeded(spec.seed):
+    with propagate_failures(world), seeded(spec.seed):
         check_same(world, lambda: wished(spec, wish))
         before = earlier(wish, world)
         fit = prepare(spec, wish, seed=seed_of(before), world=world)
@@ -77,7 +77,7 @@ def go_on(fit: Fit, *, epochs: int | None, updates: int | None, minutes: float |
         callbacks = {name: callback.state_dict() for name, callback in fit.hooks.stateful.items()}
         fit.resumed = {"callbacks": callbacks, "random": fit.random}
     shown = watched(fit.record, show and fit.world.is_first)
-    with failing(fit.world), put_back(), on_device(fit.model, fit.device, fit.home), shown:
+    with propagate_failures(fit.world), put_back(), on_device(fit.model, fit.device, fit.home), shown:
         if fit.last is not None:
             restore(fit.model, fit.last)
             fit.last = None

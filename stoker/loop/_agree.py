@@ -5,7 +5,7 @@ from typing import Any
 
 from stoker.loop._fit import Fit
 
-_NOTHING: dict[str, Any] = {"stop": None, "leave": None, "terminated": False, "save": None, "said": []}
+_NOTHING: dict[str, Any] = {"stop": None, "leave": None, "terminated": False, "save": None, "warnings": []}
 
 
 def agree(fit: Fit, *, now: bool = False) -> None:
@@ -17,7 +17,7 @@ def agree(fit: Fit, *, now: bool = False) -> None:
         return
     wishes, fit.ctx._requests.pending = fit.ctx._requests.pending or {}, {}
     if fit.world.is_first:
-        wishes.pop("said", None)  # it is in the record already
+        wishes.pop("warnings", None)  # it is in the record already
     handed = {**_NOTHING, **wishes}
     agreed = fit.accord.settle(handed) if now else fit.accord.hand_in(handed)
     if agreed is not None:
@@ -48,7 +48,7 @@ def _act(fit: Fit, agreed: Mapping[str, Any]) -> None:
         ctx._requests.save_reason = agreed["save"]
     if fit.world.is_first:
         said = {event.text for event in fit.record.events_of("warning")}
-        for rank, text in agreed["said"]:
+        for rank, text in agreed["warnings"]:
             if text not in said:  # what all of them say is said once
                 said.add(text)
                 ctx.warn(f"rank {rank}: {text}")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from stoker.callbacks import Context, Hooks
 from stoker.checkpoint import RandomWatch, Saver, Unsaved
 from stoker.data import Loader
-from stoker.distributed import Accord, Parallel, World
-from stoker.gradients import Accumulator, Differentiator, Shared
+from stoker.distributed import Agreement, Parallel, World
+from stoker.gradients import Accumulator, Differentiator, GradientReducer
 from stoker.loop._precision import Scaler
 from stoker.loop._tally import Later, Tally
 from stoker.loop._weights import Average, Snapshot
@@ -65,9 +65,9 @@ class Fit:
     world: World = field(default_factory=World)  # the processes that train together
     split: World = field(default_factory=World)  # those among which a batch is split: all, unless a mesh says otherwise
     parallel: Parallel = field(default_factory=Parallel)  # and how
-    shared: Shared | None = None  # gradients of all of them, where there are several
+    shared: GradientReducer | None = None  # gradients of all of them, where there are several
     sharded: bool = False  # the model itself sees to its gradients: it is in shards, or was wrapped by the user
-    accord: Accord | None = None  # what they agree on after every batch
+    accord: Agreement | None = None  # what they agree on after every batch
     common: bool = False  # the exception that is on its way goes through every process
     average: Average | None = None
     scaler: Scaler | None = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stoker._select import named_parameters
 from stoker.data import RowSelection
 from stoker.distributed import is_dtensor, reduce_shards
-from stoker.gradients import Gradients, spread
+from stoker.gradients import Gradients, split_for_capture
 from stoker.loop._fit import Fit
 from stoker.loop._precision import forward_in
 from stoker.loop._random import put_back
@@ -62,7 +62,7 @@ def _joined(tensors: list[Tensor]) -> list[Tensor]:
 
 def _largest(tensors: list[Tensor]) -> list[Tensor]:
     if len({each.dtype for each in tensors}) == 1:  # else torch launches a kernel for each
-        (tensors,) = spread([tensors], _MOST)
+        (tensors,) = split_for_capture([tensors], _MOST)
     return list(torch._foreach_norm(tensors, torch.inf))  # pyright: ignore[reportPrivateImportUsage]
 
 

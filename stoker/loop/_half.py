@@ -129,7 +129,7 @@ class Half(Stations):
         """
         if self._fit.shared is not None:
             level_loss(self._fit)
-            self._fit.shared.level()
+            self._fit.shared.broadcast_buffers()
 
     def say(self, said: tuple[Any, ...]) -> None:
         """As after a run of the stations themselves, up to the gradients."""

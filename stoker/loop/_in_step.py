@@ -24,7 +24,7 @@ def _agreed(batches: Iterable[Any], world: World) -> Iterator[Any]:
     while not world.any((batch := next(walk, _OVER)) is _OVER):  # waits for the others
         number += 1
         yield batch
-    ended = world.gathered(batch is _OVER)
+    ended = world.all_gather(batch is _OVER)
     if not all(ended):
         raise BadData(
             f"rank {ended.index(True)}'s stream ended after {number} batches, and rank {ended.index(False)}'s goes on: "

@@ -77,7 +77,7 @@ def _due(fit: Fit, here: Moment) -> str | None:
     """Rank 0's word on what is due: told at once where all ranks ask; by the clock of one, a wish that all come to."""
     assert fit.saver is not None
     if here.epoch_ended or fit.validated == here.update or not fit.clocked:
-        return fit.world.told(fit.saver.save_reason(here) if fit.world.is_first else None)
+        return fit.world.broadcast_object(fit.saver.save_reason(here) if fit.world.is_first else None)
     if fit.world.is_first and not fit.is_due and (reason := fit.saver.save_reason(here)) is not None:
         fit.is_due = True  # asked for once: it takes two batches until all know
         fit.ctx.save(reason)

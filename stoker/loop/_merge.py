@@ -13,7 +13,7 @@ def merged(tally: Tally, world: World) -> Tally:
     if world.size == 1:
         return tally
     whole = tally.empty()
-    whole.load_state_dict(added(tally.metrics, world.gathered(tally.state_dict())))
+    whole.load_state_dict(added(tally.metrics, world.all_gather(tally.state_dict())))
     return whole
 
 

@@ -50,7 +50,7 @@ def predict(
 
 def _of_all(found: list[Any], like: Any, world: World) -> list[Any]:
     """The answers of every rank: batch by batch, and in each in the order of the ranks."""
-    parts = [part for row in zip(*world.gathered(found), strict=True) for part in row if part is not None]
+    parts = [part for row in zip(*world.all_gather(found), strict=True) for part in row if part is not None]
     return [_as(like, part) for part in parts]
 
 

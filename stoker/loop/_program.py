@@ -44,13 +44,13 @@ def agreed(fit: Fit, plan: Plan) -> Plan:
     fit.late = plan.mode == "eager" and _hears_late(fit)
     if fit.world.size == 1:
         return plan
-    said = fit.world.gathered((plan.mode, plan.why))
+    said = fit.world.all_gather((plan.mode, plan.why))
     fit.late = fit.world.all(fit.late)
     rank, (mode, why) = next((each for each in enumerate(said) if each[1][0] == "eager"), (0, said[0]))
     if mode != plan.mode:
         plan.mode, plan.why = mode, f"rank {rank} can't: {why}"
     if fit.shared is not None and mode != "eager":
-        fit.shared.afterwards()
+        fit.shared.reduce_after_backward()
     return plan
 
 

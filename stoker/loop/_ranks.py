@@ -26,7 +26,7 @@ def of_all_ranks(fit: Fit, state: Mapping[str, Any]) -> dict[str, Any]:
     # What can't be sent of the user's, rank 0's stands for.
     counted = {name: each for name, each in state["callbacks"].items() if is_storable(each)}
     own |= {"share": fit.split.rank, "callbacks": counted, "state": state["loop"]["state"]}
-    _, *others = fit.world.gathered(own)
+    _, *others = fit.world.all_gather(own)
     return {**state, "share": fit.split.rank, "ranks": others}
 
 

@@ -21,7 +21,7 @@ def check_replicas(fit: Fit) -> None:
     if not parameters:
         return
     own = torch.stack([bits_of(parameter) for parameter in parameters.values()]).tolist()
-    first, *others = fit.split.gathered(own)
+    first, *others = fit.split.all_gather(own)
     for rank, theirs in enumerate(others, start=1):
         apart = [name for name, one, other in zip(parameters, first, theirs, strict=True) if one != other]
         if apart:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stoker.distributed import failing
+from stoker.distributed import propagate_failures
 from stoker.loop._fit import Fit
 from stoker.loop._keep import rescue
 from stoker.loop._level import level
@@ -29,7 +29,7 @@ def running(fit: Fit) -> Iterator[None]:
     fit.parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
     with interruptible(fit):
         try:
-            with failing(fit.world), held(fit.settings.precision), programmed(fit):
+            with propagate_failures(fit.world), held(fit.settings.precision), programmed(fit):
                 yield
                 level(fit)
         except BaseException as error:
@@ -43,7 +43,7 @@ def running(fit: Fit) -> Iterator[None]:
             if fit.saver is not None:
                 fit.saver.close()
             if fit.shared is not None:
-                fit.shared.rest()
+                fit.shared.release()
             fit.mark, fit.ctx.batch, fit.searching = None, None, False  # what is over holds no data
             fit.marks.clear()
             fit.random, fit.trained = random_state(), time.monotonic() - fit.ctx.started

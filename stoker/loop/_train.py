@@ -200,7 +200,7 @@ def _check_progress(fit: Fit) -> None:
 def _close_epoch(fit: Fit) -> None:
     ctx, seconds = fit.ctx, time.monotonic() - fit.began
     rate = fit.rates(ctx.update, ctx.lr_scale) if ctx.lr is None else ctx.lr  # None before the first batch of all
-    samples = fit.tally.samples if fit.split.size == 1 else sum(fit.split.gathered(fit.tally.samples))
+    samples = fit.tally.samples if fit.split.size == 1 else sum(fit.split.all_gather(fit.tally.samples))
     reading = Reading(rate, samples, seconds)
     for meter in fit.meters:
         if isinstance(meter, GradientNorm):

@@ -68,7 +68,7 @@ def added_up(fit: Fit, grads: Gradients, asked: Asked) -> tuple[Gradients, Asked
     own = asked._replace(loss=_counted_loss(asked))
     if fit.own_windows:
         return grads, own
-    grads = fit.shared.added(grads, asked.loss, asked.weight)
+    grads = fit.shared.reduce(grads, asked.loss, asked.weight)
     return grads, own._replace(weight=fit.shared.weight)
 
 
@@ -104,9 +104,9 @@ def flush(fit: Fit) -> None:
 
 def _close(fit: Fit, window: Accumulator) -> None:
     if fit.own_windows and fit.shared is not None:
-        grads, weight = fit.shared.closed(window)
+        grads, weight = fit.shared.reduce_window(window)
     else:
-        weight, grads = window.held[1], window.take()
+        weight, grads = window.weight, window.take()
     apply(fit, grads, weight=weight)
 
 
@@ -214,7 +214,7 @@ def _cause(fit: Fit, loss: Tensor | None, grads: Gradients) -> tuple[str, ...]:
     if fit.world.size == 1:
         return here
     own = fit.suspect is not None or (loss is not None and not bool(loss.isfinite()))
-    said = fit.world.gathered((own, here))
+    said = fit.world.all_gather((own, here))
     rank = next((rank for rank, (own, _) in enumerate(said) if own), 0)
     what, where, found = said[rank][1]
     return f"{what} of rank {rank}", where, found

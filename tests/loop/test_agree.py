@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from stoker.callbacks import Context
-from stoker.distributed import Accord, World
+from stoker.distributed import Agreement, World
 from stoker.loop._agree import agree, depart, stop
 
 
@@ -14,7 +14,7 @@ def shared_fit(rank=0):
     ctx._requests.pending, ctx._requests.can_save = {}, True
     world = World(rank=rank, size=rank + 1)
     given = {"interrupted": False, "terminated": False, "left": None}
-    return SimpleNamespace(ctx=ctx, world=world, record=ctx.record, accord=Accord(World()), **given)
+    return SimpleNamespace(ctx=ctx, world=world, record=ctx.record, accord=Agreement(World()), **given)
 
 
 @pytest.mark.parametrize("now", [False, True])
@@ -49,7 +49,7 @@ def test_rank_0_says_what_other_ranks_warn_of_once():
     fit.ctx.warn("the disk is slow")
     answer = {"stop": None, "leave": None, "terminated": None, "save": None}
     said = [(1, "the disk is slow"), (1, "it is hot here"), (2, "it is hot here")]
-    fit.accord = SimpleNamespace(hand_in=lambda wishes: {**answer, "said": said})
+    fit.accord = SimpleNamespace(hand_in=lambda wishes: {**answer, "warnings": said})
     agree(fit)
     assert [event.text for event in fit.record.events_of("warning")] == ["the disk is slow", "rank 1: it is hot here"]
 

@@ -14,8 +14,8 @@ from torch import nn
 import stoker
 from stoker import callbacks, data, metrics, schedule
 from stoker.data import _prefetch
-from stoker.gradients import _spread
-from stoker.gradients._spread import cut
+from stoker.gradients import _split as _spread
+from stoker.gradients import split_long as cut
 from stoker.loop import _program
 from stoker.loop._stations import Stations
 from stoker.loop._tally import Tally
@@ -158,7 +158,7 @@ def _long(dtype):
 def test_long_parameters_in_parts_are_stepped_to_the_same_bits(name, dtype, monkeypatch):
     feature = Feature(lambda: _long(dtype), settings=lambda: {"optimizer": ALGORITHMS[name]()})
     expected, parts = fit(feature, eager=True), []
-    monkeypatch.setattr(_spread, "cut", lambda *given: parts.append(cut(*given)) or parts[-1])
+    monkeypatch.setattr(_spread, "split_long", lambda *given: parts.append(cut(*given)) or parts[-1])
     assert_same_fit(captured(feature), expected)
     if dtype == torch.float32 or "Adam" not in name:  # of several types it leaves the sorting to torch
         assert max(len(some[0]) for some in parts) > 20

@@ -1,29 +1,29 @@
-"""The errors that stoker raises on purpose, as one family.
+"""All errors that a user of stoker can cause.
 
 StokerError
-├── InvalidArgument (ValueError)             an argument has a value that can't be used
-├── WrongType (TypeError)                    an argument has the wrong type
-├── NoSuchParameter (KeyError, ValueError)   a selector matches no parameter
-├── UnmatchedParameter (ValueError)          a trainable parameter is matched by no selector of a mapping
-├── NotDifferentiable (RuntimeError)         a loss has no gradient
-├── GradientsConsumed (RuntimeError)         gradients were already used by something else
-├── UnsupportedGradient (RuntimeError)       an optimizer can't use this kind of gradient
-├── StateMismatch (ValueError)               a saved state does not match the model
-├── BadFile (ValueError)                     a file is damaged or of the wrong kind
-│   └── MissingFile (FileNotFoundError)      a file does not exist
-├── BadData (ValueError)                     data can't be loaded as samples
-├── SampleFailed (RuntimeError)              loading a sample failed in a worker, with an exception that can't be sent
-├── WorkerDied (RuntimeError)                a loading process ended unexpectedly
-├── PeerFailed (RuntimeError)                another rank failed or can't be reached
-├── UnknownHook (AttributeError)             a callback has a method named like a hook that does not exist
-├── NoSuchMetric (KeyError, ValueError)      a name belongs to no number
-├── NotFinite (ArithmeticError)              a loss or gradient is NaN or infinite
-├── RunExists (FileExistsError)              a directory already holds a run
-├── CheckpointFailed (OSError)               a checkpoint can't be written, or an old one not deleted
-├── ConfigError (ValueError)                 a field of a config is unknown, missing or of the wrong type
-└── MissingExtra (ImportError)               an optional dependency is not installed
+├── InvalidArgument (ValueError)        a value that is not allowed
+├── WrongType (TypeError)               an object of the wrong type
+├── NoSuchParameter (KeyError, ValueError)   a selector that matches no parameter
+├── UnmatchedParameter (ValueError)     a trainable parameter that no selector of a mapping matches
+├── NotDifferentiable (RuntimeError)    a loss that has no gradients
+├── GradientsConsumed (RuntimeError)    gradients that were already used
+├── UnsupportedGradient (RuntimeError)  a kind of gradient that an optimizer does not support
+├── StateMismatch (ValueError)          a saved state that does not match the object it is loaded into
+├── BadFile (ValueError)                a file that is damaged or has other content than expected
+│   └── MissingFile (FileNotFoundError)    a file that does not exist
+├── BadData (ValueError)                data that cannot be loaded as samples
+├── SampleFailed (RuntimeError)         an exception of a dataset that cannot be sent from its worker process
+├── WorkerDied (RuntimeError)           a data worker process that ended unexpectedly
+├── PeerFailed (RuntimeError)           another rank that failed or does not answer
+├── UnknownHook (AttributeError)        a method of a callback that is named like a hook and is not one
+├── NoSuchMetric (KeyError, ValueError) a metric that does not exist
+├── NotFinite (ArithmeticError)         a loss or gradient that is NaN or infinite
+├── RunExists (FileExistsError)         a directory that already contains a run
+├── CheckpointFailed (OSError)          a checkpoint that could not be written, or an old one that could not be deleted
+├── ConfigError (ValueError)            a field of a config that is unknown, missing or of the wrong type
+└── MissingExtra (ImportError)          an optional dependency that is not installed
 
-Each is also the built-in error that code would catch in such a case.
+Each inherits from the built-in exception in parentheses, so that `except ValueError` works too.
 """
 
 import difflib

@@ -150,7 +150,7 @@ def _record_of_epochs(run: Follower) -> Record:
 
 
 def _end(run: Follower) -> list[str]:
-    """Why the run ended, with the end of the traceback for an exception; the time of the last event of a running run."""
+    """Why the run ended, with the last lines of a traceback; of a running run the time of its last event."""
     summary = run.summary
     errors = [event for event in run.messages if event.kind == "error"]
     if run.state == "gone":

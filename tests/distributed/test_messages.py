@@ -94,9 +94,7 @@ def test_errors_for_values_that_can_not_be_sent(value):
 
 
 def test_the_error_for_an_array_names_the_remedy():
-    with pytest.raises(
-        WrongType, match=r"^metrics/odd/all is a numpy\.ndarray, .*torch\.as_tensor converts"
-    ):
+    with pytest.raises(WrongType, match=r"^metrics/odd/all is a numpy\.ndarray, .*torch\.as_tensor converts"):
         pack({"metrics": {"odd": {"all": np.zeros(4)}}})
 
 

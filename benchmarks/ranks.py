@@ -54,9 +54,10 @@ def run_rank(size):
 
 def measure_messages(world, back_to_back, during_steps, gathers):
     """µs on this rank of what ranks send each other."""
-    from stoker.distributed import Agreement
     from stoker.loop._agree import _NOTHING as NOTHING  # what a fit sends after most batches
     from stoker.loop._merge import merged
+
+    from stoker.distributed import Agreement
 
     accord, state = Agreement(world, every=1), rank_state()
     found = {
@@ -85,9 +86,9 @@ def microseconds(function, calls, pause=0.0):
 def running_totals(count):
     """The loss and metrics of a rank at the end of an epoch."""
     import torch
+    from stoker.loop._tally import Tally
 
     from stoker import metrics
-    from stoker.loop._tally import Tally
     from stoker.steps import ClassificationOutput
 
     totals = Tally([metrics.Accuracy(name=f"accuracy {number}") for number in range(count)], torch.device("cpu"))
@@ -106,8 +107,9 @@ def rank_state():
 
 def measure_parts():
     """The work for each rank's state in a merge and in a gather: µs and bytes."""
-    from stoker.distributed import pack, unpack
     from stoker.loop._merge import added
+
+    from stoker.distributed import pack, unpack
 
     found = {}
     for count in METRICS:

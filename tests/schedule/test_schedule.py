@@ -102,7 +102,7 @@ def test_a_function_is_called_but_cannot_be_saved():
 
     mine = 2 * as_schedule(decay)
     assert mine(3) == 0.5 and mine == 2 * as_schedule(decay) and "as_schedule(" in repr(mine)
-    with pytest.raises(ConfigError, match=r"curve\.right\.call: a function can't be saved, and this is one: <function"):
+    with pytest.raises(ConfigError, match=r"curve\.right\.call: a function can't be saved, got <function"):
         mine.to_dict()
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from torchmetrics import classification, regression
 
@@ -42,6 +43,7 @@ def merged(rank, size):
     return found
 
 
+@pytest.mark.soak
 def test_every_metric_over_three_processes():
     answers = run(merged, 3)
     assert [repr(each) for each in answers] == [repr(answers[0])] * 3  # bit for bit, NaN included

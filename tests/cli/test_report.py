@@ -33,7 +33,7 @@ def test_mistakes(capsys):
     assert main(["report", "digit"]) == 1
     assert capsys.readouterr().err == "stoker: there is no run 'digit'; did you mean 'digits'?\n"
     assert main(["report", "digits", "-o", "runs"]) == 1
-    assert "stoker: the report can't be written to 'runs': Is a directory" in capsys.readouterr().err
+    assert "stoker: can't write the report to 'runs': Is a directory" in capsys.readouterr().err
 
 
 def test_an_ending_that_promises_something_else(tmp_path, capsys):

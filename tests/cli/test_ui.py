@@ -11,8 +11,7 @@ import httpx
 from stoker.cli import main
 from stoker.view.ui import Server
 from tests.record.stories import LIGHT
-from tests.view.ui.serving import make
-from tests.view.ui.test_serve import environment
+from tests.view.ui.serving import environment, make
 
 PROGRAM = LIGHT + "from stoker.cli import main; sys.exit(main())"
 

@@ -10,7 +10,7 @@ from stoker.record import Follower
 from stoker.view.ui._json import MAX_MESSAGES, Row, make_messages, make_row, make_status, to_json
 from stoker.view.ui._runs import OpenRun, RunFolder, RunList
 
-_DELETED = "the run's directory was deleted"
+_DELETED = "the run's directory is gone"
 _SLICE = 0.3  # seconds of reading for the list, and for the shown runs
 
 

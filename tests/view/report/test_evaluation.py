@@ -1,4 +1,4 @@
-"""Predictions compared with targets: losses against torch, confusion against scikit-learn, calibration against torchmetrics."""
+"""Predictions compared with targets, checked against torch, scikit-learn and torchmetrics."""
 
 import numpy as np
 import pytest

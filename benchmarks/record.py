@@ -91,10 +91,10 @@ def measure_reading(name, path):
     start = time.perf_counter()
     follower = record.Follower(path)
     follower.refresh(seconds=0.1)
-    picture = [follower.points(each).thinned(1000) for each in follower.names]
+    picture = [follower.points(each).downsample(1000) for each in follower.names]
     first = time.perf_counter() - start
     assert picture, "the first refresh found no curve"
-    while follower.behind:
+    while follower.has_unread:
         follower.refresh(seconds=0.1)
     return {"first": [first], "whole": [time.perf_counter() - start], "MB": [megabytes() - before]}
 

@@ -75,9 +75,9 @@ class Stoker:
     """stoker's `Store` and `Saver`."""
 
     def __init__(self, folder, *, background):
-        from stoker.checkpoint import Saver, Store, keep_last
+        from stoker.checkpoint import Checkpoint, Saver, Store
 
-        self._saver = Saver(Store(folder), keep_last(1), background=background)
+        self._saver = Saver(Store(folder), Checkpoint(keep_last=1).policy(), background=background)
 
     def save(self, state, number):
         from stoker.checkpoint import Place
@@ -85,11 +85,11 @@ class Stoker:
         self._saver.save(state, Place(epoch=1, batch=number, update=number))
 
     def is_finished(self):
-        return bool(self._saver.finished())
+        return bool(self._saver.take_finished())
 
     def wait(self):
         self._saver.wait()
-        self._saver.finished()
+        self._saver.take_finished()
 
 
 def milliseconds(function):

@@ -72,7 +72,8 @@ class FreezeUntil(Callback):
 
     def _freeze(self, names: Iterable[str]) -> None:
         for name in names:
-            self._frozen[name] = self._selected[name].requires_grad_(False)
+            self._frozen[name] = self._selected[name]
+            self._selected[name].requires_grad_(False)
 
     def _unfreeze(self) -> None:
         for parameter in self._frozen.values():

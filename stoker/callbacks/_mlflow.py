@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.callbacks._tracker import Ending, Tracked, Tracker, append_text, needs_package
-from stoker.record import flat
+from stoker.record import flatten_config
 
 _TAG = "stoker.run"  # the tag by which a resumed run finds its run in MLflow
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
@@ -72,7 +72,7 @@ class _MLflowSink:
                 if point.step >= run.update
             }
         self._run_id = self._client.create_run(experiment, int(1000 * run.time), {_TAG: run.id}, run.name).info.run_id
-        params = [Param(_clean(name), str(value)[:_MAX_LENGTH]) for name, value in flat(run.config)]
+        params = [Param(_clean(name), str(value)[:_MAX_LENGTH]) for name, value in flatten_config(run.config)]
         for first in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self._run_id, params=params[first : first + _MAX_PARAMS])
         return {}

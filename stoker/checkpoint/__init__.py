@@ -1,42 +1,33 @@
-"""checkpoint: takes the state of a training and gives a directory, whole or not there, and the other way round.
+"""checkpoint: saves the state of a training as a directory that is complete or absent, and reads it back.
 
-`Checkpoint` is what a user says about saving, as pure policies; a `Store` is the checkpoints of a run; a `Saver` writes
-them beside the training. `model_state` and `random_state` are the values that a loop of one's own saves with them.
-Reading one runs no code, and what is damaged is skipped by name.
+`Checkpoint` holds the user's settings. A `Store` finds, reads and writes the checkpoints of a run; a `Saver` writes
+them on a thread while the training continues. `model_state` and `random_state` are what your own loop saves. Reading a
+checkpoint runs no code, and damaged ones are skipped with a message.
 """
 
-from stoker.checkpoint._checkpoint import Checkpoint, deadline
-from stoker.checkpoint._model import has_extra, load_model_state, model_state
-from stoker.checkpoint._place import Moment, Place, Saved
-from stoker.checkpoint._policy import Action, Delete, Policy, Rule, Save, composed, every, keep_best, keep_last
-from stoker.checkpoint._random import RandomWatch, random_state, set_random_state
+from stoker.checkpoint._encoding import State
+from stoker.checkpoint._manifest import Moment, Place, Saved
+from stoker.checkpoint._model_state import has_extra_state, load_model_state, model_state
+from stoker.checkpoint._policy import Checkpoint, Policy
+from stoker.checkpoint._rng import RandomSnapshot, RandomWatch, random_state, set_random_state
 from stoker.checkpoint._saver import Saver
 from stoker.checkpoint._store import Found, Store
-from stoker.checkpoint._tree import State
 from stoker.checkpoint._unsaved import Unsaved
 
 __all__ = [
-    "Action",
     "Checkpoint",
-    "Delete",
     "Found",
     "Moment",
     "Place",
     "Policy",
+    "RandomSnapshot",
     "RandomWatch",
-    "Rule",
-    "Save",
     "Saved",
     "Saver",
     "State",
     "Store",
     "Unsaved",
-    "composed",
-    "deadline",
-    "every",
-    "has_extra",
-    "keep_best",
-    "keep_last",
+    "has_extra_state",
     "load_model_state",
     "model_state",
     "random_state",

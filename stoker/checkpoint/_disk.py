@@ -1,7 +1,7 @@
-"""The few things that are done to a disk here, one function each; no other file of this room touches it.
+"""The operations on a disk that checkpoints need, one function each; no other module of this package touches it.
 
-Everything is named within an open folder, so that nothing can be moved or linked away underneath. Tests count these
-functions, let the n-th one fail, and kill the process in it.
+Files and directories are opened by name within an open directory, so that nothing can be moved or linked away in
+between. Tests replace these functions to count them, to let the n-th fail, and to kill the process in it.
 """
 
 import errno
@@ -22,7 +22,7 @@ def make_folder(name: str | Path, within: int | None = None) -> None:
 
 
 def open_folder(name: str | Path, within: int | None = None) -> int:
-    """A folder to work in; within another, a link to one is refused."""
+    """Opens a directory; within another one, a symbolic link is an error."""
     links = 0 if within is None else os.O_NOFOLLOW
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | links, dir_fd=within)
 
@@ -44,32 +44,32 @@ def remove_folder(name: str, within: int) -> None:
 
 
 def create(name: str, within: int) -> int:
-    """A new file to write to; one that is there already is an error."""
+    """Creates a file for writing; an existing one is an error."""
     return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=within)
 
 
 def open_file(name: str, within: int) -> tuple[int, int]:
-    """A plain file to read, and its bytes; a link, a folder, a pipe or a device is an error, without a wait."""
+    """Opens a regular file and returns its size too; a link, directory, pipe or device is an error and never blocks."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=within)
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
         os.close(file)
-        raise OSError(errno.EINVAL, "it is no plain file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return file, found.st_size
 
 
 def write(file: int, data: memoryview) -> int:
-    """Writes some of `data`, and says how many bytes."""
+    """Writes the start of `data` and returns the number of bytes."""
     return os.write(file, data)
 
 
 def read(file: int, memory: memoryview) -> int:
-    """Reads the next bytes into `memory`, and says how many; 0 at the end."""
+    """Reads into the start of `memory` and returns the number of bytes; 0 at the end."""
     return os.readv(file, [memory])
 
 
 def sync(file: int) -> None:
-    """Returns when a file or a folder is on the disk as it is now."""
+    """Returns when a file or directory is on the disk as it is now."""
     os.fsync(file)
 
 
@@ -79,14 +79,14 @@ def close(file: int) -> None:
 
 @contextmanager
 def folder(name: str | Path, within: int | None = None) -> Iterator[int]:
-    """An open folder that is closed again."""
+    """Opens a directory and closes it afterwards."""
     with closing(open_folder(name, within)) as opened:
         yield opened
 
 
 @contextmanager
 def closing(file: int) -> Iterator[int]:
-    """Closes what nothing was written to; whether the disk minds is no matter then."""
+    """Closes a descriptor that nothing was written to, so a failure does not matter."""
     try:
         yield file
     finally:

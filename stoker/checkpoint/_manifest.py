@@ -1,28 +1,134 @@
-"""The manifest of a checkpoint: where the training stood, and the size and checksum of every file beside it."""
+"""What identifies a checkpoint: the names of its directory and files, its place in the training, its manifest.
+
+The manifest is a JSON file with the place, and the size and checksum of every other file.
+"""
 
 import json
 import math
 import re
+import secrets
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from stoker.checkpoint._json import from_json, to_json
-from stoker.checkpoint._names import MANIFEST, STATE, is_shards, order_of, part_of
-from stoker.checkpoint._place import Place, Saved
+from stoker._files import parse_json
 from stoker.errors import BadFile, InvalidArgument
 
-VERSION = 2  # 1 where nothing is sharded: without `ranks`
-LARGEST = {MANIFEST: 1 << 20, STATE: 1 << 28}  # bytes; tensors may be as large as their file is
+VERSION = 2  # written as 1, without `ranks`, if nothing is sharded
+MANIFEST, STATE = "manifest.json", "state.json"
+MAX_SIZE = {MANIFEST: 1 << 20, STATE: 1 << 28}  # bytes; files of tensors have no limit
 
-_LAST_SECOND = 253_402_300_799  # of the year 9999, since 1970
-_CRC32 = re.compile(r"[0-9a-f]{8}", re.ASCII)
-_ODD_NUMBERS = ("nan", "inf", "-inf")  # which JSON has no word for
+# --- Names. Nothing else in the directory belongs to stoker.
+
+_NAME = re.compile(r"([0-9]{8,18})(?:\.([1-9][0-9]{0,8}))?", re.ASCII)
+_LEFTOVER = re.compile(r"\.(?:part|gone)-([0-9.]+)-[0-9a-f]{8}", re.ASCII)
+_PART = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}", re.ASCII)
+_SHARD = re.compile(r"shard-[0-9]{5,}-model-[0-9]{5,}-of-[0-9]{5,}", re.ASCII)  # the file names of torch's DCP
+_TENSORS = ".safetensors"
 
 
-class Sum(NamedTuple):
-    """What a file has to be: so many bytes, with this CRC-32 in eight hexadecimal digits."""
+def checkpoint_name(update: int, number: int) -> str:
+    """`00000120`, and `00000120.1` for the second checkpoint at this update."""
+    return f"{update:08d}.{number}" if number else f"{update:08d}"
+
+
+def sort_key(name: str) -> tuple[int, int] | None:
+    """The update of a checkpoint and its number at that update; `None` if this is not the name of a checkpoint.
+
+    >>> sort_key("00000120"), sort_key("00000120.1"), sort_key("notes.txt")
+    ((120, 0), (120, 1), None)
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    key = int(match[1]), int(match[2] or 0)
+    return key if checkpoint_name(*key) == name else None
+
+
+def temporary_name(kind: str, name: str) -> str:
+    """The name of a checkpoint while it is being written ("part") or deleted ("gone")."""
+    return f".{kind}-{name}-{secrets.token_hex(4)}"
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a name is one of `temporary_name`."""
+    match = _LEFTOVER.fullmatch(name)
+    return match is not None and sort_key(match[1]) is not None
+
+
+def tensors_file(part: str) -> str:
+    return part + _TENSORS
+
+
+def part_name(file: str) -> str | None:
+    """The part of the state whose tensors a file holds; `None` for any other file."""
+    part = file.removesuffix(_TENSORS)
+    return part if part != file and _PART.fullmatch(part) and not _SHARD.fullmatch(part) else None
+
+
+def shard_file(rank: int) -> str:
+    return f"shard-{rank + 1:05d}-model-00001-of-00001{_TENSORS}"
+
+
+def is_shard_file(file: str) -> bool:
+    return file.endswith(_TENSORS) and _SHARD.fullmatch(file.removesuffix(_TENSORS)) is not None
+
+
+def is_checkpoint_file(file: str) -> bool:
+    """Whether a file of this name may belong to a checkpoint."""
+    return file in (MANIFEST, STATE) or part_name(file) is not None or is_shard_file(file)
+
+
+# --- Places in the training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the training is when it is saved, and why."""
+
+    epoch: int
+    batch: int  # completed batches of this epoch
+    update: int
+    minutes: float = 0.0  # of training in the whole run
+    reason: str = ""
+    ended: str | None = None  # why the fit ended; None while it is running
+    resumable: bool = True  # False for the result of a fit that was cut short: resuming uses an earlier checkpoint
+    values: Mapping[str, float] = field(
+        default_factory=dict
+    )  # metrics of exactly these weights; empty if not validated
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields of a `Place`, also of a subclass.
+
+        >>> Place(**Moment(epoch=1, batch=2, update=3, epoch_ended=True).as_dict())
+        Place(epoch=1, batch=2, update=3, minutes=0.0, reason='', ended=None, resumable=True, values={})
+        """
+        return {each.name: getattr(self, each.name) for each in fields(Place)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved(Place):
+    """A checkpoint on disk."""
+
+    name: str
+    run: str
+    time: float  # seconds since 1970
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment(Place):
+    """A place for which a policy decides whether to save."""
+
+    epoch_ended: bool = False
+
+
+# --- The manifest
+
+
+class Checksum(NamedTuple):
+    """The size of a file and its CRC-32 as eight hexadecimal digits."""
 
     bytes: int
     crc32: str
@@ -30,47 +136,41 @@ class Sum(NamedTuple):
 
 class Manifest(NamedTuple):
     saved: Saved
-    files: dict[str, Sum]
-    ranks: int | None = None  # that have written it, each its shards; None where nothing is sharded
+    files: dict[str, Checksum]
+    ranks: int | None = None  # number of ranks that wrote shards; None if nothing is sharded
 
     @property
     def shards(self) -> list[str]:
-        """The files that hold shards of tensors."""
-        return [name for name in self.files if is_shards(name)]
-
-
-def checksum(crc32: int) -> str:
-    return f"{crc32:08x}"
+        return [name for name in self.files if is_shard_file(name)]
 
 
 def check_place(place: Place) -> None:
-    """An `InvalidArgument` for a place that a manifest couldn't say."""
-    found = _plain(place)
-    for name in (each.name for each in fields(Place)):
-        fits, expected = _EXPECTED[name]
-        if not fits(found[name]):
-            raise InvalidArgument(f"a checkpoint's {name} is {expected}; got {getattr(place, name)!r}")
+    """Raises `InvalidArgument` for a place that a manifest cannot hold."""
+    found = _to_plain(place)
+    for each in fields(Place):
+        is_valid, expected = _EXPECTED[each.name]
+        if not is_valid(found[each.name]):
+            raise InvalidArgument(f"{each.name} of a checkpoint is {expected}; got {getattr(place, each.name)!r}")
 
 
-def to_text(manifest: Manifest) -> bytes:
-    """The manifest as it is written."""
+def format_manifest(manifest: Manifest) -> bytes:
     files = {name: each._asdict() for name, each in manifest.files.items()}
-    sharded = {"version": 1} if manifest.ranks is None else {"version": 2, "ranks": manifest.ranks}
-    found = {**sharded, **_plain(manifest.saved), "files": files}
+    version = {"version": 1} if manifest.ranks is None else {"version": 2, "ranks": manifest.ranks}
+    found = {**version, **_to_plain(manifest.saved), "files": files}
     text = to_json({**found, "crc32": _own_checksum(found)})
-    if len(text) > LARGEST[MANIFEST]:
+    if len(text) > MAX_SIZE[MANIFEST]:
         raise InvalidArgument(
-            f"the checkpoint's manifest would have {len(text):,} bytes, at most {LARGEST[MANIFEST]:,} are read; "
-            "give it a shorter reason and fewer values"
+            f"the manifest of the checkpoint has {len(text):,} bytes, at most {MAX_SIZE[MANIFEST]:,} are allowed; "
+            "use a shorter reason and fewer values"
         )
     return text
 
 
-def from_text(text: bytes | bytearray, where: object) -> Manifest:
-    """The manifest that a file says, every part of it checked; `BadFile` otherwise."""
-    found = from_json(text, where)
+def parse_manifest(text: bytes | bytearray, where: object) -> Manifest:
+    """Parses and checks a manifest; raises `BadFile`, which names `where`."""
+    found = parse_json(text, where)
     if not isinstance(found, dict):
-        raise BadFile(f"{where} is a {type(found).__name__}; expected a mapping")
+        raise BadFile(f"{where} holds a {type(found).__name__}; expected a mapping")
     version = found.get("version")
     if type(version) is int and version > VERSION:
         raise BadFile(
@@ -79,86 +179,87 @@ def from_text(text: bytes | bytearray, where: object) -> Manifest:
         )
     crc32 = found.pop("crc32", None)
     if crc32 != _own_checksum(found):
-        raise BadFile(f"{where} is damaged: it doesn't say what was written (checksum)")
-    version = found.pop("version", None)
-    ranks = {"ranks": found.pop("ranks", None)} if version == 2 else {}
+        raise BadFile(f"{where} is damaged: its checksum does not match")
+    found.pop("version", None)
+    ranks = found.pop("ranks", None) if version == 2 else None
     if found.keys() != set(_EXPECTED) or version not in (1, 2):
-        raise BadFile(f"{where} is no manifest of version 1 or 2: it has other fields")
-    for name, (fits, expected) in _EXPECTED.items():
-        if not fits(found[name]):
-            raise BadFile(f"{where} is damaged: its {name} is not {expected}")
-    files = {name: Sum(**each) for name, each in found.pop("files").items()}
+        raise BadFile(f"{where} is not a manifest of version 1 or 2: it has other fields")
+    for name, (is_valid, expected) in _EXPECTED.items():
+        if not is_valid(found[name]):
+            raise BadFile(f"{where} is damaged: {name} is not {expected}")
+    files = {name: Checksum(**each) for name, each in found.pop("files").items()}
     values = {name: float(value) for name, value in found.pop("values").items()}
-    saved = Saved(**found, values=values)
-    if saved.bytes != sum(each.bytes for each in files.values()):
-        raise BadFile(f"{where} is damaged: its bytes are not the sum of its files'")
-    if (order_of(saved.name) or [None])[0] != saved.update:
-        raise BadFile(f"{where} is damaged: its name is not its update's")
-    manifest = Manifest(saved, files, **ranks)
-    if bool(manifest.shards) != (version == 2) or (version == 2 and not _is_positive(manifest.ranks)):
-        raise BadFile(f"{where} is damaged: its shards are not those of its ranks")
+    manifest = Manifest(Saved(**found, values=values), files, ranks)
+    if manifest.saved.bytes != sum(each.bytes for each in files.values()):
+        raise BadFile(f"{where} is damaged: bytes is not the sum of its files")
+    if (sort_key(manifest.saved.name) or [None])[0] != manifest.saved.update:
+        raise BadFile(f"{where} is damaged: the name does not match the update")
+    if bool(manifest.shards) != (version == 2) or (version == 2 and not (_is_count(ranks) and ranks)):
+        raise BadFile(f"{where} is damaged: the shards do not match the number of ranks")
     return manifest
 
 
-def _plain(place: Place) -> dict[str, Any]:
-    """What JSON can say of a place, or of a checkpoint."""
+def to_json(value: Any) -> bytes:
+    """Plain values as one line of JSON; floats are restored to the bit."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _to_plain(place: Place) -> dict[str, Any]:
+    """The fields as values that JSON can hold; non-finite values become text."""
+
+    def number(value: Any) -> Any:
+        if not isinstance(value, int | float):
+            return value  # `check_place` reports it
+        return float(value) if math.isfinite(value) else str(float(value))
+
     found = {each.name: getattr(place, each.name) for each in fields(place)}
-    return {**found, "values": {name: _said(value) for name, value in place.values.items()}}
-
-
-def _said(value: Any) -> Any:
-    if not isinstance(value, int | float):
-        return value  # and `check_place` says so
-    return float(value) if math.isfinite(value) else str(float(value))
+    return {**found, "values": {name: number(value) for name, value in place.values.items()}}
 
 
 def _own_checksum(found: Mapping[str, Any]) -> str:
-    """Of everything else that a manifest says, with its keys in order."""
-    return checksum(zlib.crc32(json.dumps(found, sort_keys=True).encode()))
+    return f"{zlib.crc32(json.dumps(found, sort_keys=True).encode()):08x}"
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 10**18
 
 
-def _is_positive(value: Any) -> bool:
-    return _is_count(value) and value > 0
-
-
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= _LAST_SECOND
+    return type(value) in (int, float) and 0 <= value <= 253_402_300_799  # the end of the year 9999
 
 
 def _is_text(value: Any) -> bool:
     return type(value) is str
 
 
-def _is_number(value: Any) -> bool:
-    return value in _ODD_NUMBERS if type(value) is str else type(value) is float and math.isfinite(value)
+def _is_values(value: Any) -> bool:
+    def is_number(each: Any) -> bool:
+        return each in ("nan", "inf", "-inf") if type(each) is str else type(each) is float and math.isfinite(each)
+
+    return isinstance(value, dict) and all(map(_is_text, value)) and all(map(is_number, value.values()))
 
 
-def _is_file(name: str, value: Any) -> bool:
-    known = name == STATE or part_of(name) is not None or is_shards(name)
-    if not known or not isinstance(value, dict) or value.keys() != {"bytes", "crc32"}:
-        return False
-    size, crc32 = value["bytes"], value["crc32"]
-    return _is_count(size) and size <= LARGEST.get(name, size) and _is_text(crc32) and bool(_CRC32.fullmatch(crc32))
+def _is_files(value: Any) -> bool:
+    def is_file(name: str, each: Any) -> bool:
+        if name == MANIFEST or not is_checkpoint_file(name):
+            return False
+        if not isinstance(each, dict) or each.keys() != {"bytes", "crc32"} or not _is_text(each["crc32"]):
+            return False
+        size = each["bytes"]
+        is_sized = _is_count(size) and size <= MAX_SIZE.get(name, size)
+        return is_sized and re.fullmatch(r"[0-9a-f]{8}", each["crc32"], re.ASCII) is not None
+
+    return isinstance(value, dict) and STATE in value and all(is_file(*each) for each in value.items())
 
 
-# What each field has to be, as a question and in words.
+# What each field has to be: a check, and the same in words.
 _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("epoch", "batch", "update", "bytes"), (_is_count, "a whole number from 0 on, below 10**18")),
-    **dict.fromkeys(("minutes", "time"), (_is_time, "a number from 0 on, before the year 10000")),
-    **dict.fromkeys(("reason", "run"), (_is_text, "a text")),
-    "ended": (lambda value: value is None or _is_text(value), "a text or None"),
+    **dict.fromkeys(("epoch", "batch", "update", "bytes"), (_is_count, "an integer from 0 to 10**18")),
+    **dict.fromkeys(("minutes", "time"), (_is_time, "a number from 0 to the year 10000")),
+    **dict.fromkeys(("reason", "run"), (_is_text, "a string")),
+    "ended": (lambda value: value is None or _is_text(value), "a string or None"),
     "resumable": (lambda value: type(value) is bool, "True or False"),
-    "name": (lambda value: _is_text(value) and order_of(value) is not None, "a checkpoint's name"),
-    "values": (
-        lambda value: isinstance(value, dict) and all(map(_is_text, value)) and all(map(_is_number, value.values())),
-        "numbers by name",
-    ),
-    "files": (
-        lambda value: isinstance(value, dict) and STATE in value and all(_is_file(*each) for each in value.items()),
-        f"{STATE} and files of tensors, each with its bytes and crc32",
-    ),
+    "name": (lambda value: _is_text(value) and sort_key(value) is not None, "the name of a checkpoint"),
+    "values": (_is_values, "a mapping of names to numbers"),
+    "files": (_is_files, f"{STATE} and files of tensors, each with its bytes and crc32"),
 }

@@ -1,189 +1,157 @@
-"""When to save and what to delete: pure functions of where the training stands and which checkpoints there are."""
+"""When to save and which checkpoints to keep: the user's settings, and the decisions that follow from them."""
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from stoker.checkpoint._best import Directions, Measure
-from stoker.checkpoint._place import Moment, Saved
-from stoker.errors import InvalidArgument
-from stoker.record import Direction, number
+from stoker._text import format_number
+from stoker.checkpoint._manifest import Moment, Saved
+from stoker.config import Config
+from stoker.errors import InvalidArgument, NoSuchMetric, did_you_mean
+from stoker.record import Direction
+
+Directions: TypeAlias = Callable[[str], Direction | None]  # whether a low or a high value of a metric is better
 
 
-@dataclass(frozen=True)
-class Save:
-    """Save here, for a reason."""
+class Checkpoint(Config):
+    """How often a fit is saved, and which checkpoints are kept.
 
-    reason: str
+    >>> Checkpoint(every="10 minutes", keep_best="valid/accuracy").replace(keep_last=3).to_dict()["keep_last"]
+    3
 
-
-@dataclass(frozen=True)
-class Delete:
-    """Delete the checkpoint of this name."""
-
-    name: str
-
-
-Action: TypeAlias = Save | Delete
-Policy: TypeAlias = Callable[[Moment, Sequence[Saved]], list[Action]]
-
-
-def _nothing(here: Moment, saved: Sequence[Saved]) -> list[Action]:
-    """No action: the half that a policy doesn't have."""
-    return []
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A policy in two halves: who asks after every batch whether to save need not pay for what to delete.
-
-    `pace` says when `saves` can want anything: at the end of an epoch, after a validation, and at multiples of so many
-    updates (0: at those two only; None: after any batch).
+    `every` is `"epoch"`, a number of updates, or minutes of training (`"10 minutes"`). The checkpoint with the best
+    value of the metric `keep_best` is kept in addition to the last `keep_last`; `direction` is the metric's own unless
+    it is given. With `background`, a thread writes a copy that is taken between two updates. `deadline` is a time in
+    seconds since 1970 before which the fit has to be saved; the default is the end of the cluster's job, if known
+    (SLURM_JOB_END_TIME).
     """
 
-    saves: Policy = _nothing
-    deletes: Policy = _nothing
-    pace: int | None = None
+    every: int | str = "epoch"
+    keep_last: int = 2
+    keep_best: str | None = None
+    direction: Direction | None = None
+    background: bool = True
+    deadline: float | None = None
 
-    def __call__(self, here: Moment, saved: Sequence[Saved]) -> list[Action]:
-        """Both halves' actions."""
-        return self.saves(here, saved) + self.deletes(here, saved)
+    def __post_init__(self) -> None:
+        self.policy()  # checks the arguments
+        if self.deadline is not None and not math.isfinite(self.deadline):
+            raise InvalidArgument(f"deadline={self.deadline!r}: expected seconds since 1970, as time.time() returns")
+
+    def policy(self, direction: Directions = lambda name: None) -> "Policy":
+        """The policy of these settings; `direction` is called for metrics if `self.direction` is not set.
+
+        >>> from stoker.checkpoint import Moment
+        >>> Checkpoint(every=5).policy().save_reason(Moment(epoch=1, batch=10, update=10), [])
+        'every 5 updates'
+        """
+        known = self.direction
+        return Policy(self.every, self.keep_last, self.keep_best, direction if known is None else lambda name: known)
+
+    def find_deadline(self, environ: Mapping[str, str]) -> float | None:
+        """The deadline in seconds since 1970: the given one, or the end of the SLURM job.
+
+        >>> Checkpoint().find_deadline({"SLURM_JOB_END_TIME": "1700000000"})
+        1700000000.0
+        """
+        if self.deadline is not None:
+            return self.deadline
+        try:
+            end = float(environ.get("SLURM_JOB_END_TIME", ""))
+        except ValueError:
+            return None
+        return end if 0 < end < math.inf else None
 
 
-def every(interval: str | int | timedelta) -> Rule:
-    """Saves at the end of every `"epoch"`, every so many updates, or after so much training (`"10 minutes"`).
+class Policy:
+    """Decides when to save and what to delete, as a pure function of the moment and the existing checkpoints.
 
-    >>> every(100)(Moment(epoch=1, batch=300, update=300), [])
-    [Save(reason='every 100 updates')]
+    The newest checkpoint, and the newest that the run can resume from, are never deleted.
     """
-    if interval == "epoch":
-        return Rule(saves=_save_epochs, pace=0)
-    if type(interval) is int and interval >= 1:
-        return Rule(saves=_save_updates(interval), pace=interval)
-    if isinstance(interval, timedelta):
-        minutes = interval / timedelta(minutes=1)
-    else:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?) minutes?", interval) if isinstance(interval, str) else None
-        minutes = float(found[1]) if found else 0.0
-    if not 0 < minutes < math.inf:
-        raise InvalidArgument(
-            f'every={interval!r}: expected "epoch", a number of updates of at least 1, or a time such as "10 minutes"'
-        )
-    return Rule(saves=_save_minutes(minutes))
 
+    def __init__(self, every: int | str, keep_last: int, keep_best: str | None, direction: Directions) -> None:
+        minutes = re.fullmatch(r"(\d+(?:\.\d+)?) minutes?", every) if isinstance(every, str) else None
+        self._minutes = float(minutes[1]) if minutes else None
+        self._updates = every if type(every) is int else None
+        if not (every == "epoch" or (self._updates or 0) >= 1 or 0 < (self._minutes or 0) < math.inf):
+            raise InvalidArgument(
+                f'every={every!r}: expected "epoch", a number of updates of at least 1, or a time such as "10 minutes"'
+            )
+        if type(keep_last) is not int or keep_last < 1:
+            raise InvalidArgument(f"keep_last={keep_last!r}: expected a number of checkpoints of at least 1")
+        if keep_best is not None and (not isinstance(keep_best, str) or not keep_best):
+            raise InvalidArgument(f'keep_best={keep_best!r}: expected the name of a metric, such as "valid/loss"')
+        self._keep_last, self._keep_best, self._direction = keep_last, keep_best, direction
 
-def keep_last(count: int) -> Rule:
-    """Deletes all but the last `count` that a run can go on from; an outcome that it can't stays while it is newest.
+    @property
+    def uses_clock(self) -> bool:
+        """Whether it depends on the time, so that ranks may disagree about when to save."""
+        return self._minutes is not None
 
-    >>> earlier = [Saved(name=f"{n:08}", epoch=n, batch=9, update=n, run="", time=0.0, bytes=1) for n in (1, 2, 3)]
-    >>> keep_last(2)(Moment(epoch=3, batch=9, update=3), earlier)
-    [Delete(name='00000001')]
-    """
-    if type(count) is not int or count < 1:
-        raise InvalidArgument(f"keep_last={count!r}: expected a number of checkpoints of at least 1")
+    def may_save_at(self, update: int) -> bool:
+        """Whether `save_reason` can return a reason here if no epoch ended and nothing was validated."""
+        return self._minutes is not None or (self._updates is not None and update % self._updates == 0)
 
-    def deletes(here: Moment, saved: Sequence[Saved]) -> list[Action]:
-        newest = {each.update: each.name for each in saved if each.resumable}  # of each update the last
-        kept = set(list(newest.values())[-count:])
-        return [Delete(each.name) for each in saved[:-1] if each.name not in kept]
+    def save_reason(self, here: Moment, saved: Sequence[Saved]) -> str | None:
+        """Why to save now, or `None`."""
+        reasons = [reason for reason in (self._interval_reason(here, saved), self._best_reason(here, saved)) if reason]
+        return "; ".join(reasons) or None
 
-    return Rule(deletes=deletes)
+    def _interval_reason(self, here: Moment, saved: Sequence[Saved]) -> str | None:
+        resumable = [each for each in saved if each.resumable]
+        if self._updates is not None:
+            # All batches of an accumulation window are at the same update: only the first one is a reason.
+            is_new = here.update > 0 and all(each.update != here.update for each in resumable)
+            is_due = is_new and here.update % self._updates == 0
+            reason = "every update" if self._updates == 1 else f"every {self._updates} updates"
+        elif self._minutes is not None:
+            is_due = here.minutes - (resumable[-1].minutes if resumable else 0.0) >= self._minutes
+            reason = "every minute" if self._minutes == 1 else f"every {self._minutes:g} minutes"
+        else:
+            is_due, reason = here.epoch_ended, "every epoch"
+        return reason if is_due else None
 
+    def _best_reason(self, here: Moment, saved: Sequence[Saved]) -> str | None:
+        name = self._keep_best
+        if name is None or not here.values:
+            return None
+        if name not in here.values and not any(name in each.values for each in saved):
+            raise NoSuchMetric(
+                f"keep_best={name!r}: there is no such metric{did_you_mean(name, here.values)} "
+                f"(there are: {', '.join(here.values)})"
+            )
+        value, best = here.values.get(name, math.nan), self._best(saved)
+        if math.isnan(value) or not self._is_better(name, value, None if best is None else best.values[name]):
+            return None
+        return f"best {name} so far: {format_number(value)}"
 
-def keep_best(name: str, direction: Direction | Directions) -> Rule:
-    """Saves where a number is better than with any checkpoint, and deletes all but the best; of equals the first stays.
+    def names_to_delete(self, saved: Sequence[Saved]) -> list[str]:
+        """The checkpoints that are neither among the last ones nor the best."""
+        newest = {each.update: each.name for each in saved if each.resumable}  # the last one of each update
+        kept = {*list(newest.values())[-self._keep_last :], *(each.name for each in saved[-1:])}
+        if (best := self._best(saved)) is not None:
+            kept.add(best.name)
+        return [each.name for each in saved if each.name not in kept]
 
-    >>> best = keep_best("valid/loss", "min")
-    >>> best(Moment(epoch=1, batch=9, update=9, values={"valid/loss": 0.25}), [])
-    [Save(reason='best valid/loss so far: 0.2500')]
+    def _best(self, saved: Sequence[Saved]) -> Saved | None:
+        """The checkpoint with the best value: the first of equal ones, and never NaN."""
+        name, best = self._keep_best, None
+        if name is None:
+            return None
+        for each in saved:
+            value = each.values.get(name, math.nan)
+            if not math.isnan(value) and self._is_better(name, value, None if best is None else best.values[name]):
+                best = each
+        return best
 
-    NaN is never best. The direction may be a function of the name; it is asked once the number is there.
-    """
-    measure = Measure(name, direction)
-
-    def saves(here: Moment, saved: Sequence[Saved]) -> list[Action]:
-        if not here.values:  # not validated here
-            return []
-        measure.check(here.values, saved)
-        if not measure.is_better(here.values, measure.best(saved)):
-            return []
-        return [Save(f"best {name} so far: {number(here.values[name])}")]
-
-    def deletes(here: Moment, saved: Sequence[Saved]) -> list[Action]:
-        best = measure.best(saved)
-        return [Delete(each.name) for each in saved if each is not best]
-
-    return Rule(saves, deletes, pace=0)
-
-
-def composed(saving: Sequence[Policy], keeping: Sequence[Policy]) -> Rule:
-    """Saves where any policy wants to, with all their reasons, and deletes what all of `keeping` agree on.
-
-    >>> policy = composed([every("epoch")], [keep_last(2), keep_best("valid/loss", "min")])
-    >>> policy(Moment(epoch=1, batch=9, update=9, epoch_ended=True, values={"valid/loss": 0.25}), [])
-    [Save(reason='every epoch; best valid/loss so far: 0.2500')]
-
-    The newest checkpoint and the newest that a run can go on from are never deleted, whatever the policies say.
-    """
-    rules = [as_rule(each) for each in (*saving, *keeping)]
-    savers = [each for each in rules if each.saves is not _nothing]
-    keepers = [each.deletes for each in rules[len(saving) :]]
-
-    def saves(here: Moment, saved: Sequence[Saved]) -> list[Action]:
-        wanted = [action for saver in savers for action in saver.saves(here, saved)]
-        if not wanted:
-            return []
-        reasons = dict.fromkeys(action.reason for action in wanted if isinstance(action, Save))
-        return [Save("; ".join(reasons))]
-
-    def deletes(here: Moment, saved: Sequence[Saved]) -> list[Action]:
-        doomed = [{each.name for each in keeper(here, saved) if isinstance(each, Delete)} for keeper in keepers]
-        agreed = set.intersection(*doomed) if doomed else set()
-        agreed -= {each.name for each in (*saved[-1:], *[each for each in saved if each.resumable][-1:])}
-        return [Delete(each.name) for each in saved if each.name in agreed]
-
-    paces = [each.pace for each in savers if each.pace is not None]
-    return Rule(saves, deletes, pace=math.gcd(*paces) if len(paces) == len(savers) else None)
-
-
-def as_rule(policy: Policy) -> Rule:
-    """Any policy in its two halves; one that is a plain function is asked as a whole for each."""
-    if isinstance(policy, Rule):
-        return policy
-    return Rule(
-        lambda here, saved: [each for each in policy(here, saved) if isinstance(each, Save)],
-        lambda here, saved: [each for each in policy(here, saved) if isinstance(each, Delete)],
-    )
-
-
-def _save_epochs(here: Moment, saved: Sequence[Saved]) -> list[Action]:
-    return [Save("every epoch")] if here.epoch_ended else []
-
-
-def _save_updates(count: int) -> Policy:
-    reason = "every update" if count == 1 else f"every {count} updates"
-
-    def saves(here: Moment, saved: Sequence[Saved]) -> list[Action]:
-        if here.update % count or not here.update or any(_same_update(here, each) for each in saved):
-            return []
-        return [Save(reason)]
-
-    return saves
-
-
-def _same_update(here: Moment, saved: Saved) -> bool:
-    """The other batches of an accumulation window stand at the same update."""
-    return saved.update == here.update and saved.resumable
-
-
-def _save_minutes(minutes: float) -> Policy:
-    reason = "every minute" if minutes == 1 else f"every {minutes:g} minutes"
-
-    def saves(here: Moment, saved: Sequence[Saved]) -> list[Action]:
-        last = next((each.minutes for each in reversed(saved) if each.resumable), 0.0)
-        return [Save(reason)] if here.minutes - last >= minutes else []
-
-    return saves
+    def _is_better(self, name: str, value: float, best: float | None) -> bool:
+        direction = self._direction(name)
+        if direction is None:
+            raise InvalidArgument(
+                f"it is not known whether a low or a high {name!r} is better; "
+                f'pass Checkpoint(keep_best={name!r}, direction="min") or direction="max"'
+            )
+        if best is None:
+            return True
+        return value < best if direction == "min" else value > best

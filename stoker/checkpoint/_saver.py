@@ -1,25 +1,28 @@
-"""Saving beside the training: one checkpoint at a time is written, here or by a thread, and old ones are deleted."""
+"""Saves checkpoints while the training continues: one at a time, on a thread, and deletes old ones."""
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from threading import Thread
 
-from stoker.checkpoint._agree import apart
-from stoker.checkpoint._copy import Copied, Copies, sharded_only
-from stoker.checkpoint._place import Moment, Place, Saved, fields_of
-from stoker.checkpoint._policy import Policy, Save, as_rule
+from stoker.checkpoint._copies import CopiedState, StateCopier, sharded_only
+from stoker.checkpoint._encoding import State
+from stoker.checkpoint._manifest import Moment, Place, Saved
+from stoker.checkpoint._policy import Policy
 from stoker.checkpoint._store import Store
-from stoker.checkpoint._tree import State
-from stoker.checkpoint._writing import Writing, with_new
-from stoker.distributed import World
+from stoker.checkpoint._writing import sync_file
+from stoker.distributed import FailedElsewhere, World, broadcast_result, describe_failure
+from stoker.errors import CheckpointFailed, PeerFailed
 
 
 class Saver:
-    """Saves a training as a policy says, one checkpoint at a time; a thread writes it where `background` is set.
+    """Saves states as a policy decides, one checkpoint at a time; with `background` a thread writes them.
 
-    `ignored` are names of checkpoints that the policy doesn't get to see: damaged ones, that count for nothing.
-    With several ranks every one has a saver, and calls `save`, `wait` and `close` where the others do: what is written,
-    deleted and kept is rank 0's word, and all know of a failure. Only the answer to `due` may differ, by the clock.
+    `ignored` are names of checkpoints that the policy does not see, because they are damaged. With several ranks each
+    has a saver and calls `save`, `wait` and `close` where the others do: rank 0 decides what is written and deleted,
+    and a failure is known to all. Only `save_reason` may differ between ranks, because of their clocks.
     """
 
     def __init__(
@@ -31,58 +34,57 @@ class Saver:
         ignored: Collection[str] = (),
         world: World | None = None,
     ) -> None:
-        self.slowest = 0.0  # seconds that a checkpoint took at most, from `save` until it was whole
+        self.slowest = 0.0  # the longest time in seconds from `save` until a checkpoint was complete
         self._world = store.world if world is None else world
-        self._store = store.of(apart(self._world) if background else self._world) if self._world.size > 1 else store
-        self._policy = as_rule(policy)
-        self._copies = Copies() if background else None
-        # The one that is being written is among them.
-        self._saved = [each for each in self._store.saved() if each.name not in ignored]
-        self._writing: Writing | None = None
+        if self._world.size > 1:
+            store = store.with_world(_separate_group(self._world) if background else self._world)
+        self._store = store
+        self._policy = policy
+        self._copier = StateCopier() if background else None
+        self._saved = [each for each in store.saved() if each.name not in ignored]  # with the one in flight
+        self._task: _Task | None = None
         self._thread: Thread | None = None
         self._finished: list[Saved] = []
         self._failure: BaseException | None = None
 
     def may_be_due(self, update: int) -> bool:
-        """Whether to ask `due` after a batch that was neither validated nor an epoch's last; costs next to nothing."""
-        pace = self._policy.pace
-        return pace is None or (pace > 0 and update % pace == 0)
+        """Whether to call `save_reason` after a batch that did not end an epoch or precede a validation; very cheap."""
+        return self._policy.may_save_at(update)
 
-    def due(self, here: Moment) -> str | None:
-        """The reason to save now, or None; cheap enough to be asked after every batch."""
-        wanted = self._policy.saves(here, self._saved)
-        return "; ".join(each.reason for each in wanted if isinstance(each, Save)) if wanted else None
+    def save_reason(self, here: Moment) -> str | None:
+        """The reason to save now, or `None`; cheap enough to call after every batch."""
+        return self._policy.save_reason(here, self._saved)
 
     def save(self, state: State, place: Place, *, events: Path | None = None) -> None:
-        """Saves a state; with a thread it returns as soon as there is a copy, else when the checkpoint is whole.
+        """Saves a state; with a thread it returns when there is a copy, else when the checkpoint is complete.
 
-        It waits for the checkpoint before this one, and raises that one's failure with nothing saved; called again, it
-        saves. The file `events` is on the disk before the checkpoint is.
+        Waits for the previous checkpoint. If that one failed, raises its `CheckpointFailed` and saves nothing; call
+        `save` again to save. The file `events` is synced before the checkpoint is written.
         """
         self.wait()
-        writing = Writing(self._store, self._policy, place, events, self._saved)
-        state = state if self._world.is_first else sharded_only(state)  # the rest is rank 0's to write
-        copied = Copied(state) if self._copies is None else writing.copy(state, self._copies)
-        self._writing = writing
-        if self._copies is None:
-            writing.run(copied)
+        task = _Task(self._store, self._policy, place, events, self._saved)
+        state = state if self._world.is_first else sharded_only(state)  # rank 0 writes the rest
+        copied = CopiedState(state) if self._copier is None else task.copy(state, self._copier)
+        self._task = task
+        if self._copier is None:
+            task.run(copied)
             self.wait()
             return
-        self._saved = with_new(self._saved, Saved(**fields_of(place), name="", run="", time=0.0, bytes=0))
-        # Not a daemon: Python waits for it at its end, where one inside torch's C++ would abort the process.
-        self._thread = Thread(target=writing.run, args=(copied,), name="stoker-checkpoint", daemon=False)
+        self._saved = _with_new(self._saved, Saved(**place.as_dict(), name="", run="", time=0.0, bytes=0))
+        # Not a daemon: Python waits for the thread at exit, where a daemon inside torch's C++ could abort the process.
+        self._thread = Thread(target=task.run, args=(copied,), name="stoker-checkpoint", daemon=False)
         try:
             self._thread.start()
-        except RuntimeError:  # there are too many threads, or Python is about to end
+        except RuntimeError:  # too many threads, or Python is about to exit
             self._thread = None
-            writing.run(copied)
+            task.run(copied)
 
-    def finished(self) -> list[Saved]:
-        """The checkpoints that were written since this was last asked; `CheckpointFailed` where one was not.
+    def take_finished(self) -> list[Saved]:
+        """The checkpoints that were completed since the last call; raises `CheckpointFailed` if one failed.
 
-        With several ranks, that is raised by the next `save` or `wait`, on all at the same place; see `troubled`.
+        With several ranks the next `save` or `wait` raises it instead, on all ranks together; see `has_failed`.
         """
-        if self._writing is not None and self._writing.over:
+        if self._task is not None and self._task.done:
             self._join()
         if self._world.size == 1:
             self._raise_failure()
@@ -90,33 +92,108 @@ class Saver:
         return finished
 
     @property
-    def troubled(self) -> bool:
-        """Whether a checkpoint is known to have failed, so that the next `save` or `wait` raises."""
+    def has_failed(self) -> bool:
+        """Whether the next `save` or `wait` raises the failure of a checkpoint."""
         return self._failure is not None
 
     def wait(self) -> None:
-        """Waits until nothing is being written; raises as `finished` does."""
+        """Waits until nothing is being written; raises `CheckpointFailed` if that failed."""
         self._join()
         self._raise_failure()
 
     def close(self) -> None:
-        """Waits, and gives the memory of the copies back; a failure is still there for `finished` to raise."""
+        """Waits and frees the memory of the copies; a failure is still raised by the next call."""
         self._join()
-        if self._copies is not None:
-            self._copies.clear()
+        if self._copier is not None:
+            self._copier.clear()
 
     def _join(self) -> None:
         if self._thread is not None:
             if self._thread.ident is not None:  # an interrupt may come before it is started
                 self._thread.join()
             self._thread = None
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            self._saved, self._failure = writing.saved, writing.failure
-            self._finished += writing.written
-            self.slowest = max(self.slowest, writing.seconds)
+        if self._task is not None:
+            task, self._task = self._task, None
+            self._saved, self._failure = task.saved, task.failure
+            self._finished += task.written
+            self.slowest = max(self.slowest, task.seconds)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+
+class _Task:
+    """Writes one checkpoint and deletes old ones; holds the results for the training's thread."""
+
+    def __init__(self, store: Store, policy: Policy, place: Place, events: Path | None, saved: list[Saved]) -> None:
+        self._store, self._policy, self._place, self._events = store, policy, place, events
+        self._started = time.monotonic()
+        self.saved = saved
+        self.written: list[Saved] = []
+        self.failure: BaseException | None = None
+        self.seconds = 0.0
+        self.done = False
+
+    def copy(self, state: State, copier: StateCopier) -> CopiedState:
+        with self._explain_failure():
+            return copier.copy(state)
+
+    def run(self, copied: CopiedState) -> None:
+        try:
+            with self._explain_failure(), copied.wait() as state:
+                broadcast_result(self._store.world, self._sync_events)
+                self.written = [self._store.write(state, self._place)]
+            self.saved = _with_new(self.saved, self.written[0])
+            self._delete_old()
+        except BaseException as error:  # raised later, on the training's thread
+            self.failure = error
+        self.seconds = time.monotonic() - self._started
+        self.done = True
+
+    def _sync_events(self) -> None:
+        if self._events is not None:
+            sync_file(self._events)
+
+    def _delete_old(self) -> None:
+        names = broadcast_result(self._store.world, lambda: self._policy.names_to_delete(self.saved))
+        self.saved = [each for each in self.saved if each.name not in names]  # each is tried once
+        failures: list[tuple[str, Exception]] = []
+        for name in names:
+            try:
+                self._store.delete(name)
+            except Exception as error:
+                failures.append((name, error))
+        if failures:
+            name, error = failures[0]
+            raise CheckpointFailed(
+                f"the old checkpoint {name} could not be deleted from {self._store.folder}: {describe_failure(error)}, "
+                f"then resume the run: {self.written[0].name} is complete"
+            ) from error
+
+    @contextmanager
+    def _explain_failure(self) -> Iterator[None]:
+        """Raises an exception as `CheckpointFailed`, which says what failed, where, and what is left."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, PeerFailed) and not isinstance(error, FailedElsewhere):
+                raise  # the other ranks are gone, which is not a failure of the disk
+            complete = [each.name for each in self.saved if each.resumable]
+            advice = f"resume the run: {complete[-1]} is complete" if complete else "start the run again"
+            raise CheckpointFailed(
+                f"the checkpoint at update {self._place.update} could not be written to {self._store.folder}: "
+                f"{describe_failure(error)}, then {advice}"
+            ) from error
+
+
+def _with_new(saved: Sequence[Saved], new: Saved) -> list[Saved]:
+    """Sorted by update; the new checkpoint comes last among those of the same update."""
+    return sorted([*saved, new], key=lambda each: each.update)
+
+
+@lru_cache(maxsize=1)  # a group has threads and connections, and only one saver writes at a time
+def _separate_group(world: World) -> World:
+    """The same ranks for the thread that writes, so that its messages do not mix with those of the training."""
+    return world.with_own_group()

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: each is there whole, or it is not there."""
+"""The checkpoints of one run on disk: find, read, write and delete them."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -10,21 +10,17 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from stoker.checkpoint import _disk
-from stoker.checkpoint._agree import agreed, by_first
-from stoker.checkpoint._draft import Draft, abandon, begin, complete, drafted, fill
-from stoker.checkpoint._manifest import Manifest
-from stoker.checkpoint._model import model_state
-from stoker.checkpoint._names import is_leftover, order_of
-from stoker.checkpoint._place import Place, Saved
-from stoker.checkpoint._read import read_manifest, read_state, refusing
-from stoker.checkpoint._remove import remove
-from stoker.checkpoint._tree import State
-from stoker.distributed import World
+from stoker.checkpoint._encoding import State
+from stoker.checkpoint._manifest import Manifest, Place, Saved, is_leftover, sort_key
+from stoker.checkpoint._model_state import model_state
+from stoker.checkpoint._reading import convert_errors, read_manifest, read_state
+from stoker.checkpoint._writing import Draft, complete, create, discard, prepare, remove, write_shards
+from stoker.distributed import World, broadcast_result, gather_results
 from stoker.errors import BadFile, InvalidArgument, MissingFile
 
 
 class Found(NamedTuple):
-    """What was found on disk: a checkpoint and its state, and a line for each newer one that had to be skipped."""
+    """A checkpoint and its state (`None` and empty if there is none), and a line for each newer one that is damaged."""
 
     saved: Saved | None
     state: dict[str, Any]
@@ -32,7 +28,7 @@ class Found(NamedTuple):
 
 
 class Store:
-    """The checkpoints of one run, in a folder of their own.
+    """The checkpoints of one run, in a directory of their own.
 
     >>> import tempfile
     >>> import torch
@@ -43,68 +39,74 @@ class Store:
     ...     print(saved.name, store.newest().state)
     00000120 {'model': {'weight': tensor([1., 1.])}}
 
-    A checkpoint is written beside its place, synced, renamed into it and read back. `run` is written into each, and
-    those of other runs are neither given nor deleted.
+    A checkpoint is written to a temporary directory, synced, renamed and read back. `run` is stored in each;
+    checkpoints of other runs are neither returned nor deleted.
 
-    With several ranks in `world`, all of them share the folder, call the same methods and get the same answers. Rank 0
-    writes what is whole and each rank its part of what is sharded; any number of ranks reads it again.
+    With several ranks in `world`, all of them share the directory, call the same methods and get the same results.
+    Rank 0 writes whole tensors, each rank its part of sharded ones. Any number of ranks can read them.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, run: str = "", world: World | None = None) -> None:
-        self.folder = Path(os.path.abspath(folder))  # also where the process changes its folder later on
+        self.folder = Path(os.path.abspath(folder))  # independent of later changes of the working directory
         self.world = World() if world is None else world
         self._run = run
 
-    def of(self, world: World) -> "Store":
-        """The same checkpoints, for these ranks."""
+    def with_world(self, world: World) -> "Store":
+        """The same checkpoints for these ranks."""
         return Store(self.folder, run=self._run, world=world)
 
     def write(self, state: State, place: Place) -> Saved:
-        """Saves a state; it is whole, verified and on the disk when this returns.
+        """Saves a state; when this returns, it is complete, verified and on the disk.
 
-        After an exception everything is as it was: an `OSError` of the disk's (full, read-only), or a `StokerError`
-        where the state holds what can't be saved or what was read back is not what was written. Where that was another
-        rank's, it is a `PeerFailed` with that rank's words.
+        An exception leaves everything as it was: an `OSError` of the disk (full, read-only), or a `StokerError` if the
+        state cannot be saved or was not read back correctly. An exception of another rank is raised as `PeerFailed`.
         """
         world, drafts = self.world, list[Draft]()
-        agreed(world, lambda: drafts.append(drafted(state, place)))
-        begun = by_first(world, lambda: begin(self.folder, place.update))
+        gather_results(world, lambda: drafts.append(prepare(state, place)))
+        names = broadcast_result(world, lambda: create(self.folder, place.update))
         try:
-            sums = agreed(world, lambda: fill(drafts[0], self.folder, begun[1], world.rank))
-            made = by_first(world, lambda: asdict(complete(drafts[0], self.folder, self._run, begun, sums)))
+            shards = gather_results(world, lambda: write_shards(drafts[0], self.folder, names[1], world.rank))
+            made = broadcast_result(world, lambda: asdict(complete(drafts[0], self.folder, self._run, names, shards)))
         except BaseException:
             if world.is_first:
-                abandon(self.folder, begun[1])
+                discard(self.folder, names[1])
             raise
         return Saved(**made)
 
     def saved(self) -> list[Saved]:
-        """The checkpoints of this run, oldest first, as their manifests say; the rest of them is not read."""
-        return [Saved(**each) for each in by_first(self.world, self._listed)]
+        """The checkpoints of this run, oldest first; reads their manifests only."""
 
-    def _listed(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        with suppress(MissingFile), self._opened() as root:
-            for name in _in_order(root):
-                with suppress(BadFile):
-                    found.append(asdict(self._manifest(root, name).saved))
-        return found
+        def find() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = []
+            with suppress(MissingFile), self._open() as root:
+                for name in _sorted_names(root):
+                    with suppress(BadFile):
+                        found.append(asdict(self._read_manifest(root, name).saved))
+            return found
+
+        return [Saved(**each) for each in broadcast_result(self.world, find)]
 
     def read(self, saved: Saved, *, like: nn.Module | None = None) -> dict[str, Any]:
-        """The state of a checkpoint; `BadFile` unless every byte is the one that was written.
+        """The state of a checkpoint; raises `BadFile` unless every byte is the one that was written.
 
-        What was sharded comes whole. With a sharded model as `like`, a tensor that is kept under a parameter's name
-        and has its shape (a weight, a moment, an average) comes sharded as that parameter is, however it was saved.
+        Tensors that were sharded are returned whole. With a sharded model as `like`, a tensor that is stored under the
+        name of a parameter and has its shape (a weight, a moment, an average) is sharded like that parameter.
         """
-        return self._tried(saved.name, lambda _: True, _places(like))[1]
+        return self._read(saved.name, lambda _: True, _named_tensors(like))[1]
 
     def newest(self, wanted: Callable[[Saved], bool] = lambda saved: True, *, like: nn.Module | None = None) -> Found:
-        """The newest wanted checkpoint that can be read whole, and what was wrong with those after it."""
+        """The newest wanted checkpoint that is intact, and what is wrong with newer ones."""
+
+        def find() -> list[str]:
+            with suppress(MissingFile), self._open() as root:
+                return _sorted_names(root)[::-1]
+            return []
+
         problems: list[str] = []
-        places = _places(like)
-        for name in by_first(self.world, self._names):
+        tensors = _named_tensors(like)
+        for name in broadcast_result(self.world, find):
             try:
-                saved, state = self._tried(name, wanted, places)
+                saved, state = self._read(name, wanted, tensors)
             except BadFile as error:
                 problems.append(str(error).replace(f"{self.folder}{os.sep}", ""))
                 continue
@@ -112,77 +114,77 @@ class Store:
                 return Found(saved, state, problems)
         return Found(None, {}, problems)
 
-    def _names(self) -> list[str]:
-        with suppress(MissingFile), self._opened() as root:
-            return _in_order(root)[::-1]
-        return []
-
-    def _tried(
+    def _read(
         self, name: str, wanted: Callable[[Saved], bool], like: Mapping[str, Tensor]
     ) -> tuple[Saved | None, dict[str, Any]]:
-        """A checkpoint and its state, or None where it is not wanted; a `BadFile` on all ranks if on one."""
+        """A checkpoint and its state, or `None` if it is not wanted; a `BadFile` of one rank is raised on all."""
         found: tuple[Saved | None, dict[str, Any]] = None, {}
         problem: BadFile | None = None
         try:
-            with self._opened() as root:
-                manifest = self._manifest(root, name)
+            with self._open() as root:
+                manifest = self._read_manifest(root, name)
                 if wanted(manifest.saved):
                     found = manifest.saved, read_state(root, self.folder / name, manifest, like, self.world)
         except BadFile as error:
             problem = error
-        for rank, text in enumerate(agreed(self.world, lambda: problem and str(problem))):
+        for rank, text in enumerate(gather_results(self.world, lambda: problem and str(problem))):
             if text is not None:
                 raise problem if problem and self.world.size == 1 else BadFile(f"rank {rank}: {text}")
         return found
 
     def delete(self, name: str) -> None:
-        """Deletes a checkpoint of this run; one that doesn't say that it is of this run is a `BadFile`, and stays."""
-        by_first(self.world, lambda: self._delete(name))
+        """Deletes a checkpoint of this run; raises `BadFile` for one that is damaged or of another run, which stays."""
 
-    def _delete(self, name: str) -> None:
-        with _disk.folder(self.folder) as root:
-            self._manifest(root, name)
-            remove(name, root)
+        def delete() -> None:
+            with _disk.folder(self.folder) as root:
+                self._read_manifest(root, name)
+                remove(name, root)
+
+        broadcast_result(self.world, delete)
 
     @property
-    def is_littered(self) -> bool:
-        """Whether there is anything for `clean` to remove."""
+    def has_leftovers(self) -> bool:
+        """Whether there is something for `clean` to remove."""
         with suppress(FileNotFoundError), _disk.folder(self.folder) as root:
             return any(map(is_leftover, _disk.names(root)))
         return False
 
     def clean(self) -> None:
-        """Removes what a killed process left half written or half deleted; for who has the run to itself."""
-        by_first(self.world, self._clean)
+        """Removes what a killed process left half written or half deleted; no other process may write to the run."""
 
-    def _clean(self) -> None:
-        with suppress(FileNotFoundError), _disk.folder(self.folder) as root:
-            for name in filter(is_leftover, _disk.names(root)):
-                with suppress(OSError):  # it is in nobody's way
-                    remove(name, root)
+        def clean() -> None:
+            with suppress(FileNotFoundError), _disk.folder(self.folder) as root:
+                for name in filter(is_leftover, _disk.names(root)):
+                    with suppress(OSError):  # leftovers are harmless
+                        remove(name, root)
+
+        broadcast_result(self.world, clean)
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
-        """The folder, for reading: whatever is wrong with it is a `BadFile`."""
-        with refusing(self.folder), _disk.folder(self.folder) as root:
+    def _open(self) -> Iterator[int]:
+        """Opens the directory for reading; raises `BadFile` if that fails."""
+        with convert_errors(self.folder), _disk.folder(self.folder) as root:
             yield root
 
-    def _manifest(self, root: int, name: str) -> Manifest:
-        if order_of(name) is None:
-            raise InvalidArgument(f"{name!r} is no checkpoint's name; expected one like '00000120'")
+    def _read_manifest(self, root: int, name: str) -> Manifest:
+        if sort_key(name) is None:
+            raise InvalidArgument(f"{name!r} is not the name of a checkpoint; expected one such as '00000120'")
         manifest = read_manifest(root, self.folder / name)
         if manifest.saved.run != self._run:
-            raise BadFile(f"{self.folder / name} is of another run ({manifest.saved.run[:32]!r}, not {self._run!r})")
+            raise BadFile(
+                f"{self.folder / name} belongs to another run ({manifest.saved.run[:32]!r}, not {self._run!r})"
+            )
         return manifest
 
 
-def _places(model: nn.Module | None) -> Mapping[str, Tensor]:
-    """A model's parameters and buffers by name."""
-    state = {} if model is None else model_state(model)
-    return {**state.get("parameters", {}), **state.get("buffers", {})}
+def _named_tensors(model: nn.Module | None) -> Mapping[str, Tensor]:
+    if model is None:
+        return {}
+    state = model_state(model)
+    return {**state["parameters"], **state["buffers"]}
 
 
-def _in_order(root: int) -> list[str]:
-    """What is called like a checkpoint, oldest first."""
-    orders = {name: order for name in _disk.names(root) if (order := order_of(name)) is not None}
-    return sorted(orders, key=lambda name: orders[name])
+def _sorted_names(root: int) -> list[str]:
+    """The names of checkpoints in a directory, oldest first."""
+    keys = {name: key for name in _disk.names(root) if (key := sort_key(name)) is not None}
+    return sorted(keys, key=lambda name: keys[name])

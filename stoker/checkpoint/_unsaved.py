@@ -1,4 +1,4 @@
-"""What changes during a training and is in no state: a run that goes on would start it anew, without a word."""
+"""Finds values that change during training but are not part of any state, so that a resumed run would lose them."""
 
 import random
 import weakref
@@ -10,16 +10,15 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from stoker.checkpoint._model import has_extra
-from stoker.checkpoint._places import named_modules
+from stoker.checkpoint._model_state import has_extra_state, named_modules
 
-_OF_TORCH = {*vars(nn.Module()), "transient"}  # attributes that every module has; `training` is part of the state
-_FEW = 100  # elements of a list or mapping that are looked at one by one; of longer ones only the length is
-_GONE = object()
+_IGNORED = {*vars(nn.Module()), "transient"}  # attributes of every module; `training` is part of the state
+_MAX_ITEMS = 100  # of a container that are compared one by one; of longer ones only the length is
+_UNKNOWN = object()
 
 
 class Unsaved:
-    """Remembers what modules and callbacks keep beside their state, and tells what of it has changed since.
+    """Remembers the attributes of modules and callbacks that are not in their state, and finds those that changed.
 
     >>> class Counter(nn.Module):
     ...     def __init__(self):
@@ -28,12 +27,12 @@ class Unsaved:
     >>> model = Counter()
     >>> unsaved = Unsaved(model, [])
     >>> model.seen += 1
-    >>> print(*unsaved.changed())
-    Counter keeps `seen` outside its state, so a run that is resumed starts it anew: make it a buffer, give the ...
+    >>> print(*unsaved.find_changes())
+    Counter changes `seen`, which is not in its state, so a resumed run starts with its first value: make it a ...
 
-    A module with `get_extra_state` and a callback with a `state_dict` of its own answer for themselves, and so does
-    anything with `transient = True`. Looked at are plain values, tensors, random generators, and lists, mappings and
-    sets of plain values; what a closure or another object holds is not seen.
+    Modules with `get_extra_state`, callbacks with a `state_dict` of their own, and everything with `transient = True`
+    are skipped. Compared are plain values, tensors, random generators, and containers of plain values; values in
+    closures and other objects are not seen.
     """
 
     __slots__ = ("_watched",)
@@ -42,73 +41,73 @@ class Unsaved:
         found: list[tuple[object, str]] = [
             (module, f"{type(module).__name__} ({name!r} in the model)" if name else type(module).__name__)
             for name, module in named_modules(model)
-            if not has_extra(module)
+            if not has_extra_state(module)
         ]
-        found += [(each, type(each).__name__) for each in callbacks if not _has_state(each)]
+        found += [(each, type(each).__name__) for each in callbacks if not _has_state_dict(each)]
         self._watched = [
-            (weakref.ref(each), title, _prints(each))
+            (weakref.ref(each), title, _fingerprints(each))
             for each, title in found
             if getattr(each, "transient", False) is not True
         ]
 
-    def changed(self) -> list[str]:
-        """A sentence for each module and callback of which something has changed; each is told once."""
-        told: list[str] = []
-        left: list[Any] = []
+    def find_changes(self) -> list[str]:
+        """One sentence for each module and callback with a changed attribute; each is reported once."""
+        sentences: list[str] = []
+        unchanged: list[Any] = []
         for reference, title, before in self._watched:
-            here = reference()
-            now = {} if here is None else _prints(here)
-            names = [name for name in {**before, **now} if not _same(before.get(name, _GONE), now.get(name, _GONE))]
-            if here is not None and names:
-                told.append(_sentence(title, names, here))
-            elif here is not None:
-                left.append((reference, title, before))
-        self._watched = left
-        return told
+            owner = reference()
+            if owner is None:
+                continue
+            now = _fingerprints(owner)
+            names = [
+                name for name in {**before, **now} if not _same(before.get(name, _UNKNOWN), now.get(name, _UNKNOWN))
+            ]
+            if names:
+                sentences.append(_describe(title, names, owner))
+            else:
+                unchanged.append((reference, title, before))
+        self._watched = unchanged
+        return sentences
 
 
-def _has_state(callback: object) -> bool:
-    """Whether the class has a `state_dict` other than the one that all callbacks have."""
+def _has_state_dict(callback: object) -> bool:
+    """Whether the class overrides the `state_dict` that all callbacks inherit."""
     kind = type(callback)
     first = next((each for each in reversed(kind.__mro__) if "state_dict" in vars(each)), None)
     return first is not None and vars(first)["state_dict"] is not getattr(kind, "state_dict", None)
 
 
-def _sentence(title: str, names: list[str], here: object) -> str:
-    kept = ", ".join(f"`{name}`" for name in names)
-    if isinstance(here, nn.Module):
+def _describe(title: str, names: list[str], owner: object) -> str:
+    if isinstance(owner, nn.Module):
         advice = "make it a buffer, give the module get_extra_state and set_extra_state"
     else:
         advice = "give the callback state_dict and load_state_dict"
     return (
-        f"{title} keeps {kept} outside its state, so a run that is resumed starts it anew: {advice}, "
-        "or say transient = True in the class where that does no harm"
+        f"{title} changes {', '.join(f'`{name}`' for name in names)}, which is not in its state, so a resumed run "
+        f"starts with its first value: {advice}, or set transient = True in the class if that does no harm"
     )
 
 
-# --- what is compared: a print of every attribute that can be looked at
-
-
-class _Held:
-    """A tensor as it was: the object, and how often it had been written to."""
+class _TensorVersion:
+    """A tensor and how often it had been written to."""
 
     __slots__ = ("tensor", "version")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = weakref.ref(tensor)  # an id may be given to another tensor later
+        self.tensor = weakref.ref(tensor)  # not an id, which another tensor may get later
         self.version = None if tensor.is_inference() else tensor._version
 
 
-def _prints(thing: object) -> dict[str, Any]:
-    skipped = _OF_TORCH if isinstance(thing, nn.Module) else ("transient",)
-    found = ((name, _print(value)) for name, value in list(vars(thing).items()) if name not in skipped)
-    return {name: each for name, each in found if each is not _GONE}
+def _fingerprints(owner: object) -> dict[str, Any]:
+    skipped = _IGNORED if isinstance(owner, nn.Module) else ("transient",)
+    found = {name: _fingerprint(value) for name, value in list(vars(owner).items()) if name not in skipped}
+    return {name: each for name, each in found.items() if each is not _UNKNOWN}
 
 
-def _print(value: Any) -> Any:
-    """Something that differs when the value has changed; `_GONE` for what can't be looked at."""
+def _fingerprint(value: Any) -> Any:
+    """A value that differs if the given one has changed; `_UNKNOWN` for objects that cannot be compared."""
     if isinstance(value, Tensor):
-        return _Held(value)
+        return _TensorVersion(value)
     if isinstance(value, torch.Generator):
         return bytes(value.get_state().numpy())
     if isinstance(value, numpy.random.Generator):
@@ -119,24 +118,22 @@ def _print(value: Any) -> Any:
         return value.getstate()
     if isinstance(value, numpy.ndarray) and value.dtype != object:
         return value.tobytes() if value.nbytes <= 1 << 20 else value.shape
-    return _plain(value)
+    return _plain_fingerprint(value)
 
 
-def _plain(value: Any, depth: int = 3) -> Any:
+def _plain_fingerprint(value: Any, depth: int = 3) -> Any:
     if value is None or isinstance(value, bool | int | float | str | bytes | numpy.generic):
         return value
-    if not depth:
-        return _GONE
-    if isinstance(value, tuple | list | deque | set | frozenset | Mapping):
-        if len(value) > _FEW:
-            return len(value)
-        parts = [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
-        prints = [_plain(part, depth - 1) for part in parts]
-        return len(value) if any(each is _GONE for each in prints) else repr(prints)
-    return _GONE
+    if not depth or not isinstance(value, tuple | list | deque | set | frozenset | Mapping):
+        return _UNKNOWN
+    if len(value) > _MAX_ITEMS:
+        return len(value)
+    items = [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
+    found = [_plain_fingerprint(item, depth - 1) for item in items]
+    return len(value) if any(each is _UNKNOWN for each in found) else repr(found)
 
 
 def _same(before: Any, now: Any) -> bool:
-    if isinstance(before, _Held) and isinstance(now, _Held):
+    if isinstance(before, _TensorVersion) and isinstance(now, _TensorVersion):
         return before.tensor() is now.tensor() and before.version == now.version
     return type(before) is type(now) and (before == now or (before != before and now != now))

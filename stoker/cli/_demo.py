@@ -1,4 +1,4 @@
-"""`stoker demo`: the guide's digits network, trained, judged, saved and loaded, on images drawn by code."""
+"""`stoker demo`: trains a small network on generated digits, evaluates it, saves it and loads it."""
 
 from pathlib import Path
 
@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 import stoker
 from stoker import ClassificationOutput, data, metrics, optim, schedule
-from stoker.cli._screen import screen
+from stoker.cli._screen import new_screen
 
 
 class ModelConfig(stoker.Config):
-    """The network's size."""
+    """The size of the network."""
 
     hidden: int = 128
     dropout: float = 0.1
 
 
 class DemoConfig(stoker.Config):
-    """Everything that the demo's run depends on."""
+    """All settings of the demo."""
 
     model: ModelConfig = ModelConfig()
     optimizer: optim.AdamW = optim.AdamW()
@@ -33,7 +33,7 @@ class DemoConfig(stoker.Config):
 
 
 class Digits(nn.Module):
-    """Two convolutions and two linear layers, with steps of their own."""
+    """Two convolutions and two linear layers."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -42,26 +42,26 @@ class Digits(nn.Module):
         self.linear1, self.linear2 = nn.Linear(16 * 8 * 8, config.hidden), nn.Linear(config.hidden, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [batch, 28, 28] in greys from 0 to 255, to logits [batch, 10]."""
+        """Maps images [batch, 28, 28] with gray values from 0 to 255 to logits [batch, 10]."""
         x = F.relu(self.conv1(images.unsqueeze(1).float() / 255))
         x = self.pool(F.relu(self.conv2(x))).flatten(1)
         return self.linear2(F.relu(self.linear1(self.dropout(x))))
 
     def train_step(self, batch: tuple[Tensor, Tensor]) -> ClassificationOutput:
-        """What to learn from a batch of images and labels."""
+        """The loss of a batch of images and labels."""
         images, labels = batch
         logits = self(images)
         return ClassificationOutput(F.cross_entropy(logits, labels), logits, labels)
 
 
-def main(folder: str = "runs", config: DemoConfig | None = None) -> None:
-    """Trains, judges, saves, loads, and says where to look next."""
+def demo(folder: str = "runs", config: DemoConfig | None = None) -> None:
+    """Trains, evaluates, saves and loads a model, and prints what to look at next."""
     config = config or DemoConfig()
-    console = screen()
-    run = fresh(Path(folder) / "demo")
-    console.print(f"drawing {config.images:,} digits to learn from, and 2,000 to be judged by …")
+    screen = new_screen()
+    run = _unused_path(Path(folder) / "demo")
+    screen.print(f"generating {config.images:,} digits for training and 2,000 for testing …")
     train, test = data.digits("train", size=config.images), data.digits("test", size=2000)
-    console.print(f"to watch it from another terminal: stoker watch {run}")
+    screen.print(f"watch it from another terminal: stoker watch {run}")
     updates = config.epochs * -(-config.images * 9 // 10 // config.batch_size)
     torch.manual_seed(config.seed)
     learner = stoker.Learner(
@@ -74,32 +74,32 @@ def main(folder: str = "runs", config: DemoConfig | None = None) -> None:
     )
     fitted = learner.fit(
         train,
-        valid=0.1,  # of the training images; the test images stay unseen until the end
+        valid=0.1,  # of the training images; the test images are used only at the end
         epochs=config.epochs,
         batch_size=config.batch_size,
         run=run,
         config=config,
     )
     scores = fitted.evaluate(data.Loader(test, batch_size=500))
-    console.print(f"on digits it has not seen: loss {scores['loss']:.3f}, accuracy {scores['accuracy']:.1%}")
+    screen.print(f"on the test digits: loss {scores['loss']:.3f}, accuracy {scores['accuracy']:.1%}")
     path = stoker.save(fitted.model, run / "model", precision="half")
     restored = stoker.load(Digits(config.model), path)
-    console.print(f"saved {path} ({path.stat().st_size:,} bytes, 16-bit) and loaded it into a new model")
+    screen.print(f"saved {path} ({path.stat().st_size:,} bytes, 16-bit) and loaded it into a new model")
     images = test.tensors[0][:4]
-    draw(console, images, stoker.valid(restored)(images).argmax(1))
-    console.print("\nnext:")
+    _draw(screen, images, stoker.valid(restored)(images).argmax(1))
+    screen.print("\nnext:")
     places = {
-        f"stoker watch {run}": "its curves and numbers on this terminal; it is live while a run trains",
+        f"stoker watch {run}": "its curves and numbers on this terminal, live while a run trains",
         f"stoker ui {folder}": f"all runs in {folder} as a web page: search, zoom, compare",
         f"stoker report {run}": "one HTML file to send to a colleague",
         "stoker/cli/_demo.py": "this program",
     }
     for place, purpose in places.items():
-        console.print(f"  {place:<{max(map(len, places))}}  {purpose}", markup=False)
+        screen.print(f"  {place:<{max(map(len, places))}}  {purpose}", markup=False)
 
 
-def fresh(path: Path) -> Path:
-    """The path, or where something is there the first numbered one that is free: `demo-2`."""
+def _unused_path(path: Path) -> Path:
+    """The path itself, or the first numbered one that does not exist: `demo-2`."""
     number, free = 1, path
     while free.exists():
         number += 1
@@ -107,14 +107,14 @@ def fresh(path: Path) -> Path:
     return free
 
 
-def draw(console: Console, images: Tensor, labels: Tensor) -> None:
-    """Some digits side by side with what the model takes them for, where the terminal has colours and room."""
-    rows = (torch.cat(list(images), dim=1) // 16 * 17).tolist()  # [28, 28 × digits], in 16 greys
-    if not console.is_terminal or console.width < len(rows[0]):
+def _draw(screen: Console, images: Tensor, labels: Tensor) -> None:
+    """Draws digits with the predicted labels below, if the terminal has colors and is wide enough."""
+    rows = (torch.cat(list(images), dim=1) // 16 * 17).tolist()  # [28, 28 × digits], in 16 gray values
+    if not screen.is_terminal or screen.width < len(rows[0]):
         return
-    for upper, lower in zip(rows[0::2], rows[1::2], strict=True):  # two rows of pixels to a letter
+    for upper, lower in zip(rows[0::2], rows[1::2], strict=True):  # two rows of pixels per line of text
         line = Text()
         for a, b in zip(upper, lower, strict=True):
             line.append("▀", style=f"rgb({a},{a},{a}) on rgb({b},{b},{b})")
-        console.print(line)
-    console.print("".join(f"{f'taken for a {label}':^28}" for label in labels.tolist()))
+        screen.print(line)
+    screen.print("".join(f"{f'predicted: {label}':^28}" for label in labels.tolist()))

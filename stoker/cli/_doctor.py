@@ -1,4 +1,4 @@
-"""`stoker doctor`: what is installed, what this machine can do, what is missing and how to get it."""
+"""`stoker doctor`: what is installed, what this machine supports, what is missing and how to get it."""
 
 import os
 import platform
@@ -8,11 +8,12 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 import torch
 
-from stoker.cli._screen import screen
+from stoker._text import format_size
+from stoker.cli._screen import new_screen
 
-_NEEDED = ("stoker", "torch", "numpy", "safetensors", "rich", "msgpack")
-_OURS = {"bench", "dev", "docs"}  # extras for those who work on stoker itself
-_FRIENDS = {  # no extras: stoker meets them where they are
+_REQUIRED = ("stoker", "torch", "numpy", "safetensors", "rich", "msgpack")
+_FOR_DEVELOPERS = {"bench", "dev", "docs"}  # extras that users do not need
+_INTEGRATIONS = {  # packages without an extra: stoker uses them if they are installed
     "pandas": "tables as data, history.to_pandas()",
     "polars": "tables as data",
     "pyarrow": "tables as data",
@@ -24,44 +25,40 @@ _FRIENDS = {  # no extras: stoker meets them where they are
 }
 
 
-def main() -> None:
-    """Prints the whole examination."""
-    console = screen()
-    for title, lines in (
-        ("versions", versions()),
-        ("devices", devices()),
-        ("precision", precisions()),
-        ("optional", optional()),
-    ):
-        console.print(title, style="bold")
-        for line in lines:
-            console.print(f"  {line}", markup=False)
+def doctor() -> None:
+    """Prints versions, devices, precisions and optional packages."""
+    screen = new_screen()
+    sections = {"versions": _versions, "devices": _devices, "precision": _precisions, "optional": _optional}
+    for title, lines in sections.items():
+        screen.print(title, style="bold")
+        for line in lines():
+            screen.print(f"  {line}", markup=False)
 
 
-def versions() -> Iterator[str]:
-    """Python and what stoker needs."""
+def _versions() -> Iterator[str]:
     yield f"python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    for package in _NEEDED:
+    for package in _REQUIRED:
         yield f"{package} {_version(package) or 'is missing'}"
     yield f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built without CUDA"
 
 
-def devices() -> Iterator[str]:
-    """What can be trained on; the first is what a fit takes by itself."""
+def _devices() -> Iterator[str]:
+    """The devices; a fit uses the first by default."""
     for number in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(number)
-        capability = f"capability {about.major}.{about.minor}"
-        yield f"cuda:{number}  {about.name}, {about.total_memory / 2**30:.0f} GiB, {capability}"
+        device = torch.cuda.get_device_properties(number)
+        capability = f"capability {device.major}.{device.minor}"
+        yield f"cuda:{number}  {device.name}, {format_size(device.total_memory)}, {capability}"
     if torch.backends.mps.is_available():
         yield "mps  the GPU of this Mac"
-    yield f"cpu  {os.cpu_count()} cores, of which torch uses {torch.get_num_threads()}; {_cpu_capability()}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    yield f"cpu  {os.cpu_count()} cores, of which torch uses {torch.get_num_threads()}; {capability}"
     if not torch.cuda.is_available() and torch.version.cuda:
-        yield "no NVIDIA GPU can be used: check that nvidia-smi sees one, and that its driver knows this CUDA version"
+        yield "no NVIDIA GPU is usable: check that nvidia-smi shows one, and that its driver supports this CUDA version"
 
 
-def precisions() -> Iterator[str]:
-    """What `precision=` can be on the best device here, and what it buys."""
-    yield f"fp32  as PyTorch is set: float32 products are {torch.get_float32_matmul_precision()!r}"
+def _precisions() -> Iterator[str]:
+    """What `precision=` can be on the default device."""
+    yield f"fp32  PyTorch's setting for float32 products is {torch.get_float32_matmul_precision()!r}"
     if torch.cuda.is_available():
         yes, no = "in hardware, faster than fp32", "not on this device"
         yield f"tf32  {yes if torch.cuda.is_tf32_supported() else no}"
@@ -72,36 +69,36 @@ def precisions() -> Iterator[str]:
         yield "bf16  runs; saves memory"
         yield "fp16  runs; saves memory"
     else:
-        found = getattr(torch.cpu, "get_capabilities", dict)()
-        native = any(found.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+        capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+        native = any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
         yield "tf32  not on a CPU"
         yield f"bf16  {'in hardware; saves memory and mostly time' if native else 'runs, but slower than fp32'}"
-        yield "fp16  runs, but rarely pays on a CPU; bf16 needs no scaler"
+        yield "fp16  runs, but is rarely faster on a CPU; bf16 needs no loss scaling"
 
 
-def optional() -> Iterator[str]:
-    """What is not needed but used where it is there: installed, or how to get it."""
-    for extra, packages in extras().items():
+def _optional() -> Iterator[str]:
+    """Optional packages: the installed version, or how to install them."""
+    for extra, packages in _extras().items():
         missing = [package for package in packages if _version(package) is None]
-        have = ", ".join(f"{package} {_version(package)}" for package in packages if package not in missing)
-        get = f'{", ".join(missing)} missing: pip install "stoker[{extra}]"' if missing else ""
-        yield f"stoker[{extra}]  {'; '.join(part for part in (have, get) if part)}"
-    for package, purpose in _FRIENDS.items():
+        installed = ", ".join(f"{package} {_version(package)}" for package in packages if package not in missing)
+        advice = f'{", ".join(missing)} missing: pip install "stoker[{extra}]"' if missing else ""
+        yield f"stoker[{extra}]  {'; '.join(filter(None, (installed, advice)))}"
+    for package, purpose in _INTEGRATIONS.items():
         yield f"{package}  {_version(package) or f'missing: pip install {package}'} ({purpose})"
 
 
-def extras() -> dict[str, list[str]]:
-    """The packages of each extra, as stoker's own metadata has them."""
-    found: dict[str, list[str]] = {}
+def _extras() -> dict[str, list[str]]:
+    """The packages of each extra, from stoker's own metadata; empty if stoker is not installed."""
+    extras: dict[str, list[str]] = {}
     try:
-        wanted = requires("stoker") or []
-    except PackageNotFoundError:  # run from its sources
-        wanted = []
-    for requirement in wanted:
-        parts = re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", requirement)
-        if parts is not None and parts[2] not in _OURS:
-            found.setdefault(parts[2], []).append(parts[1])
-    return found
+        requirements = requires("stoker") or []
+    except PackageNotFoundError:
+        requirements = []
+    for requirement in requirements:
+        match = re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", requirement)
+        if match is not None and match[2] not in _FOR_DEVELOPERS:
+            extras.setdefault(match[2], []).append(match[1])
+    return extras
 
 
 def _version(package: str) -> str | None:
@@ -109,7 +106,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _cpu_capability() -> str:
-    return torch.backends.cpu.get_cpu_capability()

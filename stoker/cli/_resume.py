@@ -1,4 +1,4 @@
-"""`stoker resume RUN`: the script of a run once more, from where the run stands."""
+"""`stoker resume RUN`: runs the script of a run again, so that it continues the run."""
 
 import os
 import shlex
@@ -7,71 +7,115 @@ from pathlib import Path
 from typing import NoReturn
 
 from stoker._text import escape_control
-from stoker.cli._checkpoints import store_of
-from stoker.cli._command import command_of
-from stoker.cli._runs import epochs
-from stoker.cli._screen import screen
-from stoker.cli._show import find
-from stoker.errors import BadFile, InvalidArgument, RunExists
+from stoker.cli._runs import format_epochs, open_store
+from stoker.cli._screen import find_run, new_screen
+from stoker.errors import BadFile, InvalidArgument, MissingFile, RunExists
 from stoker.record import Run
 
+_BY_HAND = "start the script yourself, with resume=True"
 
-def main(name: str, *, yes: bool) -> int:
-    """Shows the command that goes on with a run, asks, and becomes it; 1 where the answer is no."""
-    run = Run.open(find(name))
-    refuse_what_is_alive_or_over(run)
-    refuse_what_was_moved(run)
-    command, folder = command_of(run)
-    console = screen()
-    console.print(f"{escape_control(str(run.path))}: {standing(run)}", markup=False)
-    console.print(
-        f"To go on with it, a command out of its run.json is run in {escape_control(str(folder))}:", markup=False
+
+def resume(name: str, *, yes: bool) -> int:
+    """Shows the command that continues a run, asks, and replaces this process by it; returns 1 for a no."""
+    run = Run.open(find_run(name))
+    _check_resumable(run)
+    command, directory = _read_command(run)
+    screen = new_screen()
+    screen.print(f"{escape_control(str(run.path))}: {_progress(run)}", markup=False)
+    screen.print(
+        f"To continue it, this command from its run.json runs in {escape_control(str(directory))}:", markup=False
     )
-    console.print(f"  {escape_control(shlex.join(command))}", markup=False, soft_wrap=True)
-    if yes or agreed("Do that only if you trust whoever made this directory. Run it? [y/N] "):
-        become(command, folder, run.path.absolute())
-    print("not run; with --yes it is run without asking")
+    screen.print(f"  {escape_control(shlex.join(command))}", markup=False, soft_wrap=True)
+    if yes or _confirm("Run it only if you trust whoever made this directory. Run it? [y/N] "):
+        _replace_process(command, directory, run.path.absolute())
+    print("not run; --yes runs it without asking")
     return 1
 
 
-def refuse_what_is_alive_or_over(run: Run) -> None:
-    """An error for a run that there is nothing to resume of."""
+def _check_resumable(run: Run) -> None:
+    """Raises for a run that is alive, finished, or not where it was started."""
     if run.writer is not None:
-        raise RunExists(
-            f"{str(run.path)!r} is being written by {run.writer}: a run is resumed once its process has ended"
-        )
-    found, saved = run.summary(), store_of(run).saved()
-    if found["state"] == "finished" or (saved and saved[-1].ended is not None):
-        why = found["reason"] or f"{epochs(found)} epochs are done"
+        raise RunExists(f"{str(run.path)!r} is being written by {run.writer}; resume it after that process has ended")
+    summary, saved = run.summary(), open_store(run).saved()
+    if summary["state"] == "finished" or (saved and saved[-1].ended is not None):
+        reason = summary["reason"] or f"{format_epochs(summary)} epochs are done"
         raise InvalidArgument(
-            f"{str(run.path)!r} is over: {why}. To train it for longer, give its fit more epochs (or more of what "
-            "ended it) and start the script yourself, with resume=True"
+            f"{str(run.path)!r} is complete: {reason}. To train longer, raise the limit in its script and "
+            "start the script yourself, with resume=True"
         )
-
-
-def refuse_what_was_moved(run: Run) -> None:
-    """An error for a copy, or a run under another name: its command would go on with what is at the old place."""
-    begun = run.facts.get("path")
-    if isinstance(begun, str) and Path(begun).resolve() != run.path.resolve():
+    started = run.facts.get("path")
+    if isinstance(started, str) and Path(started).resolve() != run.path.resolve():
         raise InvalidArgument(
-            f"{str(run.path)!r} was begun as {begun!r}, and its command would go on with what is there now; move it "
+            f"{str(run.path)!r} was started as {started!r}, and its command would continue what is there now; move it "
             f"back, or start the script yourself with run={str(run.path)!r} and resume=True"
         )
 
 
-def standing(run: Run) -> str:
-    """How far a run came, and what it goes on from."""
-    found = run.summary()
-    told = f"{found['state']}, {epochs(found)} epochs done"
-    resumable = [saved for saved in store_of(run).saved() if saved.resumable]
+def _read_command(run: Run) -> tuple[list[str], Path]:
+    """The command that started the run, with this Python, and its directory; raises if it can't be repeated."""
+    command, folder = _strings(run.facts.get("command")), _strings([run.facts.get("folder")])
+    if not command or not folder:
+        raise BadFile(f"{run.path / 'run.json'} does not say how the run was started; {_BY_HAND}")
+    directory = Path(folder[0])
+    if not directory.is_dir():
+        raise MissingFile(f"{str(directory)!r}, where the run was started, does not exist any more; {_BY_HAND}")
+    if not Path(command[0]).name.lower().startswith(("python", "pypy")):
+        return command, directory
+    option, target = _python_target(command[1:])
+    if option == "-c" or target is None:
+        raise InvalidArgument(f"{str(run.path)!r} was started from an interactive session or `python -c`; {_BY_HAND}")
+    if option == "-m" and target.startswith("ipykernel"):
+        raise InvalidArgument(f"{str(run.path)!r} was started from a notebook; {_BY_HAND}")
+    if option is None and not (directory / target).exists():
+        raise MissingFile(f"the script {str(directory / target)!r} does not exist any more; {_BY_HAND}")
+    return [sys.executable, *command[1:]], directory
+
+
+def _python_target(arguments: list[str]) -> tuple[str | None, str | None]:
+    """What a Python command line runs: the option (`-c`, `-m`, or `None` for a file) and its target.
+
+    >>> _python_target(["-u", "-W", "error", "train.py", "-c", "1"]), _python_target(["-Om", "train"])
+    ((None, 'train.py'), ('-m', 'train'))
+    >>> _python_target(["-i"])
+    (None, None)
+    """
+    rest = iter(arguments)
+    for word in rest:
+        if word == "-":  # a program on stdin
+            break
+        if not word.startswith("-"):
+            return None, word
+        if word == "--check-hash-based-pycs":
+            next(rest, None)
+        elif not word.startswith("--"):
+            letters = word.lstrip("-")
+            place = next((place for place, letter in enumerate(letters) if letter in "cmWX"), None)
+            if place is not None:  # options with a value: the rest of the word, or the next word
+                value = letters[place + 1 :] or next(rest, None)
+                if letters[place] in "cm":
+                    return f"-{letters[place]}", value
+    return None, None
+
+
+def _strings(value: object) -> list[str]:
+    """A list of strings that a command can hold; empty if it is something else."""
+    words = value if isinstance(value, list) else []
+    return words if all(isinstance(word, str) and "\0" not in word for word in words) else []
+
+
+def _progress(run: Run) -> str:
+    """How far the run came, and where it continues."""
+    summary = run.summary()
+    text = f"{summary['state']}, {format_epochs(summary)} epochs done"
+    resumable = [saved for saved in open_store(run).saved() if saved.resumable]
     if not resumable:
-        return f"{told}; it has no checkpoint, so it starts from its beginning"
+        return f"{text}; it has no checkpoint, so it starts from the beginning"
     last = resumable[-1]
-    return f"{told}; its newest checkpoint is {last.name} (epoch {last.epoch}, update {last.update:,})"
+    return f"{text}; its newest checkpoint is {last.name} (epoch {last.epoch}, update {last.update:,})"
 
 
-def agreed(question: str) -> bool:
-    """Whether the answer is yes; where nobody is there to answer, it is no."""
+def _confirm(question: str) -> bool:
+    """Whether the answer is yes; without an input it is no."""
     print(question, end="", flush=True)
     try:
         return input().strip().lower() in ("y", "yes")
@@ -80,11 +124,11 @@ def agreed(question: str) -> bool:
         return False
 
 
-def become(command: list[str], folder: Path, run: Path) -> NoReturn:
-    """Puts the command in the place of this process, so that signals reach it and its exit code is ours."""
+def _replace_process(command: list[str], directory: Path, run: Path) -> NoReturn:
+    """Replaces this process, so that signals reach the script and its exit code is ours."""
     sys.stdout.flush()
     try:
-        os.chdir(folder)
+        os.chdir(directory)
         os.execvpe(command[0], command, {**os.environ, "STOKER_RESUME": str(run)})
     except OSError as error:
         raise BadFile(f"{command[0]!r} can't be run: {error}") from error

@@ -1,75 +1,229 @@
-"""`stoker runs`: the runs of a folder as a table."""
+"""`stoker runs` and `stoker show`: the runs of a directory as a table, and one run in detail."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
-from stoker._text import escape_control
-from stoker.cli._screen import screen, short
-from stoker.errors import InvalidArgument
-from stoker.record import Follower, runs_in, when
+from stoker._text import escape_control, format_duration, format_short, format_size, format_time
+from stoker.cli._screen import Screen, find_run, new_screen
+from stoker.errors import BadFile, InvalidArgument
+from stoker.record import (
+    CheckpointInfo,
+    Event,
+    Follower,
+    History,
+    Record,
+    Run,
+    find_runs,
+    group_by_metric,
+    line_styles,
+    list_checkpoints,
+    run_settings,
+)
+from stoker.view.console import Line, chart, legend
 
-STATES = {"running": "cyan", "finished": "green", "stopped": "yellow", "died": "red"}
+if TYPE_CHECKING:
+    from stoker.checkpoint import Store
+
+_STATE_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "died": "red"}
+_CHARTS, _LINES = 6, 6  # at most so many charts, and lines in each
 
 
-def main(folder: str) -> None:
-    """Prints a line for each run: its name, how it stands, how far it came, its best number, and when it began."""
+def list_runs(folder: str) -> None:
+    """Prints one line per run: name, state, epochs, best number, start time."""
     if not Path(folder).is_dir():
         raise InvalidArgument(
-            f"there is no folder {folder!r}; name the folder of your runs, or make a first one with `stoker demo`"
+            f"there is no directory {folder!r}; give the directory of your runs, or create a run with `stoker demo`"
         )
-    console = screen()
-    runs = runs_in(folder)
+    screen = new_screen()
+    runs = find_runs(folder)
     if not runs:
-        console.print(
-            f"no runs in {folder!r} yet; learner.fit(…, run={str(Path(folder, 'first'))!r}) makes one", markup=False
-        )
+        example = str(Path(folder, "first"))
+        screen.print(f"no runs in {folder!r} yet; learner.fit(…, run={example!r}) creates one", markup=False)
         return
-    table = Table("name", "state", "epochs", "best", "began", box=None, pad_edge=False)
-    for run in runs:
-        found = run.summary
-        cells = (name_in(folder, run), run.state, epochs(found), best(found), when(found["started"]))
-        styles = ("", STATES.get(run.state, "red"), "", "", "")
+    names = [run.name if run.path == Path(folder) else os.path.relpath(run.path, folder) for run in runs]
+    table = Table("name", "state", "epochs", "best", "started", box=None, pad_edge=False)
+    for name, run in zip(names, runs, strict=True):
+        summary = run.summary
+        cells = (name, run.state, format_epochs(summary), _best(summary), format_time(summary["started"]))
+        styles = ("", _STATE_COLORS.get(run.state, "red"), "", "", "")
         table.add_row(*(Text(escape_control(cell), style) for cell, style in zip(cells, styles, strict=True)))
-    console.print(table)
-    for run in runs:
-        for problem in problems(run):
-            console.print(f"{name_in(folder, run)}: {problem}", style="yellow", markup=False)
-    console.print("\nstoker show RUN shows one", style="dim")
+    screen.print(table)
+    for name, run in zip(names, runs, strict=True):
+        for problem in _problems(run):
+            screen.print(f"{name}: {problem}", style="yellow", markup=False)
+    screen.print("\nstoker show RUN shows one", style="dim")
 
 
-def name_in(folder: str, run: Follower) -> str:
-    """What to call a run in the list of a folder."""
-    name = os.path.relpath(run.path, folder)
-    return run.name if name == "." else name
+def show_run(name: str, *, verify: bool = False) -> None:
+    """Prints a run's facts, charts, table of epochs, config, checkpoints and end; `verify` reads all checkpoints."""
+    run = Follower(find_run(name))
+    run.refresh()
+    screen = new_screen()
+    title = (escape_control(str(run.path)), "bold"), ": ", (run.state, _STATE_COLORS.get(run.state, "red"))
+    screen.print(Text.assemble(*title))
+    for problem in _problems(run):
+        screen.print(f"  {problem}", markup=False, style="yellow")
+    for line in _facts(run.summary, run.facts):
+        screen.print(f"  {line}", markup=False)
+    _print_charts(screen, run)
+    if len(history := History(_record_of_epochs(run))):
+        screen.print(f"\n{history}", markup=False)
+    if settings := run_settings(run.config, run.facts, once=True):
+        screen.print("\nconfig", style="bold")
+        for key, value in settings.items():
+            screen.print(f"  {key} = {value}", markup=False)
+    _print_checkpoints(screen, run, verify=verify)
+    warnings = dict.fromkeys(event.text for event in run.messages if event.kind == "warning")
+    if warnings:
+        screen.print("\nwarnings", style="bold")
+        for text in list(warnings)[-5:]:
+            screen.print(f"  {text}", markup=False, style="yellow")
+    screen.print("\nstill running" if run.state == "running" else "\nend", style="bold")
+    for line in _end(run):
+        screen.print(f"  {line}", markup=False)
 
 
-def problems(run: Follower) -> list[str]:
-    """What of a run could not be read, a line each."""
-    found = {"run.json": bool(run.facts), "config.json": run.config is not None}
-    damaged = [f"{name} can't be read" for name, known in found.items() if not known and (run.path / name).exists()]
+def format_epochs(summary: Mapping[str, Any]) -> str:
+    """How many whole epochs a run has: "3 of 10", or "3" without a planned number."""
+    planned, done = summary["epochs_planned"], summary["epochs"] - bool(summary["part"])
+    return f"{done} of {planned}" if planned else str(done)
+
+
+def open_store(run: Run | Follower) -> "Store":
+    """The run's checkpoints, to read them in full."""
+    from stoker.checkpoint import Store  # imports torch, which takes a second
+
+    return Store(run.path / "checkpoints", run=str(run.facts.get("id", "")))
+
+
+def _best(summary: Mapping[str, Any]) -> str:
+    """The best number and its epoch; of a run that died before its first epoch, the first line of the error."""
+    best = summary["best"]
+    if best is None:
+        return summary["reason"].partition("\n")[0] if summary["state"] == "died" else ""
+    return f"{best['name']} {format_short(best['value'])} (epoch {best['epoch']})"
+
+
+def _problems(run: Follower) -> list[str]:
+    """What could not be read, one line each."""
+    read = {"run.json": bool(run.facts), "config.json": run.config is not None}
+    damaged = [f"{name} can't be read" for name, known in read.items() if not known and (run.path / name).exists()]
     return [*([run.problem] if run.problem else []), *damaged]
 
 
-def epochs(summary: Mapping[str, Any]) -> str:
-    """How many whole epochs a run came: "3 of 10", or "3" where no number of epochs was planned."""
-    planned, whole = summary["epochs_planned"], summary["epochs"] - bool(summary["part"])
-    return f"{whole} of {planned}" if planned else str(whole)
+def _facts(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if summary["model"]:
+        count = f", {summary['parameters']:,} parameters" if summary["parameters"] else ""
+        lines.append(f"{summary['model']}{count}, on {summary['device']}")
+    part = f" and {summary['part'][0]:,} of {summary['part'][1]:,} batches" if summary["part"] else ""
+    length = f"{format_epochs(summary)} epochs{part}, {summary['updates']:,} updates"
+    lines.append(f"{length}, {format_duration(summary['seconds'])}")
+    if summary["best"]:
+        lines.append(f"best {_best(summary)}")
+    if summary["started"]:
+        lines.append(f"started {format_time(summary['started'])}")
+    versions = [f"{name} {version}" for name, version in (facts.get("versions") or {}).items() if version]
+    lines += [", ".join(versions)] if versions else []
+    lines += [f"git {facts['git']}"] if facts.get("git") else []
+    return lines
 
 
-def length(summary: Mapping[str, Any]) -> str:
-    """How far a run came: "3 of 10 epochs", and "and 7 of 25 batches" where it stopped inside one."""
-    part = summary["part"]
-    return f"{epochs(summary)} epochs" + (f" and {part[0]:,} of {part[1]:,} batches" if part else "")
+def _record_of_epochs(run: Follower) -> Record:
+    """A record that holds only the numbers of each epoch, for a `History`."""
+    rows: dict[int, dict[str, float]] = {}
+    for name in run.names:
+        points = run.points(name, source="epochs")
+        for epoch, value in zip(points.epoch.tolist(), points.value.tolist(), strict=True):
+            rows.setdefault(int(epoch), {})[name] = value
+    record = Record()
+    if run.begin is not None:
+        record.append(run.begin)
+    for epoch in sorted(rows):
+        record.append(Event("epoch", epoch=epoch, values=rows[epoch]))
+    return record
 
 
-def best(summary: Mapping[str, Any]) -> str:
-    """The best number of a run and its epoch; where there is none, why."""
-    found = summary["best"]
-    if found is None:
-        return summary["reason"].partition("\n")[0] if summary["state"] == "died" else ""
-    return f"{found['name']} {short(found['value'])} (epoch {found['epoch']})"
+def _end(run: Follower) -> list[str]:
+    """Why the run ended, with the end of the traceback for an exception; the last event of a run that goes on."""
+    summary = run.summary
+    errors = [event for event in run.messages if event.kind == "error"]
+    if run.state == "gone":
+        return [run.reason]
+    if summary["state"] == "died" and errors:
+        trace = str(errors[-1].extra.get("traceback", "")).rstrip().splitlines()
+        return [f"error: {errors[-1].text}", *trace[-12:]]
+    last = f"last event: {format_time(summary['last_event'])}" if summary["last_event"] else "no events yet"
+    texts = {"finished": summary["reason"] or "as planned", "running": last, "died": f"{summary['reason']}; {last}"}
+    return [texts.get(summary["state"]) or summary["reason"]]
+
+
+def _print_charts(screen: Screen, run: Follower) -> None:
+    """A chart per metric over the updates; with fewer than three epochs, running values are drawn too."""
+    options = {"ascii_only": screen.ascii_only, "colors": screen.has_colors}
+    charts: dict[str, list[Line]] = {}
+    for title, names in group_by_metric(run.names).items():
+        styles = line_styles(names)
+        for name in names[:_LINES]:
+            points = run.points(name, source="epochs")
+            points = points if len(points) > 2 else run.points(name)
+            if len(points) > 1:
+                line = Line(escape_control(name), points.update, points.value, styles[name].color)
+                charts.setdefault(title, []).append(line)
+    for title, lines in list(charts.items())[:_CHARTS]:
+        screen.print(f"\n{title}", style="bold", markup=False)
+        for row in chart(lines, min(screen.width - 2, 76), 10 if title == "loss" else 7, **options):
+            screen.print(Text("  ").append_text(row))
+        screen.print(Text("  ").append_text(legend(lines, **options)))
+
+
+def _print_checkpoints(screen: Screen, run: Follower, *, verify: bool) -> None:
+    """One line per checkpoint, the best one marked; with `verify` also what is damaged."""
+    try:
+        checkpoints = list_checkpoints(run.path, run.facts)
+    except BadFile as error:
+        screen.print(f"\n{error}", markup=False, style="red")
+        return
+    if checkpoints:
+        screen.print("\ncheckpoints", style="bold")
+        _print_checkpoint_table(screen, checkpoints, run)
+    if verify:
+        damaged = _damaged_checkpoints(open_store(run))
+        for problem in damaged:
+            screen.print(f"  damaged: {problem}", markup=False, style="red")
+        if damaged:
+            raise BadFile(f"{len(damaged)} of the checkpoints in {str(run.path)!r} are damaged")
+        if checkpoints:
+            screen.print("  all checkpoints are intact", style="green")
+
+
+def _print_checkpoint_table(screen: Screen, checkpoints: Sequence[CheckpointInfo], run: Follower) -> None:
+    monitor: str = run.summary["monitor"] or ""
+    sign = -1 if run.direction(monitor) == "max" else 1
+    scored = [each for each in checkpoints if monitor in each.values]
+    best = min(scored, key=lambda each: sign * each.values[monitor], default=None)
+    table = Table("  name", "epoch", "update", "saved", "size", "reason", box=None, pad_edge=False)
+    for each in checkpoints:
+        name = f"{'*' if each is best else ' '} {each.name}"
+        size, saved = format_size(each.bytes), format_time(each.time)
+        cells = (name, str(each.epoch), f"{each.update:,}", saved, size, each.reason)
+        table.add_row(*(Text(escape_control(cell)) for cell in cells))
+    screen.print(table)
+    if best is not None:
+        screen.print(f"  * best {monitor}", style="dim", markup=False)
+
+
+def _damaged_checkpoints(store: "Store") -> list[str]:
+    """One line per checkpoint that can't be read in full."""
+    lines = list(store.newest(lambda saved: False).problems)  # those whose manifest is damaged
+    for saved in store.saved():
+        try:
+            store.read(saved)
+        except BadFile as error:
+            lines.append(str(error).replace(f"{store.folder}{os.sep}", ""))
+    return lines

@@ -1,49 +1,57 @@
-"""What all commands print through."""
+"""What all commands share: a console that is safe for text from files, and finding a run by name."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from stoker._text import escape_control
+from stoker.errors import BadFile, did_you_mean
+from stoker.record import find_runs
 
 
 class Screen(Console):
-    """A console on which no text can move the cursor: what is printed as a `str` is harmless, whoever wrote it."""
+    """A rich console that escapes control characters in every `str` it prints, so that text can't move the cursor."""
 
-    def print(self, *objects: Any, **how: Any) -> None:
-        """Prints; a text keeps its lines, and what else it holds that can't be seen is spelled out."""
-        super().print(*(harmless(each) if isinstance(each, str) else each for each in objects), **how)
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Prints; strings keep their line breaks."""
+        super().print(*(escape_lines(each) if isinstance(each, str) else each for each in objects), **options)
 
     @property
-    def has_colours(self) -> bool:
-        """Whether lines can be told apart by their colours."""
+    def has_colors(self) -> bool:
+        """Whether lines can be told apart by color."""
         return self.color_system is not None and not self.no_color
 
     @property
     def ascii_only(self) -> bool:
-        """Whether it has no braille."""
+        """Whether the encoding has no braille characters."""
         return not self.encoding.lower().startswith("utf")
 
 
-def harmless(text: str) -> str:
-    r"""A text of some lines, with everything in it to be seen.
+def escape_lines(text: str) -> str:
+    r"""Escapes control characters except line breaks.
 
-    >>> print(harmless("two\nlines\x1b[2K"))
+    >>> print(escape_lines("two\nlines\x1b[2K"))
     two
     lines\x1b[2K
     """
     return "\n".join(map(escape_control, text.split("\n")))
 
 
-def screen() -> Screen:
-    """The terminal, or whatever stdout is; letters that it can't show become question marks instead of an error."""
+def new_screen() -> Screen:
+    """A console on stdout; characters that its encoding lacks become question marks instead of an error."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     piped = not sys.stdout.isatty()
     return Screen(highlight=False, emoji=False, soft_wrap=piped, width=160 if piped else None)  # no table is cut
 
 
-def short(value: float) -> str:
-    """A number with four significant digits."""
-    return f"{float(f'{value:.4g}'):.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
+def find_run(name: str, *, folder: str = "runs") -> Path:
+    """The directory of a run, given its path or its name in the directory of runs."""
+    places = [path for path in (Path(name), Path(folder) / name) if path.exists()]
+    if places:
+        return next((path for path in places if path.is_file() or (path / "events.jsonl").exists()), places[0])
+    known = [str(run.path.relative_to(folder)) for run in find_runs(folder, read=False)]
+    existing = f"; there are: {', '.join(known[-8:])}" if known else f"; there are no runs in {folder!r}"
+    raise BadFile(f"there is no run {name!r}{did_you_mean(name.removeprefix(f'{folder}/'), known) or existing}")

@@ -1,4 +1,4 @@
-"""Data sets that lie in files: MNIST and its siblings (the idx format), and CIFAR-10 (the binary batches)."""
+"""Datasets in files: MNIST and others in the idx format, and CIFAR-10 in its binary version."""
 
 import gzip
 import math
@@ -6,31 +6,30 @@ import os
 import zlib
 from io import BufferedReader
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from stoker.errors import BadFile, InvalidArgument, MissingFile, did_you_mean
+from stoker.data._arguments import choose_part
+from stoker.errors import BadFile, MissingFile
 
 _PathLike = str | os.PathLike[str]
-T = TypeVar("T")
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # all big-endian
-_IDX_DIMENSIONS = 64  # as many as numpy's arrays can have
-_INFLATE_MOST = 1032  # bytes that one byte of a gzip file can become, by the format
-_CHUNK = 1 << 20  # bytes read at a time, so that memory follows what a file holds and not what its header says
+_IDX_DIMENSIONS = 64  # the most that a numpy array can have
+_GZIP_RATIO = 1032  # the most bytes that one byte of a gzip file can decompress to
+_CHUNK = 1 << 20  # bytes read at a time, so that memory grows with the file and not with what its header claims
 _CLASSES = 10
 _CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes: the label, then the red, green and blue planes
 
 
 def idx(folder: _PathLike, part: str = "train") -> TensorDataset:
-    """MNIST, Fashion-MNIST or any set with their file names: uint8 images [n, 28, 28] and int64 labels [n].
+    """Reads MNIST, Fashion-MNIST or any dataset with their file names: uint8 images [n, 28, 28], int64 labels [n].
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:  # a set of one image, as small as they come
+    >>> with tempfile.TemporaryDirectory() as folder:  # a dataset of one image
     ...     header = bytes([0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 28, 0, 0, 0, 28])
     ...     _ = Path(folder, "t10k-images-idx3-ubyte").write_bytes(header + bytes(28 * 28))
     ...     _ = Path(folder, "t10k-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 1]) + bytes([7]))
@@ -41,44 +40,43 @@ def idx(folder: _PathLike, part: str = "train") -> TensorDataset:
     The folder holds `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (for "test" `t10k-…`), or the same with a
     dot (`train-images.idx3-ubyte`), each plain or gzipped.
     """
-    prefix = _of_part(part, {"train": "train", "test": "t10k"}, "idx")
+    prefix = choose_part("idx", part, {"train": "train", "test": "t10k"})
     images_path = _find_idx(Path(folder), f"{prefix}-images", "idx3-ubyte")
     labels_path = _find_idx(Path(folder), f"{prefix}-labels", "idx1-ubyte")
     images, labels = read_idx(images_path), read_idx(labels_path)
     for path, tensor, dimensions in ((images_path, images, 3), (labels_path, labels, 1)):
         if tensor.dtype != torch.uint8 or tensor.dim() != dimensions:
-            kind = f"{tensor.dtype} of shape {list(tensor.shape)}"
-            raise BadFile(f"{path}: expected bytes with {dimensions} dimension(s), as its name says; it holds {kind}")
+            content = f"{tensor.dtype} of shape {list(tensor.shape)}"
+            raise BadFile(f"{path}: expected bytes with {dimensions} dimension(s), as in its name; it holds {content}")
     if len(images) != len(labels):
         raise BadFile(
-            f"{images_path} holds {len(images)} images and {labels_path.name} {len(labels)} labels; "
-            "they are not of one set: fetch both files again"
+            f"{images_path} holds {len(images)} images and {labels_path.name} {len(labels)} labels, so they do not "
+            "belong together; download both files again"
         )
-    return TensorDataset(images, _as_labels(labels, labels_path))
+    return TensorDataset(images, _check_labels(labels, labels_path))
 
 
 def cifar10(folder: _PathLike, part: str = "train") -> TensorDataset:
-    """CIFAR-10 out of its binary version: uint8 images [n, 3, 32, 32] in red, green, blue, and int64 labels [n].
+    """Reads CIFAR-10 from its binary version: uint8 images [n, 3, 32, 32] in red, green, blue, int64 labels [n].
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:  # a batch of one black horse
+    >>> with tempfile.TemporaryDirectory() as folder:  # a dataset of one black horse
     ...     _ = Path(folder, "test_batch.bin").write_bytes(bytes([7]) + bytes(3 * 32 * 32))
     ...     images, labels = cifar10(folder, "test").tensors
     >>> images.shape, labels
     (torch.Size([1, 3, 32, 32]), tensor([7]))
 
     The folder, or `cifar-10-batches-bin` in it, holds `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
-    The Python version of the set is pickle and is not read: unpickling runs whatever code the file names.
+    The Python version of the dataset is not supported, because unpickling runs code from the file.
     """
-    numbered = [f"data_batch_{number}.bin" for number in range(1, 6)]
-    names = _of_part(part, {"train": numbered, "test": ["test_batch.bin"]}, "cifar10")
-    paths = _find_cifar10(Path(folder), names)
-    records = torch.cat([_read_cifar10(path) for path in paths])
+    training = [f"data_batch_{number}.bin" for number in range(1, 6)]
+    names = choose_part("cifar10", part, {"train": training, "test": ["test_batch.bin"]})
+    records = torch.cat([_read_cifar10(path) for path in _find_cifar10(Path(folder), names)])
     return TensorDataset(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long())
 
 
 def read_idx(path: _PathLike) -> Tensor:
-    """The tensor in any idx file, plain or gzipped, of whichever of the format's six types.
+    """Reads the tensor of an idx file, plain or gzipped, of any of the format's six types.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +87,7 @@ def read_idx(path: _PathLike) -> Tensor:
     """
     path = Path(path)
     if path.is_dir():
-        raise BadFile(f"{path} is a folder; expected an idx file in it, by name")
+        raise BadFile(f"{path} is a folder; pass the path of an idx file")
     if not path.is_file():
         raise MissingFile(f"there is no file {path}")
     with path.open("rb") as file:
@@ -97,13 +95,13 @@ def read_idx(path: _PathLike) -> Tensor:
             return _parse_idx(file, path, most=path.stat().st_size)
         try:
             with gzip.open(file) as unzipped:
-                return _parse_idx(unzipped, path, most=path.stat().st_size * _INFLATE_MOST)
+                return _parse_idx(unzipped, path, most=path.stat().st_size * _GZIP_RATIO)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise BadFile(f"{path} is a broken gzip file ({error}); fetch it again") from error
+            raise BadFile(f"{path} is a broken gzip file ({error}); download it again") from error
 
 
 def _parse_idx(file: BufferedReader | gzip.GzipFile, path: Path, most: int) -> Tensor:
-    """The tensor of an opened idx file, which can hold `most` bytes at the most."""
+    """Reads an opened idx file, which can't hold more than `most` bytes."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _IDX_TYPES or magic[3] > _IDX_DIMENSIONS:
         raise BadFile(
@@ -112,51 +110,43 @@ def _parse_idx(file: BufferedReader | gzip.GzipFile, path: Path, most: int) -> T
         )
     header = file.read(4 * magic[3])
     if len(header) < 4 * magic[3]:
-        raise BadFile(f"{path} is truncated: it ends inside its header; fetch it again")
+        raise BadFile(f"{path} is truncated: it ends inside its header; download it again")
     shape = [int.from_bytes(header[at : at + 4], "big") for at in range(0, len(header), 4)]
+    text = "×".join(map(str, shape)) + " values" if shape else "one value"
     if 0 in shape:
-        raise BadFile(f"{path} is empty: its header says {_shape(shape)}")
+        raise BadFile(f"{path} is empty: its header describes {text}")
     dtype = np.dtype(_IDX_TYPES[magic[2]])
     expected = math.prod(shape) * dtype.itemsize
-    content = _read_at_most(file, expected + 1) if expected <= most else b""
+    content = bytearray()
+    while expected <= most and (chunk := file.read(min(_CHUNK, expected + 1 - len(content)))):
+        content += chunk
     if len(content) < expected:
-        held = f"the file holds {len(content)}" if content else "the file is too small to hold that"
+        found = f"the file holds {len(content)}" if content else "the file is too small for that"
         raise BadFile(
-            f"{path} is truncated: its header says {_shape(shape)}, which takes {expected} bytes, and {held}; "
-            "fetch it again"
+            f"{path} is truncated: its header describes {text}, which takes {expected} bytes, but {found}; "
+            "download it again"
         )
     if len(content) > expected:
-        raise BadFile(f"{path} goes on after the {expected} bytes of its {_shape(shape)}; it is not a whole idx file")
+        raise BadFile(f"{path} has more than the {expected} bytes of the {text} in its header; it is not an idx file")
     array = np.frombuffer(content, dtype).astype(dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(array).reshape(shape)
 
 
-def _read_at_most(file: BufferedReader | gzip.GzipFile, size: int) -> bytearray:
-    content = bytearray()
-    while chunk := file.read(min(_CHUNK, size - len(content))):
-        content += chunk
-    return content
-
-
-def _shape(shape: list[int]) -> str:
-    return "×".join(map(str, shape)) + " values" if shape else "one value"
-
-
 def _read_cifar10(path: Path) -> Tensor:
-    """The records of one batch file, [n, 3073]."""
+    """Reads the records of one file, [n, 3073]."""
     size = path.stat().st_size
     if size == 0 or size % _CIFAR_RECORD:
         raise BadFile(
-            f"{path} is truncated, or no binary batch of CIFAR-10: it has {size} bytes, which is no whole number of "
-            f"{_CIFAR_RECORD}-byte records; fetch it again"
+            f"{path} is truncated, or not a binary batch of CIFAR-10: its {size} bytes are not a multiple of "
+            f"{_CIFAR_RECORD}, the size of a record; download it again"
         )
     records = torch.from_numpy(np.fromfile(path, np.uint8)).reshape(-1, _CIFAR_RECORD)
-    _as_labels(records[:, 0], path)
+    _check_labels(records[:, 0], path)
     return records
 
 
-def _as_labels(labels: Tensor, path: Path) -> Tensor:
-    """The labels as int64, all of them one of ten classes."""
+def _check_labels(labels: Tensor, path: Path) -> Tensor:
+    """Returns the labels as int64, or raises if one is not a class number."""
     wrong = (labels >= _CLASSES).nonzero()
     if len(wrong):
         place = int(wrong[0])
@@ -164,20 +154,12 @@ def _as_labels(labels: Tensor, path: Path) -> Tensor:
     return labels.long()
 
 
-def _of_part(part: str, parts: dict[str, T], reader: str) -> T:
-    if part not in tuple(parts):
-        raise InvalidArgument(
-            f'{reader} has the parts "train" and "test", not {part!r}{did_you_mean(str(part), parts)}'
-        )
-    return parts[part]
-
-
 def _find_idx(folder: Path, stem: str, kind: str) -> Path:
-    names = [f"{stem}{mark}{kind}{suffix}" for mark in "-." for suffix in ("", ".gz")]
+    names = [f"{stem}{separator}{kind}{suffix}" for separator in "-." for suffix in ("", ".gz")]
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise MissingFile(f"{folder} has no {' or '.join(names)}; {_contents(folder)}")
+    raise MissingFile(f"{folder} has no {' or '.join(names)}; {_describe_folder(folder)}")
 
 
 def _find_cifar10(folder: Path, names: list[str]) -> list[Path]:
@@ -191,16 +173,15 @@ def _find_cifar10(folder: Path, names: list[str]) -> list[Path]:
     found = next((path for path in pickled if path.exists()), None)
     if found is not None and missing == names:
         raise BadFile(
-            f"{found} is the Python version of CIFAR-10, which is pickle: reading it would run code out of the file; "
-            f"fetch the binary version (cifar-10-binary.tar.gz) and unpack it in {folder}"
+            f"{found} is the Python version of CIFAR-10, a pickle: reading it would run code from the file; "
+            f"download the binary version (cifar-10-binary.tar.gz) and unpack it in {folder}"
         )
-    raise MissingFile(f"{place} has no {', '.join(missing)}; {_contents(place)}")
+    raise MissingFile(f"{place} has no {', '.join(missing)}; {_describe_folder(place)}")
 
 
-def _contents(folder: Path) -> str:
-    """What a folder holds, for an error's text."""
+def _describe_folder(folder: Path) -> str:
     if not folder.is_dir():
-        return "it is a file: give the folder that it is in" if folder.exists() else "there is no such folder"
+        return "it is a file; pass the folder that it is in" if folder.exists() else "there is no such folder"
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return f"it holds {', '.join(names[:10])}{more}" if names else "it is empty"

@@ -1,8 +1,8 @@
-"""Handwritten-looking digits drawn by code: a data set for the guide, the tests and the demo that nobody downloads.
+"""Images of handwritten-looking digits, drawn by code: a dataset for docs, tests and the demo, without a download.
 
-A digit is a few strokes, a stroke is a smooth curve through control points, and a pen puts dots of ink along it.
-The curve is linear in its control points, and a round soft dot is an outer product of a column and a row, so that a
-whole block of images is drawn by three batched matrix products.
+A digit is a few strokes, a stroke is a smooth curve through control points, and dots of ink lie along the curve. A
+curve is linear in its control points, and a round soft dot is the outer product of a column and a row, so a whole block
+of images takes three batched matrix products.
 """
 
 import hashlib
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from stoker.errors import InvalidArgument, did_you_mean
+from stoker.data._arguments import check_int, choose_part
 
 _SIDE = 28  # pixels
-_BLOCK = 500  # images that share a random stream: a smaller set is a prefix of a larger one, cut out of whole blocks
+_BLOCK = 500  # images that share a random stream; a smaller dataset is a prefix of a larger one
 _DOTS = 56  # along the strokes of one digit; less than a pixel apart
-_FINE = 400  # places along a stroke, out of which the evenly spaced dots are chosen
+_FINE = 400  # points along a stroke, from which the evenly spaced dots are chosen
 _STRAY_DOTS = 8  # along the stray stroke that some images have
 _PARTS = {"train": 60_000, "test": 10_000}  # images, as in MNIST
 
-# Ways to write each digit: strokes, each through its points x,y in hundredths of a square, y downwards. A stroke that
-# begins where another ends makes a corner with it, and they move together.
+# Ways to write each digit: strokes, each through its points x,y in hundredths of a square, y downwards. Strokes that
+# share a point make a corner there, and move together.
 _STYLES: dict[int, list[str]] = {
     0: [
         "50,0 22,12 10,50 22,88 50,100 78,88 90,50 78,12 50,0",
@@ -73,19 +73,21 @@ _STYLES: dict[int, list[str]] = {
 
 
 def digits(part: str, *, size: int | None = None, seed: int = 0) -> TensorDataset:
-    """Grey 28×28 digits, written by code in several hands: uint8 images and int64 labels, ready without a download.
+    """Draws grey 28×28 images of digits in several handwritings: uint8 images and int64 labels, without a download.
 
     >>> images, labels = digits("train", size=1000).tensors
     >>> images.shape, images.dtype, labels.bincount().tolist()
     (torch.Size([1000, 28, 28]), torch.uint8, [100, 100, 100, 100, 100, 100, 100, 100, 100, 100])
 
-    The parts are "train" (60,000 images where no size is asked for) and "test" (10,000). The same part and seed give
-    the same images, a smaller size the first of a larger one, and no random state but its own is read or changed.
-    Every 500 images hold each digit 50 times. Ink is 255 and paper 0, with a mean of 0.14 and a standard
-    deviation of 0.31 of full ink, close to MNIST.
+    The parts are "train" (60,000 images by default) and "test" (10,000). The same part and seed give the same images,
+    and a smaller size gives the first images of a larger one. Global random state is neither read nor changed. Every
+    500 images hold each digit 50 times. Ink is 255 and paper 0; divided by 255, the mean is 0.14 and the standard
+    deviation 0.31, close to MNIST.
     """
-    size = _checked(part, size, seed)
-    # everything here is made by numpy or on the CPU by name: a default device of the caller's is none of its business
+    default_size = choose_part("digits", part, _PARTS)
+    size = check_int("size", default_size if size is None else size, least=1)
+    seed = check_int("seed", seed, least=0)
+    # All tensors are created on the CPU explicitly, because the caller may have set another default device.
     images = torch.empty(size, _SIDE, _SIDE, dtype=torch.uint8, device="cpu")
     labels = torch.empty(size, dtype=torch.int64, device="cpu")
     for start in range(0, size, _BLOCK):
@@ -95,30 +97,20 @@ def digits(part: str, *, size: int | None = None, seed: int = 0) -> TensorDatase
     return TensorDataset(images, labels)
 
 
-def _checked(part: str, size: int | None, seed: int) -> int:
-    if part not in tuple(_PARTS):
-        raise InvalidArgument(f'digits has the parts "train" and "test", not {part!r}{did_you_mean(str(part), _PARTS)}')
-    size = _PARTS[part] if size is None else size
-    for name, value, least in (("size", size, 1), ("seed", seed, 0)):
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-            raise InvalidArgument(f"{name}={value!r}: expected a whole number from {least} up")
-    return int(size)
-
-
 def _stream(part: str, seed: int, block: int) -> "np.random.Generator":
-    # a hash, because both libraries let keys meet: torch keeps 32 bits of a seed, numpy joins the words of a list
+    # A hash keeps the keys apart: torch uses 32 bits of a seed, and numpy joins the words of a list.
     key = hashlib.blake2b(f"{part} {seed} {block}".encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(key, "big"))
 
 
 class _Alphabet(NamedTuple):
-    """Every style of every digit; a style with fewer control points than the most has weights of 0 for the rest."""
+    """Every style of every digit; styles with fewer control points than the longest have weights of 0 for the rest."""
 
     points: Tensor  # [styles, points, 2]: control points, centred on the origin, one unit high
-    curves: Tensor  # [styles, dots, points]: how much of each control point a dot is
-    length: Tensor  # [styles]: of all strokes together
-    first: Tensor  # [10]: a digit's first style
-    many: Tensor  # [10]: how many styles it has
+    curves: Tensor  # [styles, dots, points]: the weight of each control point in a dot
+    length: Tensor  # [styles]: total length of the strokes
+    first: Tensor  # [10]: the first style of a digit
+    many: Tensor  # [10]: the number of its styles
 
 
 @cache
@@ -162,7 +154,7 @@ def _spline(stroke: list[int], points: int) -> np.ndarray:
 
 
 def _draw_block(random: "np.random.Generator") -> tuple[Tensor, Tensor]:
-    """The labels [block] and images [block, 28, 28] of one random stream."""
+    """Draws the labels [block] and images [block, 28, 28] of one random stream."""
 
     def between(low: float, high: float, *shape: int) -> Tensor:
         return torch.from_numpy(low + (high - low) * random.random((_BLOCK, *shape)))
@@ -171,7 +163,7 @@ def _draw_block(random: "np.random.Generator") -> tuple[Tensor, Tensor]:
     alphabet = _alphabet()
     style = alphabet.first[labels] + (between(0, 1) * alphabet.many[labels]).long()
     points = alphabet.points[style]
-    dots = alphabet.curves[style] @ (points + between(-0.05, 0.05, *points.shape[1:]))  # a hand is not steady
+    dots = alphabet.curves[style] @ (points + between(-0.05, 0.05, *points.shape[1:]))  # an unsteady hand
 
     height = between(15.5, 20.5)  # pixels
     width = height * between(0.6, 1.0)
@@ -181,17 +173,17 @@ def _draw_block(random: "np.random.Generator") -> tuple[Tensor, Tensor]:
 
     along = torch.from_numpy(np.linspace(-1, 1, _STRAY_DOTS))[:, None]
     stray = between(1, _SIDE - 2, 1, 2) + between(-3, 3, 1, 2) * along
-    spacing = alphabet.length[style] * (height + width) / 2 / _DOTS  # pixels of stroke that a dot stands for
+    spacing = alphabet.length[style] * (height + width) / 2 / _DOTS  # pixels of stroke per dot
     stray_spacing = 0.8 * (between(0, 1) < 0.1).double()  # one image in ten has a stray stroke
     ink = torch.cat([spacing[:, None].expand(-1, _DOTS), stray_spacing[:, None].expand(-1, _STRAY_DOTS)], 1)
 
     images = _ink(torch.cat([dots, stray], 1), ink, radius=between(0.55, 0.9)) * between(0.9, 1, 1, 1)
-    images += between(-1, 1, _SIDE, _SIDE) * between(0, 0.05, 1, 1)  # grain, more of it in some images
+    images += between(-1, 1, _SIDE, _SIDE) * between(0, 0.05, 1, 1)  # noise, stronger in some images
     return labels, (images.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def _affine(height: Tensor, width: Tensor, turn: Tensor, slant: Tensor) -> Tensor:
-    """Scales, shears and rotates a row (x, y) from the right: [block, 2, 2]."""
+    """Returns matrices that scale, shear and rotate row vectors (x, y): [block, 2, 2]."""
     cos, sin = turn.cos(), turn.sin()
     x = torch.stack([width * cos, width * sin], -1)
     y = torch.stack([height * (slant * cos - sin), height * (slant * sin + cos)], -1)
@@ -199,13 +191,13 @@ def _affine(height: Tensor, width: Tensor, turn: Tensor, slant: Tensor) -> Tenso
 
 
 def _ink(dots: Tensor, amount: Tensor, *, radius: Tensor) -> Tensor:
-    """What a pen leaves that touches the paper at these dots, [block, dots, 2] pixels: images from 0 to 1.
+    """Draws the ink of a pen that touches the paper at these dots, [block, dots, 2] pixels: images from 0 to 1.
 
-    In double precision, so that machines whose `exp` and sums differ in the last bit still round to the same greys.
+    Double precision: machines whose `exp` and sums differ in the last bit still round to the same grey values.
     """
     pixels = torch.from_numpy(np.arange(_SIDE, dtype=np.float64))[:, None]
     sharpness = (-0.5 / radius.square())[:, None, None]
     across, down = (torch.exp((dots[:, None, :, axis] - pixels).square() * sharpness) for axis in (0, 1))
-    amount = amount / (math.sqrt(2 * math.pi) * radius[:, None])  # the middle of a long line is 1
+    amount = amount / (math.sqrt(2 * math.pi) * radius[:, None])  # so that the middle of a long line is 1
     line = (down * amount[:, None]) @ across.mT  # [block, 28, dots] @ [block, dots, 28]
     return (2.4 * line).clamp(max=1)  # a full core with a soft edge

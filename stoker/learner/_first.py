@@ -23,15 +23,15 @@ def only_by_first(world: World, work: Callable[[], T]) -> T | None:
         return work()
     world.barrier()
     if not world.is_first:
-        if (said := world.told(None)) is not None:
+        if (said := world.broadcast_object(None)) is not None:
             raise _same(*said)
         return None
     try:
         found = work()
     except Exception as error:
-        world.told((type(error).__name__, str(error)))
+        world.broadcast_object((type(error).__name__, str(error)))
         raise
-    world.told(None)
+    world.broadcast_object(None)
     return found
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from stoker.distributed import Parallel
+from stoker.engine import check_precision
 from stoker.errors import InvalidArgument, WrongType
-from stoker.loop import check_precision
 from stoker.steps import LossFunction
 
 

@@ -1,8 +1,7 @@
-"""Outputs in, numbers out, on the device until somebody reads them.
+"""Metrics: numbers about samples and tokens, computed on the device and read when somebody needs them.
 
-Takes what steps return and gives numbers about samples and tokens that do not depend on how these came in batches. The
-one type to know is `Metric(init, update, merge, compute)`, a frozen value whose state is passed in and given back; a
-`Meter` reads the loop instead of an output.
+Values do not depend on how the samples were split into batches. A metric is a frozen `Metric`; what it has counted is
+a state that is passed in and returned. A `Meter` reads numbers about the training instead of an output.
 
 >>> import torch
 >>> from stoker import ClassificationOutput, metrics
@@ -15,19 +14,36 @@ one type to know is `Metric(init, update, merge, compute)`, a frozen value whose
 0.667
 """
 
-from stoker.metrics._accept import as_metric
-from stoker.metrics._accuracy import Accuracy, Hamming, TopKAccuracy
-from stoker.metrics._confusion import ConfusionMatrix
-from stoker.metrics._function import of
-from stoker.metrics._loss import Loss
-from stoker.metrics._meters import GradientNorm, LearningRate, Meter, Readings, Throughput
-from stoker.metrics._metric import Metric, State, Value, named
-from stoker.metrics._overlap import Dice, IoU
-from stoker.metrics._precision import FBeta, Precision, Recall
+from stoker.metrics._adapters import as_metric
+from stoker.metrics._classification import (
+    Accuracy,
+    ConfusionMatrix,
+    Dice,
+    FBeta,
+    Hamming,
+    IoU,
+    Precision,
+    Recall,
+    TopKAccuracy,
+)
+from stoker.metrics._means import MAE, MSE, R2, RMSE, Loss, of
+from stoker.metrics._meters import (
+    CPUTemperature,
+    CPUUse,
+    GPUMemory,
+    GPUPower,
+    GPUTemperature,
+    GPUUse,
+    GradientNorm,
+    LearningRate,
+    MemoryUse,
+    Meter,
+    Readings,
+    Throughput,
+)
+from stoker.metrics._metric import Metric, State, Value, flatten_value
+from stoker.metrics._outputs import weight_of
 from stoker.metrics._ranking import AUROC, AveragePrecision
-from stoker.metrics._reading import weight_of
-from stoker.metrics._regression import MAE, MSE, R2, RMSE
-from stoker.metrics._system import CPUTemperature, CPUUse, GPUMemory, GPUPower, GPUTemperature, GPUUse, MemoryUse
 from stoker.metrics._text import ErrorRate, Perplexity
 
 __all__ = [
@@ -65,7 +81,7 @@ __all__ = [
     "TopKAccuracy",
     "Value",
     "as_metric",
-    "named",
+    "flatten_value",
     "of",
     "weight_of",
 ]

@@ -1,18 +1,22 @@
-"""Meters: numbers about the training itself, read from the loop and not from an output."""
+"""Meters: numbers about the training and the machine. Those of the machine need `stoker[monitor]`."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from stoker.config import Config
+from stoker.errors import MissingExtra
 from stoker.metrics._metric import Direction, State
-from stoker.metrics._sums import add, fresh, join, ratio, read
+from stoker.metrics._states import add, add_sums, ratio, read, zero_sum
+
+_UNKNOWN = float("nan")
 
 
 class Readings(Protocol):
-    """What the loop hands to a meter: rates of the last update, and samples and seconds since the last reading."""
+    """What a meter can read: the rates of the last update, and samples and seconds since the last reading."""
 
     lr: Any  # a number, or a mapping of patterns to numbers
     samples: int
@@ -21,7 +25,7 @@ class Readings(Protocol):
 
 
 class Meter(Config):
-    """Something to read while training runs, at the end of an epoch and with the progress.
+    """A number to read while training runs: at the end of an epoch and with the progress.
 
     >>> class Samples(Meter):
     ...     name: str = "samples"
@@ -35,7 +39,7 @@ class Meter(Config):
     unit: ClassVar[str] = ""
 
     def read(self, ctx: Readings) -> dict[str, float]:
-        """The numbers now, by name."""
+        """The current numbers by name."""
         raise NotImplementedError
 
 
@@ -56,7 +60,7 @@ class LearningRate(Meter):
 
 
 class Throughput(Meter):
-    """Samples trained on per second since the last reading; NaN where no time has passed.
+    """Training samples per second since the last reading; NaN if no time has passed.
 
     >>> from types import SimpleNamespace
     >>> Throughput().read(SimpleNamespace(samples=100, seconds=0.5))
@@ -69,20 +73,20 @@ class Throughput(Meter):
     unit = "1/s"
 
     def read(self, ctx: Readings) -> dict[str, float]:
-        return {self.name: ctx.samples / ctx.seconds if ctx.seconds > 0 else float("nan")}
+        return {self.name: ctx.samples / ctx.seconds if ctx.seconds > 0 else _UNKNOWN}
 
 
 class GradientNorm(Meter):
-    """The norm of the gradients before clipping: now (`read`), or its mean and maximum over updates.
+    """The norm of the gradients before clipping: the current one (`read`), or mean and maximum over updates.
 
     >>> norm = GradientNorm()
     >>> state = norm.init(torch.device("cpu"))
     >>> for each in (1.0, 3.0):
-    ...     state = norm.update_update(state, torch.tensor(each))
+    ...     state = norm.update(state, torch.tensor(each))
     >>> norm.compute(state)
     {'gradient_norm': 2.0, 'gradient_norm/max': 3.0}
 
-    The state stays on the device and is added to once an update; nothing waits until `compute`. `read` waits.
+    The state stays on the device; only `compute` and `read` wait for it.
     """
 
     name: str = "gradient_norm"
@@ -91,20 +95,181 @@ class GradientNorm(Meter):
         return {} if ctx.grad_norm is None else {self.name: float(ctx.grad_norm)}
 
     def init(self, device: torch.device) -> State:
-        """The state that has seen no update."""
-        return {"sum": fresh(device), "count": fresh(device), "max": torch.zeros((), device=device)}
+        """The state before the first update."""
+        return {"sum": zero_sum(device), "count": zero_sum(device), "max": torch.zeros((), device=device)}
 
-    def update_update(self, state: State, grad_norm: Tensor) -> State:
-        """The state that has also seen an update whose gradients have this norm."""
+    def update(self, state: State, grad_norm: Tensor) -> State:
+        """The state after one more update with gradients of this norm."""
         largest = torch.maximum(state["max"], grad_norm.to(state["max"].dtype))
         return {"sum": add(state["sum"], grad_norm), "count": add(state["count"], 1), "max": largest}
 
     def merge(self, a: State, b: State) -> State:
-        """The state that has seen the updates of both."""
+        """One state from the states of two processes."""
         largest = torch.maximum(a["max"], b["max"])
-        return {"sum": join(a["sum"], b["sum"]), "count": join(a["count"], b["count"]), "max": largest}
+        return {"sum": add_sums(a["sum"], b["sum"]), "count": add_sums(a["count"], b["count"]), "max": largest}
 
     def compute(self, state: State) -> dict[str, float]:
-        """The mean and the maximum; NaN where there was no update."""
-        largest = state["max"].item() if read(state["count"]) > 0 else float("nan")
+        """The mean and the maximum; NaN if there was no update."""
+        largest = state["max"].item() if read(state["count"]) > 0 else _UNKNOWN
         return {self.name: ratio(state["sum"], state["count"]), f"{self.name}/max": largest}
+
+
+# --- the machine
+
+
+class CPUUse(Meter):
+    """The use of all processors together since the last reading.
+
+    >>> 0 <= CPUUse().read(None)["cpu_use"] <= 100
+    True
+    """
+
+    name: str = "cpu_use"
+
+    unit = "%"
+
+    def __post_init__(self) -> None:
+        _psutil().cpu_percent()  # psutil measures between calls: this is the first one
+
+    def read(self, ctx: Readings | None) -> dict[str, float]:
+        return {self.name: _psutil().cpu_percent()}
+
+
+class CPUTemperature(Meter):
+    """The temperature of the hottest processor core; NaN if the machine does not report it.
+
+    >>> CPUTemperature().name
+    'cpu_temperature'
+    """
+
+    name: str = "cpu_temperature"
+
+    unit = "°C"
+
+    def __post_init__(self) -> None:
+        _psutil()
+
+    def read(self, ctx: Readings | None) -> dict[str, float]:
+        sensors: Any = getattr(_psutil(), "sensors_temperatures", dict)()  # psutil has it on Linux only
+        cores = [each.current for name in ("coretemp", "k10temp", "cpu_thermal") for each in sensors.get(name, ())]
+        return {self.name: max(cores, default=_UNKNOWN)}
+
+
+class MemoryUse(Meter):
+    """The main memory of this process (its resident set) in GB.
+
+    >>> MemoryUse().read(None)["memory"] > 0
+    True
+    """
+
+    name: str = "memory"
+
+    unit = "GB"
+
+    def __post_init__(self) -> None:
+        _psutil()
+
+    def read(self, ctx: Readings | None) -> dict[str, float]:
+        return {self.name: _psutil().Process().memory_info().rss / 1e9}
+
+
+class _GPUMeter(Meter):
+    """Base of the GPU meters: reads one number of a GPU through NVML."""
+
+    gpu: int | None = None
+
+    query: ClassVar[Callable[[Any, Any], float]]  # (pynvml, handle of the GPU) -> number
+
+    def __post_init__(self) -> None:
+        _nvml()
+
+    def read(self, ctx: Readings | None) -> dict[str, float]:
+        return {self.name: _query_gpu(self.gpu, self.query)}
+
+
+class GPUUse(_GPUMeter):
+    """The share of time in which a GPU computes. `gpu` is torch's device index; the default is the current device.
+
+    >>> GPUUse(gpu=1).name, GPUUse(gpu=1).unit
+    ('gpu_use', '%')
+
+    NaN if there is no NVIDIA GPU, or it does not report the number.
+    """
+
+    name: str = "gpu_use"
+
+    unit = "%"
+    query = staticmethod(lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+
+
+class GPUMemory(_GPUMeter):
+    """The used memory of a GPU, of all processes together, in GB. `gpu` and NaN as in `GPUUse`.
+
+    >>> GPUMemory().unit
+    'GB'
+    """
+
+    name: str = "gpu_memory"
+
+    unit = "GB"
+    query = staticmethod(lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e9)
+
+
+class GPUPower(_GPUMeter):
+    """The power consumption of a GPU in watts. `gpu` and NaN as in `GPUUse`.
+
+    >>> GPUPower().unit
+    'W'
+    """
+
+    name: str = "gpu_power"
+
+    unit = "W"
+    query = staticmethod(lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3)
+
+
+class GPUTemperature(_GPUMeter):
+    """The temperature of a GPU in degrees Celsius. `gpu` and NaN as in `GPUUse`.
+
+    >>> GPUTemperature().unit
+    '°C'
+    """
+
+    name: str = "gpu_temperature"
+
+    unit = "°C"
+    query = staticmethod(lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0))  # sensor 0 is on the chip
+
+
+def _query_gpu(gpu: int | None, query: Callable[[Any, Any], float]) -> float:
+    if not torch.cuda.is_available():
+        return _UNKNOWN
+    nvml = _nvml()
+    try:
+        _start_nvml()
+        # NVML numbers the GPUs of the machine, torch those visible to the process: the UUID is the same.
+        uuid = torch.cuda.get_device_properties(torch.cuda.current_device() if gpu is None else gpu).uuid
+        return float(query(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")))
+    except nvml.NVMLError:
+        return _UNKNOWN
+
+
+@functools.cache
+def _start_nvml() -> None:
+    _nvml().nvmlInit()
+
+
+def _psutil() -> Any:
+    try:
+        import psutil
+    except ImportError as error:
+        raise MissingExtra("system metrics need psutil: pip install 'stoker[monitor]'") from error
+    return psutil
+
+
+def _nvml() -> Any:
+    try:
+        import pynvml
+    except ImportError as error:
+        raise MissingExtra("GPU metrics need nvidia-ml-py: pip install 'stoker[monitor]'") from error
+    return pynvml

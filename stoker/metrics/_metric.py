@@ -1,4 +1,4 @@
-"""The contract of a metric: four functions of a state that is a value and stays on the device."""
+"""The contract of a metric: functions of a state that is a value and stays on the device."""
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker.config import Config
-from stoker.metrics._sums import join
+from stoker.metrics._states import add_sums
 
 State = dict[str, Tensor]
 Value = float | list[Any] | dict[str, float]
@@ -17,7 +17,7 @@ Direction = Literal["min", "max"]
 
 
 class Metric(Config):
-    """What to measure. A metric is a frozen value; what it has seen so far is a state, passed in and given back.
+    """A number to compute from the outputs of steps. It is frozen: what it has counted so far is a separate state.
 
     >>> from stoker.steps import Output
     >>> class Bias(Metric):
@@ -31,9 +31,10 @@ class Metric(Config):
     >>> Bias(), Bias(name="offset", on="valid").name
     (Bias(name='bias', on='both'), 'offset')
 
-    Anything with these names is a metric, whether it inherits from this class or not. `update` runs without gradients,
-    reads no value on the host, and changes nothing in place. From the first update on, the tensors of a state keep
-    their shapes, unless `static` is False. `direction` says what is better, `unit` what the number is measured in.
+    Any object with these attributes is a metric; it need not inherit from this class. `update` runs without gradients,
+    reads no value on the host, and returns a state without changing the tensors of the one it is given. After the
+    first update the tensors of a state keep their shapes, unless `static` is False. `direction` says which values are
+    better, `unit` what the number is measured in.
     """
 
     name: str = field(default="", kw_only=True)
@@ -47,11 +48,11 @@ class Metric(Config):
             object.__setattr__(self, "name", self.default_name())
 
     def default_name(self) -> str:
-        """What the metric is called where the user gives no name."""
-        return worded(type(self).__name__)
+        """The name if the user gives none."""
+        return to_snake_case(type(self).__name__)
 
     def replace(self, **changes: Any) -> Self:
-        """The same metric with some fields changed; a name that came from the old ones is made anew."""
+        """The same metric with some fields changed; a default name follows the new fields."""
         own = {} if self.name == self.default_name() else {"name": self.name}
         return super().replace(**{"name": "", **own, **changes})
 
@@ -62,48 +63,46 @@ class Metric(Config):
 
     @property
     def counts(self) -> Hashable:
-        """What `init` and `update` go by: metrics that say the same here are counted once for all of them.
+        """A key for what `init` and `update` count: metrics with equal keys share one state. None: not shared.
 
         >>> from stoker.metrics import Precision, Recall
         >>> Precision("micro").counts == Recall().counts
         True
-
-        None: this one is counted by itself.
         """
         return None
 
     def init(self, device: torch.device) -> State:
-        """The state that has seen nothing."""
+        """The state before the first output."""
         raise NotImplementedError
 
     def update(self, state: State, output: Any) -> State:
-        """The state that has also seen an output."""
+        """The state after one more output."""
         raise NotImplementedError
 
     def merge(self, a: State, b: State) -> State:
-        """The state that has seen what two states have, of two shards or processes. Here: sums, added up."""
-        return {name: join(each, b[name]) for name, each in a.items()}
+        """One state from the states of two shards or processes. The default adds sums."""
+        return {name: add_sums(each, b[name]) for name, each in a.items()}
 
     def compute(self, state: State) -> Value:
-        """The number, or several. The one place that waits for the device. NaN where nothing was counted."""
+        """The number, or several; NaN if nothing was counted. Only this method waits for the device."""
         raise NotImplementedError
 
 
-def worded(name: str) -> str:
-    """The name of a class in small words: `AveragePrecision` is `average_precision`."""
+def to_snake_case(name: str) -> str:
+    """`average_precision` for `AveragePrecision`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def named(name: str, value: Value) -> dict[str, float]:
-    """A metric's value as numbers with names: one, or `name/0`, `name/1` and so on.
+def flatten_value(name: str, value: Value) -> dict[str, float]:
+    """The numbers of a metric's value by name: one, or `name/0`, `name/1` and so on.
 
-    >>> named("valid/recall", [0.5, 1.0])
+    >>> flatten_value("valid/recall", [0.5, 1.0])
     {'valid/recall/0': 0.5, 'valid/recall/1': 1.0}
     """
     if isinstance(value, Mapping):
-        inner = value.items()
+        parts = value.items()
     elif isinstance(value, Sequence):
-        inner = enumerate(value)
+        parts = enumerate(value)
     else:
         return {name: float(value)}
-    return {key: number for part, each in inner for key, number in named(f"{name}/{part}", each).items()}
+    return {key: number for part, each in parts for key, number in flatten_value(f"{name}/{part}", each).items()}

@@ -1,21 +1,93 @@
-"""How well scores order the samples: the areas under the ROC and the precision-recall curve."""
+"""How well scores rank the samples: the areas under the ROC and the precision-recall curve."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stoker.errors import InvalidArgument
-from stoker.metrics._hits import tally
-from stoker.metrics._kept import keep, keep_all, kept
 from stoker.metrics._metric import Metric, State
-from stoker.metrics._reading import Scored, Task, read_scores
-from stoker.metrics._sums import add, fresh, join, read, wide
+from stoker.metrics._outputs import Task, read_scores
+from stoker.metrics._states import add, append_rows, merge_rows, read, read_rows, weighted_bincount, zero_sum
 
 
-class AUROC(Metric):
-    """The area under the ROC curve: how likely a yes has a larger score than a no (ties count half).
+class _Ranking(Metric):
+    """Base of areas under a curve; a subclass computes the area of one class."""
+
+    bins: int | None = None
+    probabilities: bool = False
+    ignore: int = -100
+    task: Task | None = None
+
+    direction = "max"
+
+    def __post_init__(self) -> None:
+        if self.bins is not None and self.bins < 2:
+            raise InvalidArgument(f"bins must be at least 2, got {self.bins}; omit it for exact areas")
+        super().__post_init__()
+
+    @property
+    def static(self) -> bool:
+        """Only with `bins`: without, every score is stored."""
+        return self.bins is not None
+
+    def init(self, device: torch.device) -> State:
+        return {} if self.bins is None else {"yes": zero_sum(device), "no": zero_sum(device)}
+
+    def update(self, state: State, output: Any) -> State:
+        scored = read_scores(self.name, output, task=self.task, ignore=self.ignore)
+        scores, targets, weights = scored.scores, scored.targets, scored.float_weights()
+        if scored.task == "multiclass":
+            scores = scores if self.probabilities else scores.softmax(1)
+            targets = scored.classes()
+        elif self.bins is not None and not self.probabilities:
+            scores = scores.sigmoid()
+        if self.bins is None:  # logits rank like their probabilities, without ties near 0 and 1
+            return append_rows(state, {"scores": scores, "targets": targets, "weights": weights})
+        columns = scores.shape[1]
+        yes = targets if targets.ndim == 2 else targets[:, None] == torch.arange(columns, device=scores.device)
+        cell = (scores * self.bins).long().clamp(0, self.bins - 1)
+        cell = cell + self.bins * torch.arange(columns, device=scores.device)
+        masses = weights[:, None].expand_as(scores)
+        return {
+            name: add(
+                state[name],
+                weighted_bincount(cell.flatten(), masses.where(flag, 0).flatten(), columns * self.bins).view(
+                    columns, self.bins
+                ),
+            )
+            for name, flag in (("yes", yes), ("no", ~yes))
+        }
+
+    def merge(self, a: State, b: State) -> State:
+        return merge_rows(a, b) if self.bins is None else super().merge(a, b)
+
+    def compute(self, state: State) -> float:
+        areas = torch.tensor([self._area(yes, no) for yes, no in self._masses(state)], dtype=torch.float64)
+        return areas.nanmean().item() if len(areas) else float("nan")
+
+    def _masses(self, state: State) -> list[tuple[Tensor, Tensor]]:
+        """For each class or label the weight of yes and of no at each distinct score, largest score first."""
+        if self.bins is not None:
+            yes, no = read(state["yes"]), read(state["no"])
+            return [(a.flip(0), b.flip(0)) for a, b in zip(yes, no, strict=True)] if yes.ndim else []
+        rows = read_rows(state)
+        if not rows:
+            return []
+        found, weights, targets = [], rows["weights"].double(), rows["targets"]
+        for column, scores in enumerate(rows["scores"].T):
+            yes = targets == column if targets.ndim == 1 else targets[:, column]
+            distinct, place = scores.unique(return_inverse=True)
+            masses = (weighted_bincount(place, weights * flag, len(distinct)).flip(0) for flag in (yes, ~yes))
+            found.append(tuple(masses))
+        return found
+
+    def _area(self, yes: Tensor, no: Tensor) -> float:
+        raise NotImplementedError
+
+
+class AUROC(_Ranking):
+    """The area under the ROC curve: the probability that a yes has a larger score than a no (ties count half).
 
     >>> from stoker.steps import MultiLabelOutput
     >>> logits, targets = torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1])
@@ -24,137 +96,27 @@ class AUROC(Metric):
     >>> metric.compute(state)
     0.75
 
-    Exact: every score is kept on its device until `compute`, which sorts them on the host. With `bins=n` only counts
-    are kept, of scores rounded to n equal steps of probability. Classes are judged one against the rest by their
-    probabilities (the softmax of the scores, unless `probabilities` says they are that already), labels one by one;
-    the result is the mean. A class of which there is no yes or no no has no part in it; where that leaves none: NaN.
+    Exact: every score is stored on its device until `compute`, which sorts them on the host. With `bins=n` only counts
+    are stored, of probabilities rounded to n equal steps. Classes are compared one against the rest by their
+    probabilities (the softmax of the scores; set `probabilities` if the scores are probabilities already), labels one
+    by one; the result is the mean. A class without a yes or without a no is left out; if none remains: NaN.
     """
 
-    bins: int | None = None
-    probabilities: bool = False
-    ignore: int = -100
-    task: Task | None = None
-
-    direction = "max"
-
-    def __post_init__(self) -> None:
-        _check_bins(self.bins)
-        super().__post_init__()
-
-    @property
-    def static(self) -> bool:
-        """Only with `bins`: what is kept grows."""
-        return self.bins is not None
-
-    def init(self, device: torch.device) -> State:
-        return {} if self.bins is None else {"yes": fresh(device), "no": fresh(device)}
-
-    def update(self, state: State, output: Any) -> State:
-        scored = read_scores(self.name, output, task=self.task, ignore=self.ignore)
-        return _see(state, scored, self.bins, self.probabilities)
-
-    def merge(self, a: State, b: State) -> State:
-        return keep_all(a, b) if self.bins is None else {name: join(each, b[name]) for name, each in a.items()}
-
-    def compute(self, state: State) -> float:
-        return _mean_area(_columns(state, self.bins), _roc_area)
+    def _area(self, yes: Tensor, no: Tensor) -> float:
+        above = yes.cumsum(0) - yes  # the yes with a larger score than each no
+        return ((no * (above + yes / 2)).sum() / (yes.sum() * no.sum())).item()
 
 
-class AveragePrecision(Metric):
-    """The area under the precision-recall curve: precision at each score, weighed by the recall that it adds.
+class AveragePrecision(_Ranking):
+    """The area under the precision-recall curve: the precision at each score, weighted by the recall that it adds.
 
     >>> AveragePrecision().name, AveragePrecision(bins=100).static
     ('average_precision', True)
 
-    Everything else is as in `AUROC`. A class of which there is no yes has no part in the mean; where that leaves
-    none: NaN.
+    Everything else is as in `AUROC`. A class without a yes is left out of the mean; if none remains: NaN.
     """
 
-    bins: int | None = None
-    probabilities: bool = False
-    ignore: int = -100
-    task: Task | None = None
-
-    direction = "max"
-
-    def __post_init__(self) -> None:
-        _check_bins(self.bins)
-        super().__post_init__()
-
-    @property
-    def static(self) -> bool:
-        """Only with `bins`: what is kept grows."""
-        return self.bins is not None
-
-    def init(self, device: torch.device) -> State:
-        return {} if self.bins is None else {"yes": fresh(device), "no": fresh(device)}
-
-    def update(self, state: State, output: Any) -> State:
-        scored = read_scores(self.name, output, task=self.task, ignore=self.ignore)
-        return _see(state, scored, self.bins, self.probabilities)
-
-    def merge(self, a: State, b: State) -> State:
-        return keep_all(a, b) if self.bins is None else {name: join(each, b[name]) for name, each in a.items()}
-
-    def compute(self, state: State) -> float:
-        return _mean_area(_columns(state, self.bins), _precision_area)
-
-
-def _check_bins(bins: int | None) -> None:
-    if bins is not None and bins < 2:
-        raise InvalidArgument(f"bins must be at least 2, got {bins}; leave it out for exact areas")
-
-
-def _see(state: State, scored: Scored, bins: int | None, probabilities: bool) -> State:
-    scores, dtype = scored.scores, wide(scored.scores.device)
-    weights = torch.ones(len(scores), device=scores.device) if scored.weights is None else scored.weights
-    targets = scored.targets
-    if scored.task == "multiclass":
-        scores = scores if probabilities else scores.softmax(1)
-        targets = scored.classes()
-    elif bins is not None and not probabilities:
-        scores = scores.sigmoid()
-    if bins is None:  # a logit orders as its probability does, and has no ties at the ends
-        return keep(state, {"scores": scores, "targets": targets, "weights": weights.to(dtype)})
-    yes = targets if targets.ndim == 2 else targets[:, None] == torch.arange(scores.shape[1], device=scores.device)
-    columns = scores.shape[1]
-    step = (scores * bins).long().clamp(0, bins - 1) + bins * torch.arange(columns, device=scores.device)
-    mass = weights.to(dtype)[:, None].expand_as(scores)
-    counts = {
-        name: tally(step.flatten(), mass.where(flag, 0).flatten(), columns * bins).view(columns, bins)
-        for name, flag in (("yes", yes), ("no", ~yes))
-    }
-    return {name: add(state[name], counts[name]) for name in ("yes", "no")}
-
-
-def _columns(state: State, bins: int | None) -> list[tuple[Tensor, Tensor]]:
-    """For each class or label: how much yes and how much no there is at each score, the largest score first."""
-    if bins is not None:
-        yes, no = read(state["yes"]), read(state["no"])
-        return [(a.flip(0), b.flip(0)) for a, b in zip(yes, no, strict=True)] if yes.ndim else []
-    columns = kept(state)
-    if not columns:
-        return []
-    found, weights = [], columns["weights"].double()
-    for column, scores in enumerate(columns["scores"].T):
-        yes = columns["targets"] == column if columns["targets"].ndim == 1 else columns["targets"][:, column]
-        distinct, place = scores.unique(return_inverse=True)
-        masses = (tally(place, weights * flag, len(distinct)).flip(0) for flag in (yes, ~yes))
-        found.append(tuple(masses))
-    return found
-
-
-def _mean_area(columns: list[tuple[Tensor, Tensor]], area: Callable[[Tensor, Tensor], float]) -> float:
-    areas = torch.tensor([area(yes, no) for yes, no in columns], dtype=torch.float64)
-    return areas.nanmean().item() if len(areas) else float("nan")
-
-
-def _roc_area(yes: Tensor, no: Tensor) -> float:
-    above = yes.cumsum(0) - yes  # the yes with a larger score, which each no is compared with
-    return ((no * (above + yes / 2)).sum() / (yes.sum() * no.sum())).item()
-
-
-def _precision_area(yes: Tensor, no: Tensor) -> float:
-    found = yes.cumsum(0)
-    precision = found / (found + no.cumsum(0)).clamp(min=torch.finfo(found.dtype).tiny)
-    return ((precision * yes).sum() / yes.sum()).item()
+    def _area(self, yes: Tensor, no: Tensor) -> float:
+        found = yes.cumsum(0)
+        precision = found / (found + no.cumsum(0)).clamp(min=torch.finfo(found.dtype).tiny)
+        return ((precision * yes).sum() / yes.sum()).item()

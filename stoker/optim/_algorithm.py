@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -113,28 +113,6 @@ class GradientGroup(NamedTuple):
     names: tuple[str, ...]
     grads: list[Tensor]
     lr: Rate
-
-
-class Rule(Protocol):
-    """Applies one config to some of a model's parameters; an `Optimizer` has one rule per config."""
-
-    def check(self, groups: list[GradientGroup]) -> None:
-        """Raises if it cannot take the gradients; changes nothing."""
-        ...
-
-    def step(self, groups: list[GradientGroup], when: Tensor | None = None) -> None:
-        """Updates all groups; nothing changes if `when` is False on the device."""
-        ...
-
-    def state_dict(self) -> dict[str, object]: ...
-
-    def parse_state(self, state: Any) -> tuple[Any, list[str]]:
-        """A saved state as this rule stores it, and one line for everything that does not fit; changes nothing."""
-        ...
-
-    def set_state(self, state: Any) -> None:
-        """Continues from what `parse_state` returned."""
-        ...
 
 
 def zeros_like(parameter: Tensor) -> Tensor:

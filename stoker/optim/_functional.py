@@ -42,6 +42,7 @@ class FunctionalRule:
         self._batches: dict[tuple[str, ...], _Batch] = {}  # by the names in a step, which rarely change
 
     def check(self, groups: list[GradientGroup]) -> None:
+        """Raises if the gradients or learning rates are not supported; changes nothing."""
         for names, grads, lr in groups:
             if isinstance(lr, Tensor) and (problem := self._algorithm.tensor_lr_problem()):
                 raise InvalidArgument(f"the learning rate of {self._algorithm.to_code()} is a tensor: {problem}")
@@ -53,6 +54,7 @@ class FunctionalRule:
                 )
 
     def step(self, groups: list[GradientGroup], when: Tensor | None = None) -> None:
+        """Updates all groups; nothing changes if `when` is False on the device."""
         with torch.no_grad():
             for names, grads, lr in groups:
                 batch = self._batches.get(names)
@@ -143,7 +145,7 @@ class FunctionalRule:
         return {name: dict(state) for name, state in self._state.items() if state}
 
     def parse_state(self, state: Any) -> tuple[dict[str, State], list[str]]:
-        """Copies of the saved tensors, placed where this algorithm stores them."""
+        """Copies of the saved tensors, placed where this algorithm stores them, and one line per misfit."""
         if not isinstance(state, Mapping):
             return {}, [f"the state of {self._kind} is a {type(state).__name__}, expected a mapping"]
         parsed: dict[str, State] = {}
@@ -173,6 +175,7 @@ class FunctionalRule:
         return parsed
 
     def set_state(self, state: dict[str, State]) -> None:
+        """Continues from a state of `parse_state` or `state_tensors`."""
         self._state = state
         self._batches.clear()
 
@@ -228,8 +231,9 @@ def _update_shards(
     update(parameters, local_grads, local, lr, has_complex=batch.has_complex)
     for key, column in batch.lists.items():
         for position, parameter in enumerate(batch.parameters):
-            if column[position] is None and local[key][position] is not None:
-                column[position] = from_local(local[key][position], parameter)
+            created = local[key][position]
+            if column[position] is None and created is not None:
+                column[position] = from_local(created, parameter)
 
 
 def _update_whole(

@@ -12,11 +12,12 @@ from torch import Tensor
 from stoker._select import Models, assign, describe, named_parameters
 from stoker.errors import InvalidArgument, NoSuchParameter, StateMismatch, WrongType, did_you_mean
 from stoker.gradients import Gradients
-from stoker.optim._algorithm import Algorithm, GradientGroup, Rate, Rule, State
+from stoker.optim._algorithm import Algorithm, GradientGroup, Rate, State
 from stoker.optim._functional import FunctionalRule
 from stoker.optim._wrap import Wrapped, WrappedRule
 
 OptimizerConfig = Algorithm | Wrapped
+Rule = FunctionalRule | WrappedRule  # applies one config to its share of the parameters
 Rates = Rate | Mapping[Any, Rate]  # one learning rate, or one for each selector
 
 
@@ -179,7 +180,7 @@ class Optimizer:
         """
         return [rule.state_tensors() if isinstance(rule, FunctionalRule) else {} for rule in self._rules.values()]
 
-    def set_state_tensors(self, state: list[dict[str, State]]) -> None:
+    def replace_state(self, state: list[dict[str, State]]) -> None:
         """Replaces the state by tensors from `state_tensors`; state created since then is dropped."""
         for rule, own in zip(self._rules.values(), state, strict=True):
             if isinstance(rule, FunctionalRule):

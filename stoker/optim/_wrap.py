@@ -65,7 +65,7 @@ def wrap(cls: type[torch.optim.Optimizer], **settings: Any) -> Wrapped:
 
 
 class WrappedRule:
-    """Applies a torch optimizer to named parameters."""
+    """Applies a torch optimizer to named parameters, with the methods of `FunctionalRule`."""
 
     __slots__ = ("_config", "_model", "_names", "_native", "_parameters")
 
@@ -87,6 +87,7 @@ class WrappedRule:
         return native
 
     def check(self, groups: list[GradientGroup]) -> None:
+        """Raises if the optimizer needs a closure."""
         closure = inspect.signature(self._native.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise InvalidArgument(
@@ -241,6 +242,7 @@ class WrappedRule:
         return native
 
     def set_state(self, state: torch.optim.Optimizer) -> None:
+        """Continues with an optimizer from `parse_state`."""
         self._native = state
 
 

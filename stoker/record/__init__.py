@@ -1,22 +1,16 @@
-"""record: takes events, gives answers; the one type to know is `Record`.
+"""record: the events of a run, the directory they are stored in, and the tools that read them. Start at `Record`.
 
 A fit appends an `Event` for everything that happens. `History` (the table of epochs), the best epoch, early stopping
-and the console are questions to the record and nothing else. With a path each event is a line of `events.jsonl`, which
-other processes read while it grows; a `Run` is the directory that it stands in, beside the config and the log.
+and the console read the `Record`. A `Run` is a directory with the record (`events.jsonl`), the config and the log;
+a `Follower` reads such a directory from another process while it grows. Nothing here imports torch.
 """
 
-from stoker._text import format_duration as duration
-from stoker._text import format_number as number
-from stoker._text import format_size as size
-from stoker._text import format_time as when
-from stoker.record._checkpoints import Kept, checkpoints
-from stoker.record._control import Control, Request, Wish, ask
-from stoker.record._differences import asked, flat
+from stoker.record._columns import Best, Direction, Points, Source
+from stoker.record._control import Action, Control, Request, send_request
 from stoker.record._event import Event
 from stoker.record._export import export
-from stoker.record._follow import Follower
+from stoker.record._follow import CheckpointInfo, Follower, find_runs, list_checkpoints
 from stoker.record._history import History
-from stoker.record._numbers import Best, Direction
 from stoker.record._plot import (
     LineStyle,
     escape_label,
@@ -27,21 +21,19 @@ from stoker.record._plot import (
     new_figure,
     use_log_scale,
 )
-from stoker.record._points import Points
 from stoker.record._record import Listener, Record
-from stoker.record._run import Run
-from stoker.record._runs_in import runs_in
-from stoker.record._status import Status, fraction_done
-from stoker.record._table import Source
+from stoker.record._run import Run, flatten_config, run_settings
+from stoker.record._summary import Status, fraction_done
 
 __all__ = [
+    "Action",
     "Best",
+    "CheckpointInfo",
     "Control",
     "Direction",
     "Event",
     "Follower",
     "History",
-    "Kept",
     "LineStyle",
     "Listener",
     "Points",
@@ -50,23 +42,18 @@ __all__ = [
     "Run",
     "Source",
     "Status",
-    "Wish",
-    "ask",
-    "asked",
-    "checkpoints",
-    "duration",
     "escape_label",
     "export",
     "figure_of",
-    "flat",
+    "find_runs",
+    "flatten_config",
     "fraction_done",
     "group_by_metric",
     "line_styles",
+    "list_checkpoints",
     "matrix_sizes",
     "new_figure",
-    "number",
-    "runs_in",
-    "size",
+    "run_settings",
+    "send_request",
     "use_log_scale",
-    "when",
 ]

@@ -1,22 +1,88 @@
-"""The events of a run in columns: a million of them in some hundred MB, and any number's curve without a walk."""
+"""The numbers of a run in columns, which a record and the viewers answer questions from.
+
+A million events take about a hundred MB, and the curve of any number is found without a pass over the events.
+"""
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from stoker.record._decode import Line, whole
-from stoker.record._event import Event, kept_by
-from stoker.record._points import Points
+from stoker.record._decode import Line, to_event
+from stoker.record._event import Event, kept_count
 
-TOLD, BESIDE, PROGRESS, TRAIN, VALID, LOG, EPOCH = range(7)  # what kind of event a row is
+Direction = Literal["min", "max"]
+Source = Literal["epochs", "all", "running"]
+
+# The kinds of rows. Messages (notes, warnings, checkpoints) have no place in the training.
+OTHER, MESSAGE, PROGRESS, TRAIN, VALID, LOG, EPOCH = range(7)
 _KINDS = {"progress": PROGRESS, "train": TRAIN, "valid": VALID, "log": LOG, "epoch": EPOCH}
-_KINDS |= dict.fromkeys(("checkpoint", "note", "warning"), BESIDE)  # they don't move the training on
-_SPOKEN = 2000  # of those the first and the last so many are kept
+_KINDS |= dict.fromkeys(("checkpoint", "note", "warning"), MESSAGE)
+_MESSAGES = 2000  # of very many messages, this many are kept from the start and from the end
 
 
-class Series:
+class Best(NamedTuple):
+    """The best value of a number, and where it was reached."""
+
+    epoch: int
+    update: int
+    value: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Points:
+    """The values of one number over a run: four float64 arrays of the same length.
+
+    >>> points = Points(*np.array([[10.0, 20.0], [1.0, 2.0], [1.5, 2.5], [0.5, 0.25]]))
+    >>> len(points), points.value.tolist()
+    (2, [0.5, 0.25])
+
+    `time` is in seconds since 1970. A `value` may be NaN or infinite.
+    """
+
+    update: np.ndarray
+    epoch: np.ndarray
+    time: np.ndarray
+    value: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def select(self, index: np.ndarray) -> "Points":
+        """The points at these positions, or where a boolean mask is true."""
+        return Points(self.update[index], self.epoch[index], self.time[index], self.value[index])
+
+    def downsample(self, limit: int) -> "Points":
+        """About `limit` points that look the same: the ends, and the lowest and highest value of each stretch."""
+        return self if len(self) <= limit else self.select(_visible_points(self.value, limit))
+
+
+def _visible_points(value: np.ndarray, limit: int) -> np.ndarray:
+    """Positions of the first and last value, of each bucket's extremes, and of its first NaN (a gap in the line)."""
+    count = len(value)
+    if count <= max(limit, 2):
+        return np.arange(count)
+    missing = np.isnan(value)
+    buckets = max(1, (limit - 2) // (3 if missing.any() else 2))
+    width = -(-count // buckets)
+    rows = -(-count // width)
+
+    def lowest_per_bucket(key: np.ndarray) -> np.ndarray:
+        padded = np.full(rows * width, np.inf)
+        padded[:count] = key
+        return padded.reshape(rows, width).argmin(axis=1) + np.arange(rows) * width
+
+    lowest = lowest_per_bucket(np.where(missing, np.inf, value))
+    highest = lowest_per_bucket(np.where(missing, np.inf, -value))
+    gaps = lowest_per_bucket(np.where(missing, 0.0, 1.0))
+    return np.unique(np.concatenate([[0, count - 1], lowest, highest, gaps[missing[gaps]]]))
+
+
+class _Series:
     """One number: the rows of its events, and its values."""
 
     __slots__ = ("rows", "values")
@@ -24,54 +90,50 @@ class Series:
     def __init__(self) -> None:
         self.rows, self.values = array("i"), array("d")
 
-    def cut(self, row: int) -> None:
-        """Forgets what stands in that row or after it."""
+    def truncate(self, row: int) -> None:
         first = bisect_left(self.rows, row)
         del self.rows[first:], self.values[first:]
 
 
 class Columns:
-    """What stands of the events so far, a row each; of those with many numbers only the numbers are kept.
+    """The valid events so far, one row each; of events with numbers only the numbers are kept.
 
-    Every event has a place, its count from the first one; a damaged line keeps the place of the event that it was, so
-    that a later "resume" voids what it means. Where only a sample was read, places are unknown, and nothing is voided.
+    Every event has an index, its count from the first one. A damaged line keeps its index, so that a later "resume"
+    voids the right events. In a sample of a file the indices are unknown, so nothing is voided there.
     """
 
     def __init__(self, *, sample: bool = False) -> None:
         self.sample = sample
-        self.count = 0  # the place of the next event
+        self.count = 0  # the index of the next event
         self.damaged = 0
-        self.places, self.kinds = array("q"), array("b")
+        self.indices, self.kinds = array("q"), array("b")
         self.times, self.epochs, self.updates = array("d"), array("q"), array("q")
-        self.final: dict[str, Series] = {}
-        self.running: dict[str, Series] = {}
-        self.names: dict[str, int] = {}  # every number, and the row in which it came up
-        self.named: dict[str, int] = {}  # those that epochs have
-        self.told: list[tuple[int, Event]] = []  # the row of each event of the other kinds, which are few
-        self.losses: list[tuple[int, list[str]]] = []  # the row from which on these names are losses
-        self.progress: Line | None = None  # of the running epoch
-        self._beside = 0  # how many of `told` are BESIDE, or were before a resume
+        self.final: dict[str, _Series] = {}
+        self.running: dict[str, _Series] = {}
+        self.names: dict[str, int] = {}  # every number, and the row where it first appeared
+        self.epoch_names: dict[str, int] = {}  # those that epochs have
+        self.events: list[tuple[int, Event]] = []  # (row, event) of all kinds without numbers, which are few
+        self.begins: list[tuple[int, Event]] = []
+        self.losses: list[tuple[int, Sequence[str]]] = []  # the row from which on these names are losses
+        self.progress: Line | None = None  # the latest of the current epoch
+        self._kept_messages = 0  # upper bound of the messages in `events`
 
     def __len__(self) -> int:
         return len(self.times)
 
-    def take(self, lines: Iterable[Line | None]) -> None:
-        """Adds events at the end; `None` is a damaged one."""
-        for line in lines:
-            if line is None:
-                self._lose()
-            elif (kind := _KINDS.get(line.kind, TOLD)) >= PROGRESS:
-                self._add(line, kind)
-            else:
-                self._tell(line, kind)
+    def add(self, line: Line | None) -> None:
+        """Adds an event at the end; `None` stands for a damaged line."""
+        if line is None:
+            self.damaged += 1
+            self.count += 1
+        elif (kind := _KINDS.get(line.kind, OTHER)) >= PROGRESS:
+            self._add_numbers(line, kind)
+        else:
+            self._add_event(line, kind)
 
-    def _lose(self) -> None:
-        self.damaged += 1
-        self.count += 1
-
-    def _row(self, line: Line, kind: int) -> int:
+    def _add_row(self, line: Line, kind: int) -> int:
         row = len(self.times)
-        self.places.append(self.count)
+        self.indices.append(self.count)
         self.count += 1
         self.kinds.append(kind)
         self.times.append(line.time)
@@ -79,12 +141,12 @@ class Columns:
         self.updates.append(line.update)
         return row
 
-    def _add(self, line: Line, kind: int) -> None:
-        row, group = self._row(line, kind), self.running if kind == PROGRESS else self.final
+    def _add_numbers(self, line: Line, kind: int) -> None:
+        row, group = self._add_row(line, kind), self.running if kind == PROGRESS else self.final
         for name, value in line.values.items():
             series = group.get(name)
             if series is None:
-                series = group[name] = Series()
+                series = group[name] = _Series()
                 self.names.setdefault(name, row)
             series.rows.append(row)
             series.values.append(value)
@@ -93,57 +155,70 @@ class Columns:
             return
         if line.epoch > 0:
             for name in line.values:
-                self.named.setdefault(name, row)
+                self.epoch_names.setdefault(name, row)
         if kind == EPOCH:
             self.progress = None
         elif kind == TRAIN:
-            losses = whole(line).extra.get("losses") or []
+            losses = to_event(line).extra.get("losses") or []
             if losses != (self.losses[-1][1] if self.losses else []):
                 self.losses.append((row, losses))
 
-    def _tell(self, line: Line, kind: int) -> None:
+    def _add_event(self, line: Line, kind: int) -> None:
         try:
-            event = whole(line)
+            event = to_event(line)
         except ValueError:
-            self._lose()
+            self.add(None)
             return
         if event.kind == "resume":
             if not self.sample:
-                self._rewind(kept_by(event))
-            self.progress = event if event.batch else None  # so far this epoch has come
-        self.told.append((self._row(line, kind), event))
-        self._beside += kind == BESIDE
-        if self._beside >= 3 * _SPOKEN:
-            self._shorten()
+                self._truncate(kept_count(event))
+            self.progress = event if event.batch else None  # the position inside the epoch
+        row = self._add_row(line, kind)
+        self.events.append((row, event))
+        if event.kind == "begin":
+            self.begins.append((row, event))
+        self._kept_messages += kind == MESSAGE
+        if self._kept_messages >= 3 * _MESSAGES:
+            self._drop_messages()
 
-    def _shorten(self) -> None:
-        """Forgets what was said in the middle, where somebody said very much."""
-        spoken = [row for row, _ in self.told if self.kinds[row] == BESIDE]
-        middle = set(spoken[_SPOKEN:-_SPOKEN])
-        self.told = [pair for pair in self.told if pair[0] not in middle]
-        self._beside = len(spoken) - len(middle)
+    def _drop_messages(self) -> None:
+        """Drops the messages in the middle."""
+        rows = [row for row, _ in self.events if self.kinds[row] == MESSAGE]
+        middle = set(rows[_MESSAGES:-_MESSAGES])
+        self.events = [pair for pair in self.events if pair[0] not in middle]
+        self._kept_messages = len(rows) - len(middle)
 
     @property
-    def unspoken(self) -> int:
-        """How many notes, warnings and checkpoints stand but are not in `told`."""
-        return self.kinds.tobytes().count(BESIDE) - sum(self.kinds[row] == BESIDE for row, _ in self.told)
+    def dropped_messages(self) -> int:
+        """How many valid messages are not in `events`."""
+        return self.kinds.tobytes().count(MESSAGE) - sum(self.kinds[row] == MESSAGE for row, _ in self.events)
 
-    def _rewind(self, kept: int) -> None:
-        """Forgets all events but the first `kept`."""
-        row = bisect_left(self.places, kept)
+    def _truncate(self, count: int) -> None:
+        """Removes all events but the first `count`."""
+        row = bisect_left(self.indices, count)
         for group in (self.final, self.running):
             for series in group.values():
-                series.cut(row)
+                series.truncate(row)
             for name in [name for name, series in group.items() if not series.rows]:
                 del group[name]
-        for names in (self.names, self.named):
+        for names in (self.names, self.epoch_names):
             while names and names[last := next(reversed(names))] >= row:
                 del names[last]
-        for pairs in (self.told, self.losses):
+        for pairs in (self.events, self.begins, self.losses):
             del pairs[bisect_left(pairs, row, key=lambda pair: pair[0]) :]
-        for column in (self.places, self.kinds, self.times, self.epochs, self.updates):
+        for column in (self.indices, self.kinds, self.times, self.epochs, self.updates):
             del column[row:]
-        self.count = min(self.count, kept)
+        self.count = min(self.count, count)
+
+    @property
+    def begin(self) -> Event | None:
+        """The latest "begin" event, which declares the plan and the metrics."""
+        return self.begins[-1][1] if self.begins else None
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The `extra` of the latest "begin" event."""
+        return self.begins[-1][1].extra if self.begins else {}
 
     def last(self, name: str) -> float | None:
         """The latest final value of a number."""
@@ -151,56 +226,81 @@ class Columns:
         return series.values[-1] if series is not None else None
 
     def latest(self) -> dict[str, float]:
-        """Every number's newest value, final or on the way."""
+        """The newest value of every number, final or running."""
         found: dict[str, float] = {}
         for name in self.names:
             both = [group[name] for group in (self.final, self.running) if name in group]
             found[name] = max(both, key=lambda series: series.rows[-1]).values[-1]
         return found
 
-    def finals(self, name: str) -> Points:
-        """Every final value, in order of the events; what an epoch's event only says again is left out."""
-        rows, values = self._series(self.final, name)
-        return self._points(rows, values).at(~self._repeated(rows, values))
+    def best(self, name: str, direction: Direction | None = None) -> Best | None:
+        """The best final value, the first of equal ones, never NaN; `None` if the direction is unknown."""
+        direction, series = direction or self.direction(name), self.final.get(name)
+        if direction is None or series is None:
+            return None
+        values = np.array(series.values)
+        valid = np.flatnonzero(~np.isnan(values))
+        if not len(valid):
+            return None
+        place = valid[values[valid].argmin() if direction == "min" else values[valid].argmax()]
+        row = series.rows[place]
+        return Best(self.epochs[row], self.updates[row], series.values[place], name)
 
-    def epochwise(self, name: str) -> Points:
-        """The latest value of each epoch."""
-        points = self.finals(name)
-        points = points.at(points.epoch > 0)
-        _, places = np.unique(points.epoch[::-1], return_index=True)
-        return points.at(np.sort(len(points) - 1 - places))
+    def direction(self, name: str) -> Direction | None:
+        """Whether less or more is better, as the metric declared it; less is better for a loss."""
+        declared = self._declaration(name).get("direction")
+        if declared in ("min", "max"):
+            return declared
+        losses = self.losses[-1][1] if self.losses else ()
+        return "min" if name.split("/")[-1] == "loss" or name.partition("/")[2] in losses else None
 
-    def on_the_way(self, name: str) -> Points:
-        """Every value of a progress event."""
-        return self._points(*self._series(self.running, name))
+    def unit(self, name: str) -> str:
+        """The unit of a number, as its metric declared it."""
+        return str(self._declaration(name).get("unit") or "")
 
-    def all(self, name: str) -> Points:
-        """Final values and those on the way, by update; one on the way gives way to a final one of its update."""
-        final, way = self.finals(name), self.on_the_way(name)
-        way = way.at(~np.isin(way.update, final.update))
-        both = final.then(way)
-        return both.at(np.argsort(both.update, kind="stable"))
+    def _declaration(self, name: str) -> Mapping[str, Any]:
+        """What "begin" declared about the metric of a number: "valid/recall/3" belongs to "recall"."""
+        metrics = self.plan.get("metrics") or {}
+        parts = name.split("/")
+        names = [name, "/".join(parts[1:]), *("/".join(parts[1:end]) for end in range(len(parts) - 1, 1, -1))]
+        found = next((metrics[each] for each in names if each in metrics), {})
+        return found if isinstance(found, Mapping) else {}
 
-    def _series(self, group: dict[str, Series], name: str) -> tuple[np.ndarray, np.ndarray]:
-        series = group.get(name) or Series()
-        return np.array(series.rows, dtype=np.int64), np.array(series.values, dtype=np.float64)
+    def points(self, name: str, source: Source) -> Points:
+        """The values of a number from one source; see `Follower.points`."""
+        if source == "running":
+            return self._points(self.running, name)
+        final = self.final_points(name)
+        if source == "epochs":
+            final = final.select(final.epoch > 0)
+            _, last = np.unique(final.epoch[::-1], return_index=True)
+            return final.select(np.sort(len(final) - 1 - last))
+        running = self._points(self.running, name)
+        running = running.select(~np.isin(running.update, final.update))
+        both = Points(
+            *(np.concatenate([getattr(each, field) for each in (final, running)]) for field in Points.__slots__)
+        )
+        return both.select(np.argsort(both.update, kind="stable"))
 
-    def _points(self, rows: np.ndarray, values: np.ndarray) -> Points:
-        update, epoch, time = (_taken(column, rows) for column in (self.updates, self.epochs, self.times))
-        return Points(update, epoch, time, values)
+    def final_points(self, name: str) -> Points:
+        """All final values in order of the events, without those that an "epoch" event only repeats."""
+        points = self._points(self.final, name)
+        series = self.final.get(name)
+        if series is None:
+            return points
+        # Sorted by epoch, a repeated value follows its original.
+        order = np.argsort(points.epoch, kind="stable")
+        epoch, value = points.epoch[order], points.value[order]
+        same = (value[1:] == value[:-1]) | (np.isnan(value[1:]) & np.isnan(value[:-1]))
+        repeated = np.zeros(len(points), dtype=bool)
+        repeated[order[1:]] = same & (epoch[1:] == epoch[:-1]) & (epoch[1:] > 0)
+        return points.select(~(repeated & (np.array(self.kinds)[np.array(series.rows)] == EPOCH)))
 
-    def _repeated(self, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Where an epoch's event says again what a train or valid event of that epoch has said."""
-        epochs = _taken(self.epochs, rows)
-        order = np.argsort(epochs, kind="stable")
-        epochs, sorted_values = epochs[order], values[order]
-        same = sorted_values[1:] == sorted_values[:-1]
-        same |= np.isnan(sorted_values[1:]) & np.isnan(sorted_values[:-1])
-        again = np.zeros(len(rows), dtype=bool)
-        again[order[1:]] = same & (epochs[1:] == epochs[:-1]) & (epochs[1:] > 0)
-        return again & (_taken(self.kinds, rows) == EPOCH)
-
-
-def _taken(column: Sequence[float], rows: np.ndarray) -> np.ndarray:
-    """Some rows of a column as floats: a copy, for the column could not grow while somebody looks into its memory."""
-    return np.asarray(column)[rows].astype(np.float64)
+    def _points(self, group: Mapping[str, _Series], name: str) -> Points:
+        series = group.get(name) or _Series()
+        rows = np.array(series.rows, dtype=np.int64)
+        # Copies: an array that is shared with numpy could not grow.
+        update, epoch, time = (
+            np.asarray(column)[rows].astype(np.float64) for column in (self.updates, self.epochs, self.times)
+        )
+        return Points(update, epoch, time, np.array(series.values, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""The one thing that a viewer can do to a run: ask it to stop or to save, by a file that the loop looks at."""
+"""Requests to a running run: a viewer writes a file, and the training loop looks for it between updates."""
 
 import json
 import os
@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from stoker.errors import InvalidArgument
-from stoker.record._journal import EVENTS, no_run
-from stoker.record._lock import is_written
+from stoker.record._journal import EVENTS, is_being_written, missing_run
 
 CONTROL = "control.json"
-Wish = Literal["stop", "save"]
+Action = Literal["stop", "save"]
 _LARGEST = 4096  # bytes; a request has about a hundred
 
 
@@ -23,41 +22,41 @@ _LARGEST = 4096  # bytes; a request has about a hundred
 class Request:
     """What a run was asked to do, and by whom."""
 
-    what: Wish
+    action: Action
     by: str
     id: str
     time: float
 
 
-def ask(path: str | os.PathLike[str], what: Wish, *, by: str = "") -> str:
-    """Asks a living run to stop or to save, and returns the id of the request; a run that nobody writes is refused.
+def send_request(path: str | os.PathLike[str], action: Action, *, by: str = "") -> str:
+    """Asks a running run to stop or to save, and returns the id of the request.
 
-    The run obeys between two updates, and its record says so; nothing else tells that it did.
+    The run obeys between two updates; its record then says so. Raises if no process writes the run.
     """
-    if what not in get_args(Wish):
-        raise InvalidArgument(f'what={what!r}: a run can be asked to "stop" or to "save"')
-    folder = Path(path)
-    folder = folder.parent if folder.is_file() else folder
-    if not (folder / EVENTS).exists():
-        raise no_run(folder / EVENTS)
-    if not is_written(folder / EVENTS):
-        raise InvalidArgument(f"{str(folder)!r} can't be asked to {what}: no living process writes that run")
-    request = {"ask": what, "id": secrets.token_hex(8), "time": time.time(), "by": by}
-    draft = folder / f".{CONTROL}.{request['id']}.part"  # a name of its own: two may ask at once
+    if action not in get_args(Action):
+        raise InvalidArgument(f'action={action!r}: a run can be asked to "stop" or to "save"')
+    directory = Path(path)
+    directory = directory.parent if directory.is_file() else directory
+    if not (directory / EVENTS).exists():
+        raise missing_run(directory)
+    if not is_being_written(directory / EVENTS):
+        raise InvalidArgument(f"{str(directory)!r} can't be asked to {action}: the run has no living process")
+    request = {"ask": action, "id": secrets.token_hex(8), "time": time.time(), "by": by}
+    draft = directory / f".{CONTROL}.{request['id']}.part"  # a unique name: two viewers may ask at once
     try:
         draft.write_text(json.dumps(request) + "\n", encoding="utf-8")
-        draft.replace(folder / CONTROL)
+        draft.replace(directory / CONTROL)
     except OSError as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
-        raise InvalidArgument(f"{str(folder)!r} can't be asked to {what}: {error}") from error
+        raise InvalidArgument(f"{str(directory)!r} can't be asked to {action}: {error}") from error
     return request["id"]
 
 
 class Control:
-    """The run's side of the control file: what has been asked since this was made.
+    """The run's side of the control file: finds requests that were made after this object.
 
-    >>> Control(Path("runs/nowhere")).asked() is None
+    >>> Control(Path("runs/nowhere")).poll() is None
     True
     """
 
@@ -65,27 +64,20 @@ class Control:
         self._path = path / CONTROL
         self._seen: tuple[int, ...] | None = None
         self._id = ""
-        self.asked()  # what stands there already was meant for an earlier process
+        self.poll()  # ignore a request to an earlier process
 
-    def asked(self) -> Request | None:
-        """A request that is new, once; costs one look at the file's size and time while there is none."""
+    def poll(self) -> Request | None:
+        """Returns a new request once; costs a `stat` of the file while there is none. Damaged files are ignored."""
         try:
             found = self._path.stat()
-            mark = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-            if mark == self._seen:
+            signature = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            if signature == self._seen:
                 return None
-            self._seen = mark
+            self._seen = signature
             if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
                 return None
-            request = _parsed(self._path.read_bytes())
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            LookupError,
-            OverflowError,
-            RecursionError,
-        ):  # nothing there, or nothing to obey
+            request = _parse(self._path.read_bytes())
+        except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):
             return None
         if request.id == self._id:
             return None
@@ -93,10 +85,10 @@ class Control:
         return request
 
 
-def _parsed(data: bytes) -> Request:
+def _parse(data: bytes) -> Request:
     found = json.loads(data)
-    what, name, by = found["ask"], found["id"], found.get("by", "")
-    if what not in get_args(Wish) or not all(isinstance(each, str) for each in (name, by)):
+    action, name, by = found["ask"], found["id"], found.get("by", "")
+    if action not in get_args(Action) or not all(isinstance(each, str) for each in (name, by)):
         raise ValueError(f"expected a request, but: {found!r}")
-    printable = "".join(letter for letter in by if letter.isprintable())  # it goes to the record, and to terminals
-    return Request(what, printable[:80], name, float(found["time"]))
+    printable = "".join(letter for letter in by if letter.isprintable())  # it is shown on terminals
+    return Request(action, printable[:80], name, float(found["time"]))

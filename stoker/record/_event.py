@@ -1,4 +1,4 @@
-"""One thing that happened in a run, and the line of JSON that it is on disk."""
+"""One event of a run, and the line of JSON that it is on disk."""
 
 import json
 import math
@@ -10,18 +10,16 @@ from typing import Any
 
 from stoker.errors import InvalidArgument, WrongType
 
-_POSITION = ("epoch", "batch", "update")
-
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened in a run: what, when, at which place of the training, and its numbers.
+    """Something that happened in a run: its kind, its time, its place in the training, and its numbers.
 
     >>> Event("valid", 1.5, epoch=2, update=80, values={"valid/loss": 0.25}).values["valid/loss"]
     0.25
 
-    `time` is in seconds since 1970. `epoch` counts from 1, `batch` the batches of this epoch that are done, `update`
-    all updates so far. `values` holds plain numbers, `extra` what JSON can hold.
+    `time` is in seconds since 1970. `epoch` counts from 1; `batch` is the number of batches done in this epoch and
+    `update` the number of updates done so far. `values` holds numbers, `extra` anything that JSON can hold.
     """
 
     kind: str
@@ -34,8 +32,8 @@ class Event:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def checked_values(event: Event) -> dict[str, float]:
-    """The numbers of an event as Python's own floats; what is no number is refused."""
+def float_values(event: Event) -> dict[str, float]:
+    """The values of an event as Python floats; raises `WrongType` for anything that is not a real number."""
     for name, value in event.values.items():
         if not isinstance(value, numbers.Real):
             raise WrongType(
@@ -44,37 +42,35 @@ def checked_values(event: Event) -> dict[str, float]:
     return {name: float(value) for name, value in event.values.items()}
 
 
-def kept_by(event: Event) -> int:
-    """How many of the events before a "resume" stand; the others are void."""
+def kept_count(event: Event) -> int:
+    """How many of the events before a "resume" event are still valid; the later ones are void."""
     kept = event.extra.get("kept")
     if type(kept) is not int or kept < 0:
-        raise InvalidArgument(
-            f'a "resume" event with kept={kept!r}; expected how many of the events before it stand, from 0 up'
-        )
+        raise InvalidArgument(f'a "resume" event has kept={kept!r}; expected the number of valid events before it')
     return kept
 
 
 def to_line(event: Event) -> bytes:
-    r"""An event as one line of JSON; what is empty is left out.
+    r"""Encodes an event as one line of JSON; empty fields are left out.
 
     >>> to_line(Event("valid", 1.5, epoch=2, values={"valid/loss": float("nan")}))
     b'{"kind":"valid","time":1.5,"epoch":2,"values":{"valid/loss":"NaN"}}\n'
     """
     data: dict[str, Any] = {"kind": event.kind, "time": event.time}
-    for name in _POSITION:
+    for name in ("epoch", "batch", "update"):
         if position := getattr(event, name):
             data[name] = position
     if event.values:
-        data["values"] = plain(event.values)
+        data["values"] = to_json_value(event.values)
     if event.text:
         data["text"] = event.text
     if event.extra:
-        data["extra"] = plain(event.extra)
-    return json.dumps(data, separators=(",", ":")).encode() + b"\n"  # ASCII: no letter can break the line
+        data["extra"] = to_json_value(event.extra)
+    return json.dumps(data, separators=(",", ":")).encode() + b"\n"  # ASCII, so no character can break the line
 
 
 def from_line(line: bytes) -> Event:
-    """The event that `to_line` wrote; a `ValueError` where the line is something else."""
+    """Decodes a line that `to_line` wrote; raises `ValueError` for anything else. Unknown fields are ignored."""
     data = json.loads(line)
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
         raise ValueError('expected an object with a "kind"')
@@ -92,14 +88,14 @@ def from_line(line: bytes) -> Event:
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     if event.kind == "resume":
-        kept_by(event)
+        kept_count(event)
     return event
 
 
-def plain(value: Any) -> Any:
-    """Nothing but what JSON can hold: NaN and the infinities become strings, and so does what JSON has no word for.
+def to_json_value(value: Any) -> Any:
+    """Converts a value to what JSON can hold: NaN and infinities become strings, unknown objects their `str`.
 
-    >>> plain({"best": float("inf"), "betas": (0.9, 0.99)})
+    >>> to_json_value({"best": float("inf"), "betas": (0.9, 0.99)})
     {'best': 'Infinity', 'betas': [0.9, 0.99]}
     """
     if isinstance(value, float):
@@ -109,11 +105,11 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): to_json_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in value]
+        return [to_json_value(each) for each in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        return to_json_value(asdict(value))
     if isinstance(value, numbers.Integral):
         return int(value)
-    return plain(float(value)) if isinstance(value, numbers.Real) else str(value)
+    return to_json_value(float(value)) if isinstance(value, numbers.Real) else str(value)

@@ -1,19 +1,22 @@
-"""A run's numbers as a file for other programs."""
+"""Exports a run's numbers as CSV, Parquet or JSON."""
 
 import csv
 import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, get_args
 
 from stoker.errors import BadFile, InvalidArgument, MissingExtra
-from stoker.record._event import plain
+from stoker.record._columns import Points, Source
+from stoker.record._control import CONTROL
+from stoker.record._event import to_json_value
 from stoker.record._follow import Follower
 from stoker.record._journal import EVENTS
 from stoker.record._run import CONFIG, FACTS, Run
-from stoker.record._table import Columns, Source, by_point, by_row
 
-_OWN = (EVENTS, CONFIG, FACTS, "control.json")  # a run's files that such a file could be written over
+Table = dict[str, list[Any]]  # columns of the same length; None for an empty cell
+_POSITION = ("epoch", "update", "time")
 
 
 def export(
@@ -23,7 +26,7 @@ def export(
     source: Source = "epochs",
     long: bool = False,
 ) -> Path:
-    """Writes a run's numbers as CSV, Parquet or JSON, by the path's ending, and returns the path.
+    """Writes a run's numbers as CSV, Parquet or JSON, by the path's suffix, and returns the path.
 
     >>> from stoker.record import Event
     >>> run = Run.create("runs/digits")
@@ -33,51 +36,88 @@ def export(
     epoch,update,time,valid/loss
     1,10,1.5,0.30000000000000004
 
-    `source` is "epochs" (a row each), "running" (what was told on the way) or "all" (both, a row for each update that
-    has numbers). With `long`, each row is one number: name, epoch, update, time, value. Every number comes back to
-    the bit. Where a row lacks one, CSV has nothing, Parquet and JSON have null. NaN and the infinities are `nan`,
-    `inf`, `-inf` in CSV, themselves in Parquet, and "NaN", "Infinity", "-Infinity" in JSON. A file that is there is
-    replaced, in one go.
+    `source` is "epochs" (a row per epoch), "running" (the values of progress events) or "all" (both, a row per
+    update). With `long`, each row is one number: name, epoch, update, time, value. Numbers are exact. An empty cell is
+    null in Parquet and JSON. NaN and infinities are `nan`, `inf`, `-inf` in CSV, and "NaN", "Infinity", "-Infinity" in
+    JSON. An existing file is replaced atomically.
     """
     path = Path(path)
     write = _WRITERS.get(path.suffix.lower())
     if write is None:
         raise InvalidArgument(f"{str(path)!r}: expected a name that ends in {', '.join(_WRITERS)}")
-    if source not in ("epochs", "all", "running"):
+    if source not in get_args(Source):
         raise InvalidArgument(f'source={source!r}: expected "epochs", "all" or "running"')
     follower = run if isinstance(run, Follower) else Follower(run.path if isinstance(run, Run) else run)
     follower.refresh()
     if follower.state == "gone":
         raise BadFile(f"{follower.path}: {follower.problem}")
-    if path.name in _OWN and path.absolute().parent.resolve() == follower.path.resolve():
+    own = path.absolute().parent.resolve() == follower.path.resolve()
+    if own and path.name in (EVENTS, CONFIG, FACTS, CONTROL):
         raise InvalidArgument(f"{str(path)!r} is a file of the run itself; choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.part")
     try:
-        write(draft, (by_point if long else by_row)(follower, source))
+        write(draft, (_long_table if long else _wide_table)(follower, source))
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
     return path
 
 
-def _rows(columns: Columns) -> Iterable[tuple[object, ...]]:
-    return zip(*columns.values(), strict=True)
+def _wide_table(follower: Follower, source: Source) -> Table:
+    """A row per epoch or update, and a column per number."""
+    series = _series(follower, source)
+    rows: dict[tuple[int, int], dict[str, Any]] = {}
+    for name, points in series.items():
+        repeats: dict[int, int] = {}  # a number with several values at one update gets further rows there
+        for epoch, update, time, value in _iterate(points):
+            key = epoch if source == "epochs" else update
+            repeats[key] = repeats.get(key, -1) + 1
+            row = rows.setdefault((key, repeats[key]), {"epoch": 0, "update": 0, "time": 0.0})
+            row.update(epoch=max(row["epoch"], epoch), update=max(row["update"], update), time=max(row["time"], time))
+            row[_column(name)] = value
+    ordered = [rows[key] for key in sorted(rows)]
+    return {name: [row.get(name) for row in ordered] for name in [*_POSITION, *map(_column, series)]}
 
 
-def _write_csv(path: Path, columns: Columns) -> None:
+def _long_table(follower: Follower, source: Source) -> Table:
+    """A row per value."""
+    names = ("name", *_POSITION, "value")
+    rows = [(name, *each) for name, points in _series(follower, source).items() for each in _iterate(points)]
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {name: [] for name in names}
+
+
+def _series(follower: Follower, source: Source) -> dict[str, Points]:
+    found = {name: follower.points(name, source=source) for name in follower.names}
+    return {name: points for name, points in found.items() if len(points)}
+
+
+def _iterate(points: Points) -> Iterable[tuple[int, int, float, float]]:
+    integers = (points.epoch.astype(int).tolist(), points.update.astype(int).tolist())
+    return zip(*integers, points.time.tolist(), points.value.tolist(), strict=True)
+
+
+def _column(name: str) -> str:
+    return f"number/{name}" if name in _POSITION else name
+
+
+def _rows(table: Table) -> Iterable[tuple[object, ...]]:
+    return zip(*table.values(), strict=True)
+
+
+def _write_csv(path: Path, table: Table) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")  # floats as their repr, which comes back to the bit
-        writer.writerow(columns)
-        writer.writerows(_rows(columns))
+        writer = csv.writer(file, lineterminator="\n")  # floats as their repr, which is exact
+        writer.writerow(table)
+        writer.writerows(_rows(table))
 
 
-def _write_json(path: Path, columns: Columns) -> None:
-    lines = (json.dumps(plain(dict(zip(columns, row, strict=True)))) for row in _rows(columns))
+def _write_json(path: Path, table: Table) -> None:
+    lines = (json.dumps(to_json_value(dict(zip(table, row, strict=True)))) for row in _rows(table))
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
-def _write_parquet(path: Path, columns: Columns) -> None:
+def _write_parquet(path: Path, table: Table) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -86,12 +126,12 @@ def _write_parquet(path: Path, columns: Columns) -> None:
     types = {"name": pyarrow.string(), "epoch": pyarrow.int64(), "update": pyarrow.int64()}
     arrays = {
         name: pyarrow.array(column, types.get(name, pyarrow.float64()), from_pandas=False)
-        for name, column in columns.items()
+        for name, column in table.items()
     }
     pyarrow.parquet.write_table(pyarrow.table(arrays), path)
 
 
-_WRITERS: dict[str, Callable[[Path, Columns], None]] = {
+_WRITERS: dict[str, Callable[[Path, Table], None]] = {
     ".csv": _write_csv,
     ".parquet": _write_parquet,
     ".json": _write_json,

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from stoker._text import format_number
 from stoker.errors import MissingExtra, NoSuchMetric, did_you_mean
-from stoker.record._numbers import Best
+from stoker.record._columns import Best
 from stoker.record._plot import figure_to_html, group_by_metric, plot_series
 from stoker.record._record import Record
-from stoker.record._summary import monitor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +82,7 @@ class History:
     @property
     def best(self) -> Best | None:
         """The best value of the monitored number, and its epoch."""
-        name = monitor(self._record)
+        name = self._record.monitor
         return self._record.best(name) if name is not None else None
 
     @property

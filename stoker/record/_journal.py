@@ -1,73 +1,83 @@
-"""The file of events: appended to by one process, read by any number, and whole up to its last line at any moment."""
+"""The events file of a run: one process appends to it under a lock, any number of processes read it."""
 
+import functools
 import io
+import json
 import os
+import platform
+import stat
+import time
+import weakref
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from stoker.errors import BadFile, MissingFile, did_you_mean
+from stoker._files import sync_directory
+from stoker.errors import BadFile, MissingFile, RunExists, did_you_mean
 from stoker.record._event import Event, from_line
-from stoker.record._jsonfile import sync_folder
-from stoker.record._lock import give_back, take
 
 EVENTS = "events.jsonl"
+_LOCK_ATTEMPTS = 50  # 10 ms apart: a reader that checks whether a run is alive holds the lock for microseconds
 
 
 class Journal:
-    """Appends lines to a file that nobody else writes; a kill costs at most the line that was being written.
+    """Appends lines to the events file, and keeps other writers out.
 
-    It opens itself at the first line, and again after `close`. What a full disk refuses waits for the next line.
+    Each line goes to the operating system at once, so a kill loses at most the line that is being written. The file
+    is opened at the first line, and again after `close`. Lines that a full disk rejects are written with the next one.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: io.FileIO | None = None
-        self._waiting = b""
+        self._pending = b""
 
     def open(self) -> None:
-        """Takes the file for this process, and cuts off what a killed one left of its last line."""
+        """Locks the file for this process, and removes a line that a killed process left incomplete."""
         if self._file is not None and not self._file.closed:  # a fork closes it
             return
         file = io.FileIO(self.path, "a+")
         try:
-            take(file)
-            _mend(file)
+            _lock(file)
+            _repair(file)
         except BaseException:
-            give_back(file)
+            _release(file)
             raise
         self._file = file
 
     def write(self, line: bytes) -> None:
-        """Hands a line to the operating system, where a kill of this process can't reach it any more."""
-        self._waiting += line
+        """Appends a line."""
+        self._pending += line
         self.open()
         if self._file is not None:
-            written = self._file.write(self._waiting)  # less than all of it where the disk is full
-            self._waiting = self._waiting[written:]
+            written = self._file.write(self._pending)  # fewer bytes when the disk is full
+            self._pending = self._pending[written:]
 
     def sync(self) -> None:
-        """Brings every line onto the disk, where a power cut can't reach it any more."""
+        """Writes everything to the disk, so that it survives a power cut; raises `OSError` if that fails."""
         was_open = self._file is not None
         self.write(b"")
-        while self._waiting:  # as far as there is room; then the operating system says that there is none
+        while self._pending:  # until the operating system raises
             self.write(b"")
         if self._file is not None:
             os.fsync(self._file.fileno())
-        sync_folder(self.path.parent)
+        sync_directory(self.path.parent)
         if not was_open:
             self.close()
 
     def close(self) -> None:
-        """Lets go of the file; readers see that nobody writes it any more."""
+        """Closes and unlocks the file."""
         if self._file is not None:
-            give_back(self._file)
+            _release(self._file)
         self._file = None
 
-    def __del__(self) -> None:  # nothing is buffered, so nobody has to close it
+    def __del__(self) -> None:  # nothing is buffered, so a missing close loses nothing
         if self._file is not None:
             self._file.close()
 
 
-def _mend(file: io.FileIO) -> None:
+def _repair(file: io.FileIO) -> None:
+    """Cuts off an incomplete last line, or adds the newline that a complete one lacks."""
     size = file.seek(0, os.SEEK_END)
     tail, start = b"", size
     while start > 0 and b"\n" not in tail:
@@ -75,32 +85,26 @@ def _mend(file: io.FileIO) -> None:
         start -= step
         file.seek(start)
         tail = file.read(step) + tail
-    torn = tail.rpartition(b"\n")[2]
-    if torn and _parsed(torn) is None:
-        file.truncate(size - len(torn))
-    elif torn:
+    last = tail.rpartition(b"\n")[2]
+    if last and _parse(last) is None:
+        file.truncate(size - len(last))
+    elif last:
         file.write(b"\n")
 
 
-def _parsed(line: bytes) -> Event | None:
+def _parse(line: bytes) -> Event | None:
     try:
         return from_line(line)
     except ValueError:
         return None
 
 
-def events_file(path: str | os.PathLike[str]) -> Path:
-    """The file of events that a path means: of a run's directory the one in it."""
-    path = Path(path)
-    return path / EVENTS if path.is_dir() else path
-
-
 def read_events(path: Path) -> list[Event]:
-    """Every event of a file, in order; a torn last line, as a kill leaves it, is passed over."""
+    """Reads all events of a file; an incomplete last line, as a kill leaves it, is ignored."""
     try:
-        *lines, torn = path.read_bytes().split(b"\n")
+        *lines, last = path.read_bytes().split(b"\n")
     except FileNotFoundError as error:
-        raise no_run(path) from error
+        raise missing_run(path.parent if path.name == EVENTS else path) from error
     events = []
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -109,15 +113,119 @@ def read_events(path: Path) -> list[Event]:
             except ValueError as error:
                 raise BadFile(
                     f"{path}, line {number}: expected an event in JSON, but: {error}; "
-                    "without that line the rest can be read"
+                    "delete that line to read the others"
                 ) from error
-    last = _parsed(torn) if torn else None
-    return events if last is None else [*events, last]
+    incomplete = _parse(last) if last else None
+    return events if incomplete is None else [*events, incomplete]
 
 
-def no_run(path: Path) -> MissingFile:
-    folder = path.parent if path.name == EVENTS else path
-    if folder.is_dir():
-        return MissingFile(f"{str(folder)!r} is no run: there is no {EVENTS} in it")
-    near = [each.name for each in folder.parent.iterdir()] if folder.parent.is_dir() else []
-    return MissingFile(f"there is no run at {str(folder)!r}{did_you_mean(folder.name, near)}")
+def missing_run(directory: Path) -> MissingFile:
+    """The error for a path without a run, with a suggestion where a similar name exists."""
+    if directory.is_dir():
+        return MissingFile(f"{str(directory)!r} is not a run: it has no {EVENTS}")
+    siblings = [each.name for each in directory.parent.iterdir()] if directory.parent.is_dir() else []
+    return MissingFile(f"there is no run at {str(directory)!r}{did_you_mean(directory.name, siblings)}")
+
+
+# The lock. The operating system releases it when the process ends, however it ends.
+
+_locked_files: "weakref.WeakSet[io.FileIO]" = weakref.WeakSet()
+
+
+def _lock(file: io.FileIO) -> None:
+    """Locks the file while this process has it open, and notes beside it who holds the lock."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    for _ in range(_LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:  # a file system without locks
+            return
+    else:
+        writer = writer_of(Path(file.name))
+        advice = (
+            "close that run first" if writer == "this process" else "wait until it has ended, or choose another path"
+        )
+        raise RunExists(f"{str(file.name)!r} is being written by {writer}; {advice}")
+    _close_in_forks()
+    _locked_files.add(file)
+    with suppress(OSError):
+        note = json.dumps({"pid": os.getpid(), "host": platform.node()})
+        _note_path(Path(file.name)).write_text(note, encoding="utf-8")
+
+
+def _release(file: io.FileIO) -> None:
+    if file in _locked_files:
+        _locked_files.discard(file)
+        with suppress(OSError):
+            _note_path(Path(file.name)).unlink(missing_ok=True)
+    file.close()
+
+
+@functools.cache
+def _close_in_forks() -> None:
+    """Closes locked files in forked workers, which would otherwise hold the lock after the parent was killed."""
+
+    def close_all() -> None:
+        for file in list(_locked_files):
+            file.close()
+        _locked_files.clear()
+
+    os.register_at_fork(after_in_child=close_all)
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether a living process has locked this events file."""
+    try:
+        import fcntl
+
+        with open_regular_file(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):  # without locks, a file that has not grown for a minute counts as dead
+        return path.exists() and time.time() - path.stat().st_mtime < 60
+
+
+def writer_of(path: Path) -> str:
+    """The process that writes an events file, as text: `process 4242`, `process 17 on 'node7'`, `this process`."""
+    try:
+        note = json.loads(_note_path(path).read_bytes())
+        pid, host = int(note["pid"]), str(note["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+    if host != platform.node():
+        return f"process {pid} on {host!r}"
+    return f"process {pid}" if pid != os.getpid() else "this process"
+
+
+def _note_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
+def open_regular_file(path: Path, *, inside: Path | None = None, follow: bool = True) -> BinaryIO:
+    """Opens a file for reading; raises `OSError` for a pipe, a directory, or (with `inside`) a file elsewhere.
+
+    Viewers read directories that others can change, so the check and the opening must concern the same file: after
+    symbolic links are resolved once, none is followed any more. `inside` is a resolved path. With `follow=False`, a
+    symbolic link is an error.
+    """
+    target = Path(os.path.realpath(path)) if follow else path
+    if inside is not None and not target.is_relative_to(inside):
+        raise OSError("the file is outside the directory")
+
+    def opener(name: str, flags: int) -> int:
+        # O_NONBLOCK: opening a pipe would wait for its writer. Windows has neither flag.
+        descriptor = os.open(name, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise OSError("not a regular file")
+
+    return open(target, "rb", opener=opener)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from stoker._text import format_number
 from stoker.errors import InvalidArgument, MissingExtra
-from stoker.record._numbers import Best
+from stoker.record._columns import Best
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""The record of a run: events go in at the end, and questions are answered from what is there."""
+"""The record of a run: events are appended to it, and questions are answered from it."""
 
 import os
 from collections import deque
@@ -9,12 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from stoker.errors import InvalidArgument
-from stoker.record._declared import direction_of, unit_of
-from stoker.record._event import Event, checked_values, to_line
-from stoker.record._fold import folded
-from stoker.record._journal import Journal, events_file, read_events
-from stoker.record._numbers import Best, Direction, Numbers
-from stoker.record._summary import summarize
+from stoker.record._columns import Best, Columns, Direction, Points, Source
+from stoker.record._event import Event, float_values, kept_count, to_line
+from stoker.record._journal import EVENTS, Journal, read_events
+from stoker.record._summary import monitored, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,11 +20,12 @@ if TYPE_CHECKING:
 
 Listener = Callable[[Event], object]
 
-_PROGRESS_SECONDS = 1.0  # how far apart progress is kept; a day of it is then some 20 MB on disk
+_FINAL = frozenset({"train", "valid", "log", "epoch"})  # kinds whose numbers are final; those of "progress" are not
+_PROGRESS_SECONDS = 1.0  # the distance of progress events that are kept; a day of them is about 20 MB on disk
 
 
 class Record:
-    """What happened in a run, in order; everything that wants to know about a run asks its record.
+    """What happened in a run, in order; histories, early stopping, summaries and viewers read it.
 
     >>> record = Record()
     >>> for epoch, loss in enumerate([0.5, 0.2, 0.3], 1):
@@ -34,50 +33,51 @@ class Record:
     >>> record.series("valid/loss"), record.best("valid/loss")
     ([0.5, 0.2, 0.3], Best(epoch=2, update=20, value=0.2, name='valid/loss'))
 
-    With a path, each event is also a line of that file (`events.jsonl`), and is safe from a kill once `append` is
-    back; a file that is there already is read first and then continued. Of progress, one event a second is kept;
-    listeners get them all. About what has not happened there is an empty answer: `[]` or `None`.
+    With a path, each event is also written to that file (`events.jsonl`) before `append` returns; an existing file is
+    read first and then continued. One progress event per second is kept, but listeners get all of them. Questions
+    about something that has not happened return `[]` or `None`.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._events: list[Event] = []
         self._by_kind: dict[str, list[Event]] = {}
-        self._numbers = Numbers()
+        self._rows: dict[int, dict[str, float]] = {}  # the final numbers of each epoch
+        self._columns = Columns()
         self._listeners: list[Listener] = []
-        self._untold: deque[Event] = deque()
-        self._warned: set[int] = set()  # ids of the listeners that failed, and 0 for the file
-        self._journal = None if path is None else Journal(events_file(path))
+        self._undelivered: deque[Event] = deque()
+        self._warned: set[int] = set()  # ids of listeners that failed, and 0 for the file
+        self._journal = None if path is None else Journal(_events_path(path))
         if self._journal is not None:
             self._journal.open()
             try:
-                self._keep_all(read_events(self._journal.path))
+                self._load(read_events(self._journal.path))
             except BaseException:
                 self._journal.close()
                 raise
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a run's directory, or its `events.jsonl`, also while it is being written; nothing is written to it."""
+        """Reads a run's directory or its `events.jsonl`, even while it is being written; never writes to it."""
         record = cls()
-        record._keep_all(read_events(events_file(path)))
+        record._load(read_events(_events_path(path)))
         return record
 
     def append(self, event: Event) -> None:
-        """Adds an event, writes it where there is a file, and tells the listeners."""
+        """Adds an event, writes it to the file if there is one, and calls the listeners."""
         if any(type(value) is not float for value in event.values.values()):
-            event = replace(event, values=checked_values(event))
-        if event.kind != "progress" or self._is_due(event):
-            if event.kind == "resume":
-                self._keep_all([*self._events, event])
-            else:
-                self._keep(event)
+            event = replace(event, values=float_values(event))
+        if event.kind != "progress" or self._is_progress_due(event):
+            self._add(event)
             if self._journal is not None:
-                self._write(self._journal, event)
+                try:
+                    self._journal.write(to_line(event))
+                except OSError as error:  # a full disk must not end the training
+                    self._warn(0, f"{self._journal.path} can't be written ({error}); the next event tries again")
         if self._listeners:
-            self._tell(event)
+            self._deliver(event)
 
     def rewind(self, kept: int, event: Event) -> None:
-        """Appends a "resume" event: of everything before it the first `kept` events stand, and the rest is void.
+        """Appends a "resume" event: the first `kept` events stay valid, the later ones are void.
 
         >>> record = Record()
         >>> for loss in (0.5, 0.2, 0.3):
@@ -86,27 +86,27 @@ class Record:
         >>> record.last("valid/loss"), [event.kind for event in record.events]
         (0.5, ['valid', 'resume'])
 
-        The rest never happened: a killed process wrote it after its last checkpoint. Its lines stay in the file, and
-        every answer leaves them out. `kept` is what `len(record.events)` was when the checkpoint was taken.
+        The void events were written after the checkpoint from which the run resumes. Their lines stay in the file, but
+        no answer includes them. `kept` is what `len(record)` was when the checkpoint was taken.
         """
         if event.kind != "resume":
             raise InvalidArgument(f'rewind was given a {event.kind!r} event; expected Event("resume", …)')
         self.append(replace(event, extra={**event.extra, "kept": kept}))
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Calls `listener(event)` for each event from now on, until the function that this returns is called.
+        """Calls `listener(event)` for each event from now on; returns a function that ends the subscription.
 
-        >>> record, heard = Record(), []
-        >>> unsubscribe = record.subscribe(heard.append)
+        >>> record, received = Record(), []
+        >>> unsubscribe = record.subscribe(received.append)
         >>> record.append(Event("note", text="hello"))
         >>> unsubscribe()
-        >>> [event.text for event in heard]
+        >>> [event.text for event in received]
         ['hello']
 
-        A listener that fails costs the run nothing: the record gets one warning about it. Events that a listener
-        appends come after the one it was told.
+        If a listener raises, the record gets one warning about it and the run continues. Events that a listener
+        appends are delivered after the current one.
         """
-        self._listeners = [*self._listeners, listener]  # a new list: the old one may be in use below
+        self._listeners = [*self._listeners, listener]  # a new list: the old one may be iterated right now
 
         def unsubscribe() -> None:
             self._listeners = [each for each in self._listeners if each is not listener]
@@ -115,16 +115,16 @@ class Record:
 
     @property
     def events(self) -> Sequence[Event]:
-        """Everything that happened, in order, without what a `rewind` made void."""
+        """All valid events, in order."""
         return tuple(self._events)
 
     def __len__(self) -> int:
-        """How many events there are, without copying them."""
+        """The number of valid events."""
         return len(self._events)
 
     @property
     def path(self) -> Path | None:
-        """The file of events, where there is one."""
+        """The events file, if there is one."""
         return None if self._journal is None else self._journal.path
 
     def events_of(self, kind: str) -> list[Event]:
@@ -132,108 +132,121 @@ class Record:
         return list(self._by_kind.get(kind, ()))
 
     @property
+    def names(self) -> list[str]:
+        """The names of all numbers, in order of first appearance."""
+        return list(self._columns.names)
+
+    @property
     def columns(self) -> list[str]:
-        """The names of the numbers that epochs have, in the order in which they came."""
-        return list(self._numbers.columns)
+        """The names of the numbers that epochs have, in order of first appearance."""
+        return list(self._columns.epoch_names)
 
     @property
     def rows(self) -> Mapping[int, Mapping[str, float]]:
-        """The numbers of each epoch, by name, the running epoch's as far as they are known; a view that grows."""
-        return MappingProxyType(self._numbers.rows)
+        """The numbers of each epoch by name, the current epoch's as far as they are known; a live view."""
+        return MappingProxyType(self._rows)
 
     def series(self, name: str) -> list[float]:
-        """One number per epoch, NaN for an epoch that has none."""
-        return self._numbers.series(name)
+        """One value per epoch, NaN for an epoch without one."""
+        return [row.get(name, float("nan")) for row in self._rows.values()] if name in self._columns.epoch_names else []
 
     def all(self, name: str) -> list[tuple[int, float]]:
-        """Every `(update, value)` of a number, also those of several validations in one epoch."""
-        return list(self._numbers.points.get(name, ()))
+        """Every final `(update, value)` of a number, also several validations in one epoch."""
+        points = self._columns.final_points(name)
+        return list(zip(points.update.astype(int).tolist(), points.value.tolist(), strict=True))
+
+    def points(self, name: str, *, source: Source = "all") -> Points:
+        """The values of a number as arrays, as `Follower.points` gives them."""
+        return self._columns.points(name, source)
 
     def last(self, name: str) -> float | None:
         """The latest value of a number."""
-        points = self._numbers.points.get(name)
-        return points[-1][1] if points else None
+        return self._columns.last(name)
 
     def best(self, name: str, direction: Direction | None = None) -> Best | None:
-        """The best value of a number, by its own direction where none is given; the first of equal ones, never NaN."""
+        """The best value of a number, the first of equal ones, never NaN; `direction` defaults to the metric's own."""
         if direction not in (None, "min", "max"):
             raise InvalidArgument(f'direction={direction!r}: expected "min" or "max"')
-        known = direction or self.direction(name)
-        if known is None:
+        if direction is None and self.direction(name) is None:
             raise InvalidArgument(f'is a low or a high {name!r} better? Say direction="min" or direction="max"')
-        return self._numbers.best(name, known)
+        return self._columns.best(name, direction)
+
+    @property
+    def monitor(self) -> str | None:
+        """The number that epochs are compared by: the one the run declared, else a loss."""
+        return monitored(self._columns)
 
     def direction(self, name: str) -> Direction | None:
-        """What is better of a number, as its metric declared it; of a loss less is."""
-        trained = self._by_kind.get("train")
-        losses = trained[-1].extra.get("losses", ()) if trained else ()  # an objective has a name of its own
-        return direction_of(name, self._beginning(), losses)
+        """Whether less ("min") or more ("max") is better, as the metric declared it; for a loss less is."""
+        return self._columns.direction(name)
 
     def unit(self, name: str) -> str:
         """The unit of a number, as its metric declared it."""
-        return unit_of(name, self._beginning())
+        return self._columns.unit(name)
 
     def summary(self) -> dict[str, Any]:
-        """The run in a few plain values: how it stands or ended, how far it came, the best and the last numbers."""
-        return summarize(self)
+        """The run in a few plain values: its state, how far it came, its best and its last numbers."""
+        return summarize(self._columns)
 
     def plot(self, *names: str, ax: "Axes | None" = None) -> "Figure":
-        """Draws its numbers over the epochs, as `History.plot` does; needs matplotlib (`stoker[plot]`).
+        """Draws the numbers over the epochs, as `History.plot` does; needs matplotlib (`stoker[plot]`).
 
-        `report.plot` draws the same, and what is no curve of epochs: learning rates, confusions, a calibration.
+        `stoker.view.report.plot` also draws learning rates, confusion matrices and calibrations.
         """
         from stoker.record._history import History
 
         return History(self).plot(*names, ax=ax)
 
     def sync(self) -> None:
-        """Brings everything that was appended onto the disk; an `OSError` where that can't be done."""
+        """Writes all events to the disk, so that they survive a power cut; raises `OSError` if that fails."""
         if self._journal is not None:
             self._journal.sync()
 
     def close(self) -> None:
-        """Lets go of the file; the questions can still be asked, and another event would open it again."""
+        """Closes the file; the record can still be read, and another event would open the file again."""
         if self._journal is not None:
             self._journal.close()
 
-    def _beginning(self) -> Mapping[str, Any]:
-        begins = self._by_kind.get("begin")
-        return begins[-1].extra if begins else {}
-
-    def _is_due(self, event: Event) -> bool:
+    def _is_progress_due(self, event: Event) -> bool:
         kept = self._by_kind.get("progress")
         return not kept or not 0 <= event.time - kept[-1].time < _PROGRESS_SECONDS
 
-    def _keep_all(self, events: Iterable[Event]) -> None:
-        """What stands of these events in the place of all that was kept."""
-        stand = folded(events)
-        self._events, self._by_kind = [], {}
-        self._numbers.clear()
-        for event in stand:
-            self._keep(event)
+    def _load(self, events: Iterable[Event]) -> None:
+        valid: list[Event] = []
+        for event in events:  # void events are dropped first, so that the others are added only once
+            if event.kind == "resume":
+                del valid[kept_count(event) :]
+            valid.append(event)
+        for event in valid:
+            self._add(event)
 
-    def _keep(self, event: Event) -> None:
+    def _add(self, event: Event) -> None:
+        if event.kind == "resume" and (kept := kept_count(event)) < len(self._events):
+            del self._events[kept:]
+            self._by_kind, valid = {}, self._events
+            self._rows.clear()
+            for each in valid:
+                self._index(each)
         self._events.append(event)
+        self._index(event)
+        self._columns.add(event)
+
+    def _index(self, event: Event) -> None:
         self._by_kind.setdefault(event.kind, []).append(event)
-        self._numbers.add(event)
+        if event.kind in _FINAL and event.epoch > 0 and event.values:
+            self._rows.setdefault(event.epoch, {}).update(event.values)
 
-    def _write(self, journal: Journal, event: Event) -> None:
-        try:
-            journal.write(to_line(event))
-        except OSError as error:  # a full disk, say: the training is worth more than its record
-            self._warn(0, f"{journal.path} can't be written, and is tried again with each event: {error}")
-
-    def _tell(self, event: Event) -> None:
-        self._untold.append(event)
-        if len(self._untold) > 1:  # a listener appends: its event's turn comes
+    def _deliver(self, event: Event) -> None:
+        self._undelivered.append(event)
+        if len(self._undelivered) > 1:  # a listener appended it: the loop below delivers it
             return
         try:
-            while self._untold:
+            while self._undelivered:
                 for listener in self._listeners:
-                    self._call(listener, self._untold[0])
-                self._untold.popleft()
+                    self._call(listener, self._undelivered[0])
+                self._undelivered.popleft()
         finally:
-            self._untold.clear()
+            self._undelivered.clear()
 
     def _call(self, listener: Listener, event: Event) -> None:
         try:
@@ -242,7 +255,12 @@ class Record:
             name = getattr(listener, "__qualname__", type(listener).__name__)
             self._warn(id(listener), f"{name} failed at a {event.kind!r} event: {type(error).__name__}: {error}")
 
-    def _warn(self, what: int, text: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
+    def _warn(self, source: int, text: str) -> None:
+        if source not in self._warned:
+            self._warned.add(source)
             self.append(Event("warning", text=text))
+
+
+def _events_path(path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    return path / EVENTS if path.is_dir() else path

@@ -1,65 +1,57 @@
-"""A run in a few plain values."""
+"""How a run is doing: its summary in a few plain values, and its status for a progress display."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Any
 
+import numpy as np
+
+from stoker.record._columns import EPOCH, MESSAGE, OTHER, Best, Columns
+from stoker.record._decode import to_event
 from stoker.record._event import Event
-from stoker.record._numbers import Best, Direction
+
+DIED = "the process ended without finishing the run"
+_RATE_SECONDS = 60.0  # the time over which updates per second are measured
 
 
-class Story(Protocol):
-    """What a summary asks of a record; one that was read in columns can answer it too."""
-
-    @property
-    def events(self) -> Sequence[Event]: ...
-    @property
-    def columns(self) -> list[str]: ...
-    def events_of(self, kind: str) -> list[Event]: ...
-    def last(self, name: str) -> float | None: ...
-    def best(self, name: str) -> Best | None: ...
-    def direction(self, name: str) -> Direction | None: ...
-
-
-def summarize(record: Story) -> dict[str, Any]:
-    """How a run stands or ended, how far it came, and its best and last numbers; see `Record.summary`."""
-    begin = _last(record, "begin")
-    state, reason = _state(record)
-    events = record.events
-    first, latest = (events[0], events[-1]) if events else (None, None)
-    watched = monitor(record)
-    best = record.best(watched) if watched is not None else None
+def summarize(columns: Columns) -> dict[str, Any]:
+    """State, progress, and the best and last numbers of a run; see `Record.summary`."""
+    plan = columns.plan
+    state, reason = _state(columns)
+    epochs = np.array(columns.epochs)[np.array(columns.kinds) == EPOCH]
+    name = monitored(columns)
+    best = columns.best(name) if name is not None else None
     return {
         "state": state,
         "reason": reason,
-        "epochs": max((event.epoch for event in record.events_of("epoch")), default=0),  # with one that was cut short
-        "part": _part(record),
-        "epochs_planned": begin.extra.get("epochs") if begin is not None else None,
-        "updates": max((event.update for event in events), default=0),
-        "seconds": sum(_seconds(part) for part in _parts(record)),
-        "started": first.time if first is not None else None,
-        "last_event": latest.time if latest is not None else None,
-        "monitor": watched,
+        "epochs": int(epochs.max(initial=0)),  # includes an epoch that was cut short
+        "part": _unfinished_part(columns, epochs),
+        "epochs_planned": plan.get("epochs"),
+        "updates": int(np.array(columns.updates).max(initial=0)),
+        "seconds": sum(_seconds(columns, *part) for part in _parts(columns)),
+        "started": columns.times[0] if len(columns) else None,
+        "last_event": columns.times[-1] if len(columns) else None,
+        "monitor": name,
         "best": dict(best._asdict()) if best is not None else None,
-        "last": {name: record.last(name) for name in record.columns},
-        "warnings": len(record.events_of("warning")),
-        **{name: begin.extra.get(name) if begin is not None else None for name in ("model", "parameters", "device")},
+        "last": {name: columns.last(name) for name in columns.epoch_names},
+        "warnings": sum(event.kind == "warning" for _, event in columns.events),
+        **{key: plan.get(key) for key in ("model", "parameters", "device")},
     }
 
 
-def monitor(record: Story) -> str | None:
-    """The number by which epochs are judged: what the run declared, else a loss, else what has a direction."""
-    begin = _last(record, "begin")
-    declared = begin.extra.get("monitor") if begin is not None else None
-    columns = record.columns
-    directed = [name for name in columns if record.direction(name) is not None]
-    known = [name for name in (declared, "valid/loss", "train/loss", *directed) if name in columns]
-    return next((name for name in known if record.direction(name) is not None), None)
+def monitored(columns: Columns) -> str | None:
+    """The number that epochs are compared by: the declared one, else a loss, else one with a known direction."""
+    names = columns.epoch_names
+    directed = [name for name in names if columns.direction(name) is not None]
+    candidates = (columns.plan.get("monitor"), "valid/loss", "train/loss", *directed)
+    return next((name for name in candidates if name in directed), None)
 
 
-def _state(record: Story) -> tuple[str, str]:
-    """Running, finished, stopped or died, and why, by the latest event that says so."""
+def _state(columns: Columns) -> tuple[str, str]:
+    """The state ("running", "finished", "stopped" or "died") and the reason for it."""
     state, reason = "running", ""
-    for event in record.events:
+    for _, event in columns.events:
         if event.kind in ("begin", "resume"):
             state, reason = "running", ""
         elif event.kind == "stop":
@@ -67,55 +59,152 @@ def _state(record: Story) -> tuple[str, str]:
         elif event.kind == "error":
             state, reason = "died", event.text
         elif event.kind == "end" and state != "died":
-            state = "stopped" if reason and not _as_planned(record, event) else "finished"
+            state = "stopped" if reason and not _reached_plan(columns, event) else "finished"
     return state, reason
 
 
-def _as_planned(record: Story, end: Event) -> bool:
-    """Whether a run came as far as it was meant to; its reason to stop is then that it is complete."""
-    begin = _last(record, "begin")
-    plan = begin.extra if begin is not None else {}
-    done = {"epochs": end.epoch or end.extra.get("epochs", 0), "updates": end.update}
-    done["minutes"] = sum(_seconds(part) for part in _parts_of_the_last_fit(record)) / 60
-    return any(plan.get(limit) is not None and done[limit] >= plan[limit] for limit in done)
+def _reached_plan(columns: Columns, end: Event) -> bool:
+    """Whether a limit of the plan was reached; then the stop means that the run is complete."""
+    parts = _parts(columns)
+    resumed = {row for row, event in columns.events if event.kind == "resume"}
+    starts = [place for place, (first, _) in enumerate(parts) if first not in resumed]
+    seconds = sum(_seconds(columns, *part) for part in parts[starts[-1] if starts else 0 :])  # of the latest fit
+    done = {"epochs": end.epoch or end.extra.get("epochs", 0), "updates": end.update, "minutes": seconds / 60}
+    return any(columns.plan.get(limit) is not None and done[limit] >= columns.plan[limit] for limit in done)
 
 
-def _part(record: Story) -> list[int] | None:
-    """How many batches of how many were done of an epoch that a stop cut short; `None` for one that is whole."""
-    begin = _last(record, "begin")
-    batches = begin.extra.get("batches") if begin is not None else None
-    end = next((event for event in reversed(record.events) if event.kind in ("begin", "resume", "end")), None)
-    if end is None or end.kind != "end" or not isinstance(batches, int) or not 0 < end.batch < batches:
+def _unfinished_part(columns: Columns, epochs: np.ndarray) -> list[int] | None:
+    """`[batches done, batches]` of an epoch that a stop cut short."""
+    batches = columns.plan.get("batches")
+    last = next((event for _, event in reversed(columns.events) if event.kind in ("begin", "resume", "end")), None)
+    if last is None or last.kind != "end" or not isinstance(batches, int) or not 0 < last.batch < batches:
         return None
-    return [end.batch, batches] if any(event.epoch == end.epoch for event in record.events_of("epoch")) else None
+    return [last.batch, batches] if last.epoch in epochs else None
 
 
-def _parts(record: Story) -> list[list[Event]]:
-    """What each process, and each fit of it, has done; between two of them nobody trained."""
-    parts: list[list[Event]] = [[]]
-    kinds: set[str] = set()  # of the latest part
-    for event in record.events:
+def _parts(columns: Columns) -> list[tuple[int, int]]:
+    """The rows (first, after the last) of each process, and of each fit in it; nobody trained between them."""
+    starts, kinds = [0], set[str]()
+    for row, event in columns.events:
         if event.kind == "resume" or (event.kind == "begin" and kinds & {"begin", "end"}):
-            parts.append([])
+            starts.append(row)
             kinds = set()
-        parts[-1].append(event)
         kinds.add(event.kind)
-    return [part for part in parts if part]
+    return [(first, end) for first, end in pairwise([*starts, len(columns)]) if first < end]
 
 
-def _parts_of_the_last_fit(record: Story) -> list[list[Event]]:
-    """Those from the last fit that was no resumed one."""
-    parts = _parts(record)
-    first = max((place for place, part in enumerate(parts) if part[0].kind != "resume"), default=0)
-    return parts[first:]
+def _seconds(columns: Columns, first: int, end: int) -> float:
+    """The duration of a part: as its "end" event says, else from its first event to its last."""
+    span = max(0.0, columns.times[end - 1] - columns.times[first])
+    ends = [event for row, event in columns.events if first <= row < end and event.kind == "end"]
+    return ends[-1].extra.get("seconds", span) if ends else span
 
 
-def _seconds(part: list[Event]) -> float:
-    """How long a part took: as its end says, else from its first event to its last."""
-    span = max(0.0, part[-1].time - part[0].time)
-    return next((event.extra.get("seconds", span) for event in reversed(part) if event.kind == "end"), span)
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The progress of a run, for a display; durations in seconds, `None` for what is unknown.
+
+    `phase_fraction` is the progress of the current phase and `fraction` that of the whole plan, from 0 to 1;
+    `seconds_left` extrapolates the rest. `seconds` counts training time, earlier parts of a resumed run included.
+    `time` is the time of the newest event, in seconds since 1970.
+    """
+
+    phase: str  # "starting", "train", "valid" or "over"
+    set_name: str
+    epoch: int
+    epochs: int | None
+    batch: int
+    batches: int | None
+    update: int
+    updates: int | None
+    phase_fraction: float | None
+    fraction: float | None
+    seconds_left: float | None
+    seconds: float
+    samples_per_second: float | None
+    updates_per_second: float | None
+    latest: Mapping[str, float]
+    best: Best | None
+    time: float
 
 
-def _last(record: Story, kind: str) -> Event | None:
-    events = record.events_of(kind)
-    return events[-1] if events else None
+def status_of(columns: Columns, summary: Mapping[str, Any]) -> Status:
+    """The status of a run from its columns and its summary."""
+    plan = columns.plan
+    progress = to_event(columns.progress) if columns.progress is not None else None
+    row = next(_training_rows(columns), None)
+    epoch = columns.epochs[row] if row is not None else 0
+    validating = progress is not None and progress.extra.get("phase") == "valid"
+    batches = (progress.extra.get("batches") if progress else None) or (None if validating else plan.get("batches"))
+    if progress is None:
+        phase_fraction = 1.0 if _ends_with_epoch(columns) else 0.0
+    else:
+        phase_fraction = min(1.0, progress.batch / batches) if batches else None
+    seconds = float(summary["seconds"])
+    epochs_done = epoch - 1 + (1.0 if validating else phase_fraction or 0.0) if epoch > 0 else 0.0
+    fraction = fraction_done(plan, epochs=epochs_done, updates=summary["updates"], seconds=seconds)
+    fraction = 1.0 if summary["state"] == "finished" else fraction
+    phase = "starting" if not epoch else "valid" if validating else "train"
+    set_name = next(iter(progress.values), "").partition("/")[0] or "valid" if progress and validating else "train"
+    latest = columns.latest()
+    speed = progress.extra.get("samples_per_second") if progress is not None else None
+    return Status(
+        phase=phase if summary["state"] == "running" else "over",
+        set_name=set_name,
+        epoch=epoch,
+        epochs=_to_int(plan.get("epochs")),
+        batch=progress.batch if progress is not None else 0,
+        batches=_to_int(batches),
+        update=summary["updates"],
+        updates=_to_int(plan.get("updates")),
+        phase_fraction=phase_fraction,
+        fraction=fraction,
+        seconds_left=seconds * (1 - fraction) / fraction if fraction and seconds else None,
+        seconds=seconds,
+        samples_per_second=float(speed) if speed else latest.get("samples_per_second"),
+        updates_per_second=_updates_per_second(columns),
+        latest=latest,
+        best=Best(**summary["best"]) if summary["best"] is not None else None,
+        time=columns.times[-1] if len(columns) else 0.0,
+    )
+
+
+def fraction_done(plan: Mapping[str, Any], *, epochs: float, updates: int, seconds: float) -> float | None:
+    """How much of a plan is done, from 0 to 1; `None` if the plan has no limit.
+
+    >>> fraction_done({"epochs": 4, "updates": None, "minutes": None}, epochs=1.5, updates=150, seconds=60.0)
+    0.375
+
+    `plan` is the `extra` of the "begin" event; of several limits the nearest one counts.
+    """
+    limits = {"epochs": epochs, "updates": updates, "minutes": seconds / 60}
+    parts = [done / plan[limit] for limit, done in limits.items() if plan.get(limit)]
+    return min(1.0, max(parts)) if parts else None
+
+
+def _training_rows(columns: Columns) -> Iterator[int]:
+    """The rows of events that belong to an epoch, newest first."""
+    rows = range(len(columns) - 1, -1, -1)
+    return (row for row in rows if columns.epochs[row] and columns.kinds[row] != MESSAGE)
+
+
+def _ends_with_epoch(columns: Columns) -> bool:
+    """Whether the newest numbers are those of a whole epoch."""
+    return next((columns.kinds[row] == EPOCH for row in _training_rows(columns) if columns.kinds[row] != OTHER), False)
+
+
+def _updates_per_second(columns: Columns) -> float | None:
+    """Over the last minute of this process, but at least since the event before the newest."""
+    started = max((row for row, event in columns.events if event.kind in ("begin", "resume")), default=0)
+    rows = list(islice(_training_rows(columns), 500))
+    last = columns.times[rows[0]] if rows else 0.0
+    recent = [row for row in rows if row >= started and (last - columns.times[row] <= _RATE_SECONDS or row in rows[:2])]
+    if len(recent) < 2:
+        return None
+    seconds = last - columns.times[recent[-1]]
+    updates = columns.updates[recent[0]] - columns.updates[recent[-1]]
+    return updates / seconds if seconds > 0 and updates > 0 else None
+
+
+def _to_int(value: float | None) -> int | None:
+    return int(value) if value is not None else None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stoker._files import write_atomically
 from stoker._select import Models
-from stoker.distributed import full_tensor, is_dtensor, joined
+from stoker.distributed import full_tensor, is_dtensor, join
 from stoker.errors import InvalidArgument, PeerFailed, WrongType, did_you_mean
 from stoker.weights import _msgpack
 from stoker.weights._file import FORMATS
@@ -96,28 +96,28 @@ def _save_on_rank_zero(tensors: Mapping[str, Tensor], write: Callable[[Fetch], P
     """
     if not any(map(is_dtensor, tensors.values())):
         return write(tensors.__getitem__)
-    world = joined()
+    world = join()
     if not world.is_first:
-        while (name := world.told(None)) is not None:
+        while (name := world.broadcast_object(None)) is not None:
             full_tensor(tensors[name])
-        path, failure = world.told(None)
+        path, failure = world.broadcast_object(None)
         if failure is not None:
             raise PeerFailed(f"rank 0 could not save the model: {failure}")
         return Path(path)
 
     def fetch(name: str) -> Tensor:
         if is_dtensor(tensors[name]):
-            world.told(name)
+            world.broadcast_object(name)
         return full_tensor(tensors[name])
 
     try:
         written = write(fetch)
     except Exception as error:
-        world.told(None)
-        world.told((None, f"{type(error).__name__}: {error}"))
+        world.broadcast_object(None)
+        world.broadcast_object((None, f"{type(error).__name__}: {error}"))
         raise
-    world.told(None)
-    world.told((str(written), None))
+    world.broadcast_object(None)
+    world.broadcast_object((str(written), None))
     return written
 
 

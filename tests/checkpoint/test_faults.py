@@ -1,6 +1,7 @@
-"""The disk fails or fills up, the process is killed, the power goes: at every single operation of a save."""
+"""The disk fails or is full, the process is killed, the power is cut: at every operation of a save."""
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -14,11 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.checkpoint import _disk
-from stoker.checkpoint._place import Place
-from stoker.checkpoint._store import Store
+from stoker.checkpoint import Place, Store, _disk
 from stoker.errors import StokerError
-from tests.checkpoint.test_tree import same
+from tests.checkpoint.states import same
 
 ROOT = Path(__file__).parents[2]
 REAL = {name: getattr(_disk, name) for name in _disk.OPERATIONS}
@@ -32,46 +31,46 @@ def save(store, update):
     store.write(state_of(update), Place(epoch=0, batch=0, update=update))
 
 
-def two_saves(folder) -> Store:
+def save_twice(folder) -> Store:
     store = Store(folder, run="r")
     save(store, 10)
     save(store, 20)
     return store
 
 
-def third_save(store):
-    """What is interrupted everywhere: one more save, after which the oldest goes, as with `keep_last=2`."""
+def save_again(store):
+    """What is interrupted: one more save, and the deletion of the oldest checkpoint, as with `keep_last=2`."""
     save(store, 30)
     store.delete("00000010")
 
 
 def newest_of(store) -> int:
-    """The update of the newest checkpoint, after a look at whether it is whole and no mix."""
+    """The update of the newest checkpoint, which is complete and not a mixture."""
     found = store.newest()
     assert found.saved is not None
-    assert found.problems == [], "something is called like a checkpoint and is none"
-    assert same(found.state, state_of(found.saved.update)), "a mix"
+    assert found.problems == [], "a checkpoint is incomplete"
+    assert same(found.state, state_of(found.saved.update)), "a mixture"
     return found.saved.update
 
 
-def go_on(store) -> None:
-    """What the next process does: it cleans up and saves, as if nothing had been."""
+def continue_saving(store) -> None:
+    """What the next process does: it cleans up and saves."""
     store.clean()
     save(store, 40)
     assert newest_of(store) == 40
     saved = store.saved()
-    assert sorted(os.listdir(store.folder)) == [each.name for each in saved], "litter"
+    assert sorted(os.listdir(store.folder)) == [each.name for each in saved], "leftovers"
     assert all(same(store.read(each), state_of(each.update)) for each in saved)
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """No sync goes to the disk, which would only take time: where the power is cut here, it is a model's."""
+def without_sync(monkeypatch):
+    """A real sync would only take time: power cuts are simulated."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 class Layer:
-    """Stands between the store and the disk: counts what is done there, and asks `before` first."""
+    """Replaces the disk operations: counts them, and calls `before` first."""
 
     def __init__(self, before: Callable[..., None] = lambda count, name, arguments: None):
         self.done: list[str] = []
@@ -92,16 +91,16 @@ class Layer:
 
 @pytest.fixture
 def operations(tmp_path, monkeypatch) -> list[str]:
-    """Everything that the third save does."""
-    store, layer = two_saves(tmp_path / "counted"), Layer()
+    """The names of all operations of `save_again`."""
+    store, layer = save_twice(tmp_path / "counted"), Layer()
     with monkeypatch.context() as patched:
         layer.install(patched.setattr)
-        third_save(store)
+        save_again(store)
     return layer.done
 
 
 def outcome(store, monkeypatch, before) -> list[BaseException | None]:
-    """What the third save and the deletion after it raise, each `None` where it worked."""
+    """What the save and the deletion raise; `None` if they succeed."""
     raised: list[BaseException | None] = []
     with monkeypatch.context() as patched:
         Layer(before).install(patched.setattr)
@@ -114,42 +113,45 @@ def outcome(store, monkeypatch, before) -> list[BaseException | None]:
     return raised
 
 
-ERRORS = {
-    **{errno.errorcode[code]: OSError(code, os.strerror(code)) for code in (errno.ENOSPC, errno.EIO, errno.EROFS)},
-    "EXDEV": OSError(errno.EXDEV, os.strerror(errno.EXDEV)),
-    "interrupt": KeyboardInterrupt(),
-}
+def os_error(code):
+    return OSError(code, os.strerror(code))
 
 
-@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
-def test_a_failure_anywhere_costs_no_old_checkpoint_and_leaves_no_litter(error, operations, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        os_error(errno.ENOSPC),
+        KeyboardInterrupt(),
+        *(pytest.param(os_error(code), marks=pytest.mark.soak) for code in (errno.EIO, errno.EROFS, errno.EXDEV)),
+    ],
+    ids=["ENOSPC", "interrupt", "EIO", "EROFS", "EXDEV"],
+)
+def test_a_failure_at_any_operation_keeps_old_checkpoints_and_leaves_no_files(error, operations, tmp_path, monkeypatch):
     for at, failing in enumerate(operations, 1):
 
         def before(count, name, arguments, at=at):
             if count == at:
                 if name == "close":
-                    REAL[name](*arguments)  # one that fails has closed all the same
+                    REAL[name](*arguments)  # a close that fails has closed the file
                 raise error
 
-        store = two_saves(tmp_path / "store")
+        store = save_twice(tmp_path / "store")
         raised = outcome(store, monkeypatch, before)
         names = sorted(os.listdir(store.folder))
-        late = (
-            isinstance(raised[0], KeyboardInterrupt) and failing == "close"
-        )  # then it may be there already, and whole
+        late = isinstance(raised[0], KeyboardInterrupt) and failing == "close"  # the checkpoint may be complete
         if raised[0] is not None and not late:
             assert names == ["00000010", "00000020"], f"{failing}, operation {at}"
             assert newest_of(store) == 20
         elif late:
             assert names[:2] == ["00000010", "00000020"] and newest_of(store) in (20, 30)
         else:
-            assert raised[1] is not None or failing == "close", f"{failing}, operation {at}: nobody said so"
+            assert raised[1] is not None or failing == "close", f"{failing}, operation {at}: no exception"
             assert newest_of(store) == 30
-        go_on(store)
+        continue_saving(store)
         shutil.rmtree(store.folder)
 
 
-def test_a_disk_that_is_gone_from_some_moment_on_costs_no_old_checkpoint(operations, tmp_path, monkeypatch):
+def test_a_disk_that_disappears_at_any_operation_keeps_old_checkpoints(operations, tmp_path, monkeypatch):
     for at in range(1, len(operations) + 1):
 
         def before(count, name, arguments, at=at):
@@ -158,36 +160,36 @@ def test_a_disk_that_is_gone_from_some_moment_on_costs_no_old_checkpoint(operati
                     REAL[name](*arguments)
                 raise OSError(errno.EIO, "the disk is gone")
 
-        store = two_saves(tmp_path / "store")
+        store = save_twice(tmp_path / "store")
         raised = outcome(store, monkeypatch, before)
-        assert raised[-1] is not None or at >= len(operations) - 1  # the last ones close what was only read
+        assert raised[-1] is not None or at >= len(operations) - 1  # which close files that were only read
         assert newest_of(store) in ((20, 30) if raised[0] else (30,))
-        go_on(store)
+        continue_saving(store)
         shutil.rmtree(store.folder)
 
 
-def kill_everywhere(folder: str) -> None:
-    """Runs in a process of its own, which forks a child for every operation and prints what each left behind."""
-    warnings.simplefilter("ignore", DeprecationWarning)  # Python minds a fork where numpy has threads
-    os.fsync = lambda file: None  # a kill loses nothing that was handed to the system
-    begin = two_saves(Path(folder) / "begin").folder
-    for torn in (False, True):
-        at = 0
-        while True:
-            at += 1
-            store = Store(shutil.copytree(begin, Path(folder) / f"{at}{'-torn' * torn}"), run="r")
-            child = os.fork()
-            if child == 0:
-                die_at(at, torn, store)
-            _, status = os.waitpid(child, 0)
-            if os.WIFEXITED(status):
-                assert os.WEXITSTATUS(status) == 0
-                break
-            assert os.WTERMSIG(status) == signal.SIGKILL
-            names = os.listdir(store.folder)
-            newest = newest_of(store)
-            go_on(store)
-            print(json.dumps({"at": at, "torn": torn, "newest": newest, "first": "00000010" in names}))
+def kill_everywhere(folder: str, torn: bool) -> None:
+    """Forks a child for every operation, which is killed there, and prints what each left behind.
+
+    With `torn`, half of the data is written before the kill.
+    """
+    warnings.simplefilter("ignore", DeprecationWarning)  # about a fork with threads
+    os.fsync = lambda file: None  # a kill loses nothing that the system has
+    begin = save_twice(Path(folder) / "begin").folder
+    for at in itertools.count(1):
+        store = Store(shutil.copytree(begin, Path(folder) / str(at)), run="r")
+        child = os.fork()
+        if child == 0:
+            die_at(at, torn, store)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            return
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        names = os.listdir(store.folder)
+        newest = newest_of(store)
+        continue_saving(store)
+        print(json.dumps({"at": at, "newest": newest, "first": "00000010" in names}))
 
 
 def die_at(at: int, torn: bool, store: Store) -> None:
@@ -198,7 +200,7 @@ def die_at(at: int, torn: bool, store: Store) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     Layer(before).install()
-    third_save(store)
+    save_again(store)
     os._exit(0)
 
 
@@ -220,9 +222,10 @@ def python(program: str, *arguments: object, under: tuple[str, ...] = ()) -> str
     return done.stdout
 
 
-def test_a_kill_anywhere_leaves_this_one_or_the_one_before(operations, tmp_path):
-    kills = [json.loads(line) for line in python("kill_everywhere(sys.argv[1])", tmp_path).splitlines()]
-    assert len(kills) == 2 * len(operations)  # every operation, and every write in its middle
+@pytest.mark.parametrize("torn", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_kill_at_any_operation_leaves_the_new_or_the_previous_checkpoint(operations, tmp_path, torn):
+    kills = [json.loads(line) for line in python(f"kill_everywhere(sys.argv[1], {torn})", tmp_path).splitlines()]
+    assert len(kills) == len(operations)
     renamed, deleting = [number for number, name in enumerate(operations, 1) if name == "rename"]
     for kill in kills:
         assert kill["newest"] == (20 if kill["at"] <= renamed else 30), kill
@@ -233,11 +236,11 @@ def test_a_kill_anywhere_leaves_this_one_or_the_one_before(operations, tmp_path)
 
 
 class Disk:
-    """A model of a disk that keeps in memory what nobody synced: the content of files, and the names in folders."""
+    """A simulated disk that keeps unsynced file content and directory entries in memory only."""
 
     def __init__(self, folder: Path):
-        self.kept: dict[int, bytes | dict[str, int]] = {}  # by number: a file's content, a folder's names; on the disk
-        self.seen: dict[int, bytes | dict[str, int]] = {}  # the same as processes see it
+        self.kept: dict[int, bytes | dict[str, int]] = {}  # by number: a file or a directory, as on the disk
+        self.seen: dict[int, bytes | dict[str, int]] = {}  # the same, as processes see it
         self.open: dict[int, int] = {}
         self.root = self._load(folder)
         self.kept = {number: self._copy(number) for number in self.seen}
@@ -279,7 +282,7 @@ class Disk:
                 del self.names(within)[name]
 
     def after_a_cut(self, folder: Path, *, names_kept: bool, share: float) -> None:
-        """Writes down what may be there when the power is back: only what was synced, or names of any age as well."""
+        """Writes what may be there afterwards: only what was synced, or also names that were not."""
 
         def put(number: int, path: Path):
             content = (self.seen if names_kept and isinstance(self.seen[number], dict) else self.kept).get(number)
@@ -294,8 +297,8 @@ class Disk:
         put(self.root, folder)
 
 
-def test_a_power_cut_anywhere_leaves_this_one_or_the_one_before(tmp_path, monkeypatch):
-    store = two_saves(tmp_path / "store")
+def test_a_power_cut_after_any_operation_leaves_the_new_or_the_previous_checkpoint(tmp_path, monkeypatch):
+    store = save_twice(tmp_path / "store")
     disk = Disk(store.folder)
     committed = False
     cuts = 0
@@ -314,7 +317,7 @@ def test_a_power_cut_anywhere_leaves_this_one_or_the_one_before(tmp_path, monkey
         def operation(*arguments):
             result = REAL[name](*arguments)
             disk.after(name, arguments, result)
-            with monkeypatch.context() as patched:  # what looks at the outcome is not part of the story
+            with monkeypatch.context() as patched:  # the checks themselves are not part of the simulation
                 for each in _disk.OPERATIONS:
                     patched.setattr(_disk, each, REAL[each])
                 cut()
@@ -326,12 +329,12 @@ def test_a_power_cut_anywhere_leaves_this_one_or_the_one_before(tmp_path, monkey
         for name in _disk.OPERATIONS:
             patched.setattr(_disk, name, between(name))
         save(store, 30)
-        committed = True  # whatever happens from here on, the new one is there
+        committed = True  # from here on the new checkpoint survives
         store.delete("00000010")
     assert cuts > 150
 
 
-# A disk that is really full
+# A full disk
 
 
 FILL = """
@@ -340,7 +343,7 @@ folder, mounted = Path(sys.argv[1]), sys.argv[2] == "mounted"
 if mounted:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], check=True)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-big = {"model": {"w": torch.ones(64 * 1024)}}  # 256 KiB: one fits, two and the rest don't
+big = {"model": {"w": torch.ones(64 * 1024)}}  # 256 KiB: one checkpoint fits, two do not
 store = Store(folder / "checkpoints", run="r")
 saved = store.write(big, Place(epoch=0, batch=0, update=1))
 if not mounted:
@@ -373,8 +376,8 @@ if mounted:
 """
 
 
-def test_a_full_disk_and_a_read_only_one(tmp_path):
-    """On a small disk of our own where the system lets us have one; else no file may grow beyond some bytes."""
+def test_a_full_or_read_only_disk_keeps_the_old_checkpoint(tmp_path):
+    """On a small tmpfs if the system allows it; else with a limit on the size of files."""
     own = ("unshare", "--mount", "--map-root-user")
     probe = [*own, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
     mounted = shutil.which("unshare") is not None and subprocess.run(probe, capture_output=True).returncode == 0

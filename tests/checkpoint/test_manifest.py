@@ -1,56 +1,63 @@
+"""The manifest: every field is checked, and damage to it is noticed."""
+
 import json
 import math
 import zlib
-from dataclasses import replace
+from dataclasses import asdict
 
 import pytest
 
-from stoker.checkpoint._manifest import LARGEST, Manifest, Sum, check_place, from_text, to_text
-from stoker.checkpoint._place import Moment, Place, Saved
+from stoker.checkpoint import Moment, Store
 from stoker.errors import BadFile, InvalidArgument
-
-FILES = {"state.json": Sum(10, "0000abcd"), "model.safetensors": Sum(90, "12345678")}
-SAVED = Saved(
-    epoch=3, batch=12, update=120, minutes=1.5, reason="every 5 updates", ended=None, resumable=True,
-    values={"valid/loss": 0.1}, name="00000120.1", run="5f0c", time=1.75e9, bytes=100,
-)  # fmt: skip
+from tests.checkpoint.states import place
 
 
-def changed(**fields) -> bytes:
-    """A manifest with other content and a checksum that fits: damage by somebody who knows how."""
-    found = json.loads(to_text(Manifest(SAVED, FILES)))
-    found.pop("crc32")
-    for name, value in fields.items():
-        if value is ...:
-            del found[name]
-        else:
-            found[name] = value
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "checkpoints", run="5f0c")
+    store.write({"seen": 1}, place(120))
+    store.write({"seen": 2}, place(120, epoch=3, minutes=1.5, reason="every 5 updates", values={"valid/loss": 0.1}))
+    return store
+
+
+def manifest_of(store):
+    return json.loads((store.folder / "00000120.1" / "manifest.json").read_text())
+
+
+def forge(store, **fields) -> None:
+    """Writes a manifest with other fields and a checksum that matches them."""
+    found = {**manifest_of(store), **fields}
+    found = {name: value for name, value in found.items() if value is not ... and name != "crc32"}
     found["crc32"] = f"{zlib.crc32(json.dumps(found, sort_keys=True).encode()):08x}"
-    return json.dumps(found).encode()
+    (store.folder / "00000120.1" / "manifest.json").write_text(json.dumps(found))
 
 
-def test_a_manifest_comes_back():
-    for saved in (SAVED, replace(SAVED, ended="stopped: café", resumable=False, values={}, time=0, minutes=0)):
-        assert from_text(to_text(Manifest(saved, FILES)), "here") == Manifest(saved, FILES)
+def problem(store) -> str:
+    found = store.newest()
+    assert found.saved.name == "00000120" and store.saved() == [found.saved]
+    (text,) = found.problems
+    return text
 
 
-def test_values_that_json_has_no_word_for_come_back():
+def test_a_manifest_holds_all_fields(store):
+    found, saved = manifest_of(store), store.saved()[1]
+    assert found == {"version": 1, **asdict(saved), "files": found["files"], "crc32": found["crc32"]}
+    content = (store.folder / "00000120.1" / "state.json").read_bytes()
+    assert found["files"] == {"state.json": {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}}
+    forge(store)
+    assert store.saved()[1] == saved
+
+
+def test_values_that_json_cannot_hold_are_restored(tmp_path):
+    store = Store(tmp_path)
     values = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": -0.0}
-    text = to_text(Manifest(replace(SAVED, values=values), FILES))
-    json.loads(text, parse_constant=pytest.fail)
-    assert repr(from_text(text, "here").saved.values) == repr(values)
+    store.write({}, place(1, values=values))
+    json.loads((tmp_path / "00000001" / "manifest.json").read_text(), parse_constant=pytest.fail)
+    assert repr(store.saved()[0].values) == repr(values)
 
 
-def test_it_has_everything_in_it():
-    found = json.loads(to_text(Manifest(SAVED, FILES)))
-    assert found.keys() == {"version", "files", "crc32", *vars(SAVED)}
-    assert found["version"] == 1
-    assert found["files"]["state.json"] == {"bytes": 10, "crc32": "0000abcd"}
-    assert found == json.loads(changed())
-
-
-def summed(size=100, crc32="00000000") -> dict:
-    return {"bytes": size, "crc32": crc32}
+def entry(size=None, crc32="00000000") -> dict:
+    return {"bytes": 10 if size is None else size, "crc32": crc32}
 
 
 WRONG = {
@@ -59,58 +66,71 @@ WRONG = {
     "resumable": (1, None), "name": ("../x", 1, "00000120/", ""),
     "values": ([], {"a": "1"}, {"a": 1}, {"a": None}, {"a": [1.0]}),
     "files": (
-        [], {}, {"model.safetensors": summed()},
-        *({"state.json": summed(), name: summed(0)} for name in ("../x.safetensors", "/etc/passwd", "a/b.safetensors")),
-        *({"state.json": summed(), name: summed(0)} for name in ("manifest.json", "notes.txt", "", ".", "\0")),
-        *({"state.json": each} for each in (None, {}, {"bytes": 100}, summed(-1), summed(1e2), summed(2**28 + 1))),
-        *({"state.json": each} for each in (summed(crc32=0), summed(crc32="0"), summed(crc32="0000000G"))),
+        [], {}, {"model.safetensors": entry()},
+        *({"state.json": entry(), name: entry(0)} for name in ("../x.safetensors", "/etc/passwd", "a/b.safetensors")),
+        *({"state.json": entry(), name: entry(0)} for name in ("manifest.json", "notes.txt", "", ".", "\0")),
+        *({"state.json": each} for each in (None, {}, {"bytes": 100}, entry(-1), entry(1e2), entry(2**28 + 1))),
+        *({"state.json": each} for each in (entry(crc32=0), entry(crc32="0"), entry(crc32="0000000G"))),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("field", WRONG)
-def test_every_field_is_checked(field):
-    assert from_text(changed(), "here").saved == SAVED
+def test_every_field_is_checked(store, field):
     for value in WRONG[field]:
-        with pytest.raises(BadFile, match=f"^here is damaged: its {field} is not "):
-            from_text(changed(**{field: value}), "here")
+        forge(store, **{field: value})
+        assert problem(store).startswith(f"00000120.1/manifest.json is damaged: {field} is not "), value
 
 
 @pytest.mark.parametrize(("fields", "text"), [
-    ({"version": 3}, r"was written by a newer stoker \(checkpoint version 3, this one reads 2\); install a newer"),
-    ({"version": 0}, "no manifest of version 1"), ({"version": "1"}, "no manifest of version 1"),
+    ({"version": 3}, "was written by a newer stoker (checkpoint version 3, this one reads 2); install a newer"),
+    ({"version": 0}, "is not a manifest of version 1 or 2"), ({"version": "1"}, "is not a manifest of version 1 or 2"),
     ({"version": ...}, "other fields"), ({"epoch": ...}, "other fields"), ({"more": 1}, "other fields"),
-    ({"update": 121}, "its name is not its update's"), ({"bytes": 101}, "its bytes are not the sum of its files'"),
-], ids=range(8))  # fmt: skip
-def test_fields_have_to_fit_together(fields, text):
-    with pytest.raises(BadFile, match=f"^here .*{text}"):
-        from_text(changed(**fields), "here")
+    ({"update": 121}, "the name does not match the update"), ({"bytes": 101}, "bytes is not the sum of its files"),
+    ({"version": 2, "ranks": 2}, "the shards do not match the number of ranks"), ({"version": 2}, "the shards"),
+    ({"name": "00000120"}, "belongs to the checkpoint 00000120, not to 00000120.1"),
+    ({"run": "other"}, "belongs to another run ('other', not '5f0c')"),
+], ids=range(12))  # fmt: skip
+def test_the_fields_have_to_match_each_other(store, fields, text):
+    forge(store, **fields)
+    assert text in problem(store)
 
 
-def test_a_change_without_a_new_checksum_is_damage():
-    text = to_text(Manifest(SAVED, FILES))
-    with pytest.raises(BadFile, match=r"here is damaged: it doesn't say what was written \(checksum\)"):
-        from_text(text.replace(b'"epoch":3', b'"epoch":4'), "here")
-    for wrong in (b"[]", b"3", b"{}", b"null"):
-        with pytest.raises(BadFile, match="^here is"):
-            from_text(wrong, "here")
+def test_a_change_without_a_new_checksum_is_damage(store):
+    path = store.folder / "00000120.1" / "manifest.json"
+    path.write_text(path.read_text().replace('"epoch":3', '"epoch":4'))
+    assert problem(store) == "00000120.1/manifest.json is damaged: its checksum does not match"
+    for wrong in ("[]", "3", "{}", "null", "{", '{"epoch": 1, "epoch": 1}', "NaN"):
+        path.write_text(wrong)
+        assert problem(store).startswith("00000120.1/manifest.json")
 
 
 @pytest.mark.parametrize(("fields", "text"), [
-    ({"update": -1}, r"a checkpoint's update is a whole number from 0 on, below 10\*\*18; got -1"),
-    ({"epoch": 1.5}, "epoch is a whole number"), ({"reason": None}, "reason is a text; got None"),
-    ({"values": {"a": "x"}}, "values is numbers by name"), ({"values": {1: 1.0}}, "values is numbers by name"),
-    ({"minutes": math.nan}, "minutes is a number"),
-], ids=range(6))  # fmt: skip
-def test_a_place_that_couldnt_be_read_again_is_not_written(fields, text):
+    ({"update": -1}, r"update of a checkpoint is an integer from 0 to 10\*\*18; got -1"),
+    ({"epoch": 1.5}, "epoch of a checkpoint is an integer"), ({"reason": None}, "reason .* is a string; got None"),
+    ({"values": {"a": "x"}}, "values .* is a mapping of names to numbers"), ({"values": {1: 1.0}}, "mapping of names"),
+    ({"minutes": math.nan}, "minutes of a checkpoint is a number"),
+    ({"reason": "x" * (1 << 20)}, r"manifest .* has .* bytes, at most 1,048,576 are allowed; use a shorter reason"),
+], ids=range(7))  # fmt: skip
+def test_a_place_that_could_not_be_read_is_not_written(tmp_path, fields, text):
     with pytest.raises(InvalidArgument, match=text):
-        check_place(replace(Place(epoch=1, batch=2, update=3), **fields))
+        Store(tmp_path).write({}, place(**{"update": 3, "batch": 1, **fields}))
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_any_kind_of_place_will_do():
-    check_place(Moment(epoch=1, batch=2, update=3, epoch_ended=True, values={"a": 1, "b": math.nan}))
+def test_a_moment_is_a_place_too(tmp_path):
+    saved = Store(tmp_path).write({}, Moment(epoch=1, batch=2, update=3, epoch_ended=True, values={"a": 1}))
+    assert saved.as_dict() == place(3, batch=2, values={"a": 1.0}).as_dict()
 
 
-def test_a_manifest_that_would_not_be_read_is_not_written():
-    with pytest.raises(InvalidArgument, match=r"manifest would have .* at most 1,048,576 are read; give it a shorter"):
-        to_text(Manifest(replace(SAVED, reason="x" * LARGEST["manifest.json"]), FILES))
+def test_a_manifest_is_limited_in_size(store):
+    path = store.folder / "00000120.1" / "manifest.json"
+    path.write_bytes(path.read_bytes().ljust((1 << 20) + 1))
+    assert problem(store) == "00000120.1/manifest.json has 1,048,577 bytes; a manifest has at most 1,048,576"
+
+
+def test_damage_is_an_error_when_that_checkpoint_is_read(store):
+    saved = store.saved()[1]
+    forge(store, epoch=-1)
+    with pytest.raises(BadFile, match="epoch is not an integer"):
+        store.read(saved)

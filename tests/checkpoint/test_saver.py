@@ -1,44 +1,50 @@
-"""Saving beside the training: what is written is the state of that moment, and no failure is lost or told twice."""
+"""A saver writes the state of the moment of `save`, deletes old checkpoints, and raises every failure once."""
 
+import errno
 import os
 import subprocess
 import sys
 import threading
+from collections import OrderedDict, deque, namedtuple
 
 import pytest
 import torch
 from torch import nn
 
-from stoker.checkpoint._checkpoint import Checkpoint
-from stoker.checkpoint._place import Moment, Place
-from stoker.checkpoint._policy import composed, every, keep_last
-from stoker.checkpoint._saver import Saver
-from stoker.checkpoint._store import Store
+from stoker.checkpoint import Checkpoint, Saver, Store, _disk
 from stoker.errors import CheckpointFailed
-from tests.checkpoint.test_policy import at, saved
-from tests.checkpoint.test_writing import MemoryStore
+from tests.checkpoint.states import moment, place, same
 
-POLICY = composed([every(10)], [keep_last(2)])
-both = pytest.mark.parametrize("background", [True, False], ids=["thread", "here"])
-
-
-def place(update, **more):
-    return Place(**{"epoch": 1, "batch": update, "update": update, **more})
+POLICY = Checkpoint(every=10, keep_last=2).policy()
+both = pytest.mark.parametrize("background", [True, False], ids=["thread", "no thread"])
 
 
-class Gate(MemoryStore):
-    """A store whose writes wait until the test lets them go."""
+class FaultyStore(Store):
+    """A store that can be made to wait or to fail."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.begun, self.go = threading.Semaphore(0), threading.Semaphore(0)
-        self.writers = []
+    def __init__(self, folder, *updates):
+        super().__init__(folder)
+        self.started, self.proceed, self.waits = threading.Semaphore(0), threading.Semaphore(0), False
+        self.fails = {}  # "write" or the name of a checkpoint to delete -> exception
+        self.states, self.writers, self.deleted = [], [], []
+        for update in updates:
+            super().write({}, place(update))
 
     def write(self, state, place):
         self.writers.append(threading.current_thread())
-        self.begun.release()
-        assert self.go.acquire(timeout=60)
+        self.started.release()
+        if self.waits:
+            assert self.proceed.acquire(timeout=60)
+        if "write" in self.fails:
+            raise self.fails["write"]
+        self.states.append(state)
         return super().write(state, place)
+
+    def delete(self, name):
+        self.deleted.append(name)
+        if name in self.fails:
+            raise self.fails[name]
+        super().delete(name)
 
 
 def names(found):
@@ -46,13 +52,13 @@ def names(found):
 
 
 @both
-def test_saves_and_deletes_in_a_real_folder(tmp_path, background):
+def test_checkpoints_are_saved_and_old_ones_deleted(tmp_path, background):
     store = Store(tmp_path, run="5f0c")
     saver = Saver(store, POLICY, background=background)
     for update in (10, 20, 30):
         saver.save({"weight": torch.full((3,), float(update)), "update": update}, place(update))
     saver.wait()
-    assert names(saver.finished()) == ["00000010", "00000020", "00000030"] and saver.finished() == []
+    assert names(saver.take_finished()) == ["00000010", "00000020", "00000030"] and saver.take_finished() == []
     assert names(store.saved()) == ["00000020", "00000030"]
     found = store.newest()
     assert found.state["weight"].tolist() == [30, 30, 30] and found.state["update"] == 30
@@ -60,172 +66,187 @@ def test_saves_and_deletes_in_a_real_folder(tmp_path, background):
     assert sorted(os.listdir(tmp_path)) == ["00000020", "00000030"]
 
 
-@both
-def test_what_is_written_is_the_state_of_that_moment(background):
-    store = MemoryStore() if not background else Gate()
-    saver, weight = Saver(store, POLICY, background=background), nn.Parameter(torch.ones(2))
-    for update in (10, 20):
-        saver.save({"weight": weight}, place(update))
-        with torch.no_grad():
-            weight += 1  # the next update, while the thread has not begun to write
-        if background:
-            store.go.release()
+def test_a_thread_writes_while_the_training_continues(tmp_path):
+    store = FaultyStore(tmp_path)
+    store.waits = True
+    saver, weight = Saver(store, POLICY, background=True), nn.Parameter(torch.ones(2))
+    saver.save({"weight": weight}, place(10))
+    assert store.started.acquire(timeout=60)
+    with torch.no_grad():
+        weight += 1  # the next update, before the thread has written anything
+    assert saver.take_finished() == [] and store.saved() == []
+    store.proceed.release()
     saver.wait()
-    assert [state for _, state in store.states.values()] == [{"weight": [1, 1]}, {"weight": [2, 2]}]
-
-
-def test_a_thread_writes_and_the_training_goes_on():
-    store = Gate()
-    saver = Saver(store, POLICY, background=True)
-    saver.save({}, place(10))
-    assert store.begun.acquire(timeout=60)  # it is being written
-    assert saver.finished() == [] and store.states == {}
-    store.go.release()
-    saver.wait()
-    assert names(saver.finished()) == ["00000010"]
+    assert names(saver.take_finished()) == ["00000010"] and store.newest().state["weight"].tolist() == [1, 1]
     (writer,) = store.writers
     assert writer is not threading.main_thread() and not writer.is_alive()
 
 
-def test_without_a_thread_it_is_written_when_save_returns():
-    store = Gate()
-    store.go.release()
+def test_without_a_thread_save_writes_without_a_copy(tmp_path):
+    store, weight = FaultyStore(tmp_path), torch.ones(2)
     saver = Saver(store, POLICY, background=False)
-    saver.save({}, place(10))
-    assert store.writers == [threading.current_thread()] and names(saver.finished()) == ["00000010"]
+    saver.save({"weight": weight}, place(10))
+    assert store.writers == [threading.current_thread()] and names(saver.take_finished()) == ["00000010"]
+    assert store.states[0]["weight"] is weight
 
 
-def test_without_a_thread_nothing_is_copied():
-    seen = []
-
-    class Looks(MemoryStore):
-        def write(self, state, place):
-            seen.append(state["weight"])
-            return super().write(state, place)
-
-    weight = torch.ones(2)
-    Saver(Looks(), POLICY, background=False).save({"weight": weight}, place(10))
-    assert seen[0] is weight
-
-
-def test_at_most_one_is_written_at_a_time():
-    store = Gate()
+def test_one_checkpoint_is_written_at_a_time(tmp_path):
+    store = FaultyStore(tmp_path)
+    store.waits = True
     saver = Saver(store, POLICY, background=True)
     saver.save({}, place(10))
-    assert store.begun.acquire(timeout=60)
-    second = threading.Thread(target=saver.save, args=({}, place(20)))  # which waits for the first
+    assert store.started.acquire(timeout=60)
+    second = threading.Thread(target=saver.save, args=({}, place(20)))  # waits for the first
     second.start()
-    assert not store.begun.acquire(timeout=0.05) and len(store.writers) == 1
-    store.go.release()
-    assert store.begun.acquire(timeout=60)
-    store.go.release()
+    assert not store.started.acquire(timeout=0.05) and len(store.writers) == 1
+    store.proceed.release()
+    assert store.started.acquire(timeout=60)
+    store.proceed.release()
     second.join()
     saver.wait()
-    assert names(saver.finished()) == ["00000010", "00000020"]
+    assert names(saver.take_finished()) == ["00000010", "00000020"]
 
 
-def test_what_is_being_written_counts_as_saved():
-    store = Gate([saved(0)])
+# When it is due
+
+
+def test_a_checkpoint_in_flight_counts_as_saved(tmp_path):
+    store = FaultyStore(tmp_path, 0)
+    store.waits = True
     saver = Saver(store, POLICY, background=True)
-    assert saver.due(at(10)) == "every 10 updates"
+    assert saver.save_reason(moment(10)) == "every 10 updates"
     saver.save({}, place(10))
-    assert saver.due(at(10, batch=11)) is None  # the next batch of a window
-    assert saver.due(at(20)) == "every 10 updates"
-    store.go.release()
+    assert saver.save_reason(moment(10, batch=11)) is None  # the next batch of an accumulation window
+    assert saver.save_reason(moment(20)) == "every 10 updates"
+    store.proceed.release()
     saver.wait()
-    assert saver.due(at(10)) is None
+    assert saver.save_reason(moment(10)) is None
 
 
-def test_what_could_not_be_written_does_not():
-    store = MemoryStore(fails={"write": OSError("full")})
+def test_a_failed_checkpoint_does_not_count_as_saved(tmp_path):
+    store = FaultyStore(tmp_path)
+    store.fails["write"] = OSError("full")
     saver = Saver(store, POLICY, background=True)
     saver.save({}, place(10))
     with pytest.raises(CheckpointFailed):
         saver.wait()
-    assert saver.due(at(10)) == "every 10 updates"
+    assert saver.save_reason(moment(10)) == "every 10 updates"
 
 
-def test_why_it_is_due():
-    saver = Saver(
-        MemoryStore(), Checkpoint(every=5, keep_best="valid/loss").policy(lambda name: "min"), background=True
-    )
-    assert saver.due(at(4)) is None
-    assert saver.due(at(5, loss=0.5)) == "every 5 updates; best valid/loss so far: 0.5000"
-    assert saver.due(Moment(epoch=1, batch=6, update=6, values={"valid/loss": float("nan")})) is None
+def test_the_policy_decides_when_it_may_be_due(tmp_path):
+    saver = Saver(Store(tmp_path), Checkpoint(every=3).policy(), background=True)
+    assert [update for update in range(8) if saver.may_be_due(update)] == [0, 3, 6]
+
+
+def test_ignored_checkpoints_neither_count_nor_are_deleted(tmp_path):
+    store = FaultyStore(tmp_path, 10, 20, 30)
+    policy = Checkpoint(every=10, keep_last=1).policy()
+    saver = Saver(store, policy, background=False, ignored=["00000020", "00000030"])
+    assert saver.save_reason(moment(20)) == "every 10 updates"
+    saver.save({}, place(15))
+    assert store.deleted == ["00000010"] and names(store.saved()) == ["00000015", "00000020", "00000030"]
+
+
+# Failures
+
+
+@pytest.mark.parametrize("ask", ["take_finished", "wait", "save"])
+def test_a_failure_is_raised_once_by_the_next_call(tmp_path, ask):
+    cause = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    store = FaultyStore(tmp_path, 0)
+    store.fails["write"] = cause
+    saver = Saver(store, POLICY, background=True)
+    saver.save({"weight": torch.ones(2)}, place(10))
+    saver.close()  # raises nothing and keeps the failure
+    assert saver.has_failed
+    store.fails.clear()
+    calls = {"take_finished": saver.take_finished, "wait": saver.wait, "save": lambda: saver.save({}, place(20))}
+    with pytest.raises(CheckpointFailed, match="update 10 .*No space left on device.*00000000 is complete") as caught:
+        calls[ask]()
+    assert caught.value.__cause__ is cause and not saver.has_failed
+    assert saver.take_finished() == []
+    saver.wait()
+    assert names(store.saved()) == ["00000000"]
+    saver.save({"weight": torch.ones(2)}, place(20))
+    saver.wait()
+    assert names(saver.take_finished()) == ["00000020"]
 
 
 @pytest.mark.parametrize(
-    ("policy", "updates"),
-    [(every("epoch"), []), (every(3), [0, 3, 6]), (every("1 minute"), [0, 1, 2, 3, 4, 5, 6, 7])],
-    ids=["epoch", "updates", "minutes"],
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "full"), "OSError: [Errno 28] full. Free some space there"),
+        (PermissionError(errno.EACCES, "denied"), "PermissionError: [Errno 13] denied. Make it writable"),
+        (ValueError("odd"), "ValueError: odd. Fix that first"),
+    ],
+    ids=["full", "denied", "other"],
 )
-def test_when_it_may_be_due(policy, updates):
-    saver = Saver(MemoryStore(), policy, background=True)
-    assert [update for update in range(8) if saver.may_be_due(update)] == updates
-
-
-def test_checkpoints_that_are_ignored_neither_count_nor_go():
-    store = MemoryStore([saved(10), saved(20), saved(30)])
-    saver = Saver(store, composed([every(10)], [keep_last(1)]), background=False, ignored=["00000020", "00000030"])
-    assert saver.due(at(20)) == "every 10 updates"
-    saver.save({}, place(15))
-    assert store.deleted == ["00000010"] and list(store.states) == ["00000020", "00000030", "00000015"]
-
-
-@pytest.mark.parametrize("ask", ["finished", "wait", "save"])
-def test_a_failure_is_raised_once_by_whoever_asks_next(ask):
-    cause = OSError(28, "No space left on device")
-    store = MemoryStore([saved(0)], fails={"write": cause})
-    saver = Saver(store, POLICY, background=True)
-    saver.save({"weight": torch.ones(2)}, place(10))
-    saver.close()  # says nothing, and keeps it
-    store.fails = {}
-    with pytest.raises(CheckpointFailed, match="update 10 .*No space left on device.*00000000 is whole") as caught:
-        {"finished": saver.finished, "wait": saver.wait, "save": lambda: saver.save({}, place(20))}[ask]()
-    assert caught.value.__cause__ is cause
-    assert saver.finished() == []
-    saver.wait()
-    assert list(store.states) == ["00000000"]
-    saver.save({"weight": torch.ones(2)}, place(20))
-    saver.wait()
-    assert names(saver.finished()) == ["00000020"]
-
-
-def test_without_a_thread_the_failure_comes_from_save():
-    store = MemoryStore(fails={"write": OSError("full")})
+@pytest.mark.parametrize("resumable", [True, False])
+def test_the_error_says_what_where_why_and_what_to_do(tmp_path, error, text, resumable):
+    store = FaultyStore(tmp_path, 80)
+    Store.write(store, {}, place(100, resumable=resumable))
+    store.fails["write"] = error
     saver = Saver(store, POLICY, background=False)
-    with pytest.raises(CheckpointFailed, match="update 10"):
-        saver.save({}, place(10))
-    assert saver.finished() == [] and saver.due(at(10)) == "every 10 updates"
+    with pytest.raises(CheckpointFailed) as caught:
+        saver.save({}, place(120))
+    complete = "00000100" if resumable else "00000080"
+    assert str(caught.value) == (
+        f"the checkpoint at update 120 could not be written to {tmp_path}: {text}, "
+        f"then resume the run: {complete} is complete"
+    )
+    assert saver.take_finished() == [] and store.deleted == []
+
+
+def test_without_another_checkpoint_the_run_has_to_start_again(tmp_path):
+    store = FaultyStore(tmp_path)
+    store.fails["write"] = ValueError("odd")
+    with pytest.raises(CheckpointFailed, match=r"Fix that first, then start the run again$"):
+        Saver(store, POLICY, background=False).save({}, place(120))
 
 
 @both
-def test_an_old_one_that_can_not_be_deleted_is_told_and_the_new_one_is_saved(background):
-    store = MemoryStore([saved(1), saved(2)], fails={"00000001": OSError("stuck")})
+def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is_saved(tmp_path, background):
+    store = FaultyStore(tmp_path, 1, 2, 3)
+    store.fails["00000001"] = PermissionError(errno.EPERM, "not permitted")
     saver = Saver(store, POLICY, background=background)
-    with pytest.raises(CheckpointFailed, match="00000001 could not be deleted"):
+    with pytest.raises(CheckpointFailed) as caught:
         saver.save({}, place(10))
         saver.wait()
-    assert names(saver.finished()) == ["00000010"]
+    assert str(caught.value) == (
+        f"the old checkpoint 00000001 could not be deleted from {tmp_path}: PermissionError: [Errno 1] not permitted. "
+        "Make it writable, then resume the run: 00000010 is complete"
+    )
+    assert names(saver.take_finished()) == ["00000010"]
+    assert store.deleted == ["00000001", "00000002"]  # the others are deleted all the same
     saver.save({}, place(20))
     saver.wait()
-    assert names(saver.finished()) == ["00000020"] and store.deleted == ["00000001", "00000002"]
+    assert names(saver.take_finished()) == ["00000020"] and store.deleted == ["00000001", "00000002", "00000003"]
 
 
-def test_a_state_that_can_not_be_saved_is_told_at_once_and_harms_nothing():
-    store = MemoryStore()
-    saver = Saver(store, POLICY, background=True)
-    with pytest.raises(CheckpointFailed, match="'mask'"):
-        saver.save({"mask": torch.eye(2).to_sparse()}, place(10))
-    assert saver.due(at(10)) == "every 10 updates"
+def test_a_state_that_cannot_be_saved_raises_at_once(tmp_path):
+    class Own(torch.Tensor):
+        pass
+
+    saver = Saver(Store(tmp_path), POLICY, background=True)
+    for tensor in (torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.ones(2).as_subclass(Own)):
+        with pytest.raises(CheckpointFailed, match=r"at update 10 could not be written .*'model\.0\.mask'"):
+            saver.save({"model": [{"mask": tensor}]}, place(10))
+    assert saver.save_reason(moment(10)) == "every 10 updates"
+    endless = []
+    endless.append(endless)
+    for value in (namedtuple("Pair", "left right")(1, 2), object(), endless):
+        saver.save({"value": value}, place(10))
+        with pytest.raises(CheckpointFailed, match="'value"):
+            saver.wait()
     saver.save({"weight": torch.ones(2)}, place(10))
     saver.wait()
-    assert names(saver.finished()) == ["00000010"]
+    assert names(saver.take_finished()) == ["00000010"]
 
 
 @both
-def test_ctrl_c_while_it_is_written_comes_through(background):
-    store = MemoryStore(fails={"write": KeyboardInterrupt()})
+def test_an_interrupt_while_writing_is_raised(tmp_path, background):
+    store = FaultyStore(tmp_path)
+    store.fails["write"] = KeyboardInterrupt()
     saver = Saver(store, POLICY, background=background)
     with pytest.raises(KeyboardInterrupt):
         saver.save({}, place(10))
@@ -233,31 +254,20 @@ def test_ctrl_c_while_it_is_written_comes_through(background):
     saver.wait()
 
 
-def test_where_no_thread_is_to_be_had_it_is_written_here(monkeypatch):
+def test_if_no_thread_can_be_started_save_writes(tmp_path, monkeypatch):
     def start(self):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    store = MemoryStore()
-    saver = Saver(store, POLICY, background=True)
+    saver = Saver(Store(tmp_path), POLICY, background=True)
     saver.save({"weight": torch.ones(2)}, place(10))
-    assert names(saver.finished()) == ["00000010"]
+    assert names(saver.take_finished()) == ["00000010"]
     saver.close()
-
-
-def test_closing_gives_the_copies_back_and_may_be_done_again():
-    saver = Saver(MemoryStore(), POLICY, background=True)
-    saver.close()
-    saver.save({"weight": torch.ones(2)}, place(10))
-    saver.close()
-    assert not saver._copies._kept
-    saver.close()
-    assert names(saver.finished()) == ["00000010"]
 
 
 @both
-def test_the_slowest_is_remembered(background):
-    saver = Saver(MemoryStore(), POLICY, background=background)
+def test_the_longest_time_is_known(tmp_path, background):
+    saver = Saver(Store(tmp_path), POLICY, background=background)
     assert saver.slowest == 0
     saver.save({"weight": torch.ones(2)}, place(10))
     saver.wait()
@@ -268,30 +278,128 @@ def test_the_slowest_is_remembered(background):
     assert saver.slowest >= first
 
 
-def test_a_journal_goes_first(tmp_path):
-    saver = Saver(Store(tmp_path / "checkpoints"), POLICY, background=True)
-    saver.save({}, place(10), events=tmp_path / "events.jsonl")
-    with pytest.raises(CheckpointFailed, match=r"events\.jsonl"):
+# The events of the run
+
+
+def test_events_are_synced_before_the_checkpoint_is_written(tmp_path, monkeypatch):
+    synced, events = [], tmp_path / "events.jsonl"
+    events.write_text("{}\n")
+    saver = Saver(Store(tmp_path / "checkpoints"), POLICY, background=False)
+    monkeypatch.setattr(_disk, "sync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    saver.save({}, place(10), events=events)
+    assert synced[0] == str(events) and len(synced) > 1
+
+
+@pytest.mark.parametrize("problem", ["missing", "failing"])
+def test_events_that_cannot_be_synced_prevent_the_checkpoint(tmp_path, monkeypatch, problem):
+    store, events = FaultyStore(tmp_path / "checkpoints"), tmp_path / "events.jsonl"
+    saver = Saver(store, POLICY, background=True)
+    opened = len(os.listdir("/proc/self/fd"))
+    if problem == "failing":
+        events.touch()
+
+        def fail(file):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(_disk, "sync", fail)
+    saver.save({}, place(10), events=events)
+    with pytest.raises(CheckpointFailed, match=r"events\.jsonl|Input/output error"):
         saver.wait()
-    (tmp_path / "events.jsonl").touch()
-    saver.save({}, place(10), events=tmp_path / "events.jsonl")
+    assert store.writers == [] and len(os.listdir("/proc/self/fd")) == opened
+    monkeypatch.undo()
+    events.touch()
+    saver.save({}, place(10), events=events)
     saver.wait()
-    assert names(saver.finished()) == ["00000010"]
+    assert names(saver.take_finished()) == ["00000010"]
+
+
+# Copies for the thread
+
+
+def state():
+    """One value of every kind that a state may hold."""
+    whole = torch.arange(12.0).reshape(3, 4)
+    return {
+        "model": OrderedDict(weight=nn.Parameter(torch.arange(6.0).reshape(2, 3)), count=torch.tensor(7)),
+        "optimizer": {0: [torch.ones(2), {"betas": (0.9, torch.zeros(1))}], None: deque([torch.ones(1), 2], maxlen=3)},
+        "plain": [None, True, 3, 0.5, "text", b"bytes", torch.float16, {"list": [1, [2]]}],
+        "views": [whole[1:, ::2], torch.tensor([3.0]).expand(4), whole.T, torch.tensor([1 + 2j]).conj().resolve_conj()],
+        "nothing": torch.empty(0, 4),
+    }
+
+
+def change(tree):
+    """Changes every value that can be changed in place."""
+    if isinstance(tree, torch.Tensor):
+        with torch.no_grad():
+            tree.copy_(tree - 1) if 0 not in tree.stride() else None
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            change(value)
+        tree["new"] = 1
+    elif isinstance(tree, list | deque | tuple):
+        for value in tree:
+            change(value)
+        if not isinstance(tree, tuple):
+            tree.append("new")
+
+
+def test_later_changes_do_not_reach_the_copy(tmp_path):
+    store = FaultyStore(tmp_path)
+    store.waits = True
+    saver = Saver(store, POLICY, background=True)
+    expected = Store(tmp_path / "expected")
+    expected.write(state(), place(1))
+    for update in (10, 20):  # the second one reuses the memory of the first
+        given = state()
+        saver.save(given, place(update))
+        change(given)
+        store.proceed.release()
+        saver.wait()
+        assert same(store.newest().state, expected.newest().state)
+    saver.close()
+    saver.close()
+
+
+def pointers(tree):
+    if isinstance(tree, torch.Tensor):
+        return [tree.data_ptr()] if tree.numel() else []
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple | deque) else ()
+    return [pointer for value in values for pointer in pointers(value)]
+
+
+def test_the_memory_of_copies_is_reused_if_it_fits(tmp_path):
+    store = FaultyStore(tmp_path)
+    saver = Saver(store, POLICY, background=True)
+
+    def copy_of(given):
+        saver.save(given, place(10))
+        saver.wait()
+        return store.states[-1]
+
+    first = pointers(copy_of(state()))
+    assert pointers(copy_of(state())) == first
+    before = copy_of({"a": torch.zeros(2), "b": torch.zeros(2)})
+    for other in (torch.ones(4), torch.ones(2, 1), torch.ones(2, dtype=torch.float64), torch.ones(())):
+        after = copy_of({"a": other, "b": torch.ones(2)})
+        assert same(after["a"], other) and after["a"] is not before["a"] and after["b"] is before["b"]
+    with torch.inference_mode():
+        inference = copy_of({"a": torch.ones(2) * 2})["a"]
+    later = copy_of({"a": nn.Parameter(torch.ones(2)) * 3})["a"]
+    assert later is inference and later.tolist() == [3, 3] and not later.requires_grad and later.grad_fn is None
 
 
 UNCLOSED = """
 import sys, torch
-from stoker.checkpoint._place import Place
-from stoker.checkpoint._saver import Saver
-from stoker.checkpoint._store import Store
+from stoker.checkpoint import Checkpoint, Place, Saver, Store
 
-saver = Saver(Store(sys.argv[1]), lambda here, there: [], background=True)
+saver = Saver(Store(sys.argv[1]), Checkpoint(keep_last=9).policy(), background=True)
 for update in range(1, 4):
     saver.save({"weight": torch.full((1 << 20,), float(update))}, Place(epoch=1, batch=update, update=update))
 """
 
 
-def test_a_program_that_ends_in_the_middle_of_a_save_ends_when_it_is_whole(tmp_path):
+def test_a_program_that_exits_while_saving_completes_the_checkpoint(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", UNCLOSED, str(tmp_path)], capture_output=True, text=True
     )
@@ -301,17 +409,61 @@ def test_a_program_that_ends_in_the_middle_of_a_save_ends_when_it_is_whole(tmp_p
     assert found.problems == [] and found.state["weight"].unique().tolist() == [3]
 
 
+# GPUs
+
+
 @pytest.mark.cuda
+@pytest.mark.parametrize("free", [True, False], ids=["on the GPU", "pinned"])
 @both
-def test_what_is_written_from_a_gpu_is_the_state_of_that_moment(tmp_path, background):
-    store = Store(tmp_path)
+def test_the_state_of_a_gpu_is_that_between_two_updates(tmp_path, monkeypatch, background, free):
+    if not free:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1))
+        torch.cuda.empty_cache()
+    store = FaultyStore(tmp_path)
     saver, weight = Saver(store, POLICY, background=background), torch.zeros(1 << 22, device="cuda")
+    for update in (10, 20, 30):
+        for _ in range(50):  # so that the copy is queued behind unfinished work
+            weight.add_(1)
+        saver.save({"model": {"weight": weight}, "cpu": torch.ones(1)}, place(update))
+        for _ in range(50):
+            weight.add_(1)
+        saver.wait()
+        copy = store.states[-1]["model"]["weight"]
+        if background:
+            assert copy.is_cuda is free and copy.is_pinned() is not free
+        assert store.newest().state["model"]["weight"].unique().tolist() == [10 * update - 50]
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+@pytest.mark.cuda
+def test_memory_of_a_gpu_is_reused_and_freed(tmp_path):
+    store, weight = FaultyStore(tmp_path), torch.zeros(1 << 22, device="cuda")
+    torch.cuda.synchronize()
+    before, saver = torch.cuda.memory_allocated(), Saver(store, POLICY, background=True)
+    allocated = []
     for update in (10, 20):
-        for _ in range(50):
-            weight.add_(1)
-        saver.save({"model": {"weight": weight}}, place(update))
-        for _ in range(50):
-            weight.add_(1)
+        saver.save({"weight": weight}, place(update))
+        saver.wait()
+        allocated.append(torch.cuda.memory_allocated())
+    assert store.states[0]["weight"].data_ptr() == store.states[1]["weight"].data_ptr()
+    assert allocated[0] == allocated[1] > before
+    store.states.clear()
+    saver.close()
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.cuda
+def test_writing_a_copy_does_not_wait_for_the_training(tmp_path):
+    store, weight = Store(tmp_path), torch.ones(1 << 20, device="cuda")
+    saver = Saver(store, POLICY, background=True)
+    saver.save({"weight": weight}, place(10))  # allocates what is allocated once
     saver.wait()
-    values = [store.read(each)["model"]["weight"].unique().tolist() for each in saver.finished()]
-    assert values == [[50], [150]]
+    torch.cuda.synchronize()
+    saver.save({"weight": weight}, place(20))
+    torch.cuda._sleep(int(4e9))  # about two seconds of work on the training's stream
+    training = torch.cuda.Event()
+    training.record()
+    saver.wait()
+    assert not training.query()
+    torch.cuda.synchronize()
+    assert store.newest().state["weight"].sum() == 1 << 20

@@ -1,4 +1,4 @@
-"""Nothing that a training changes is left out without a word."""
+"""Attributes that change during training but are in no state are reported."""
 
 import random
 from collections import deque
@@ -43,17 +43,17 @@ class Fleeting(Holds):
     transient = True
 
 
-def written(tensor):
+def write_to(tensor):
     tensor.add_(1)
     return tensor
 
 
-def grown(items):
+def append_to(items):
     items.append(1)
     return items
 
 
-def drawn(generator):
+def draw_from(generator):
     generator.random() if not isinstance(generator, torch.Generator) else torch.rand((), generator=generator)
     return generator
 
@@ -68,71 +68,71 @@ CHANGES = {
     "int-to-bool": (lambda: 1, lambda value: True),
     "tuple": (lambda: (1, 2), lambda value: (1, 3)),
     "numpy-number": (lambda: numpy.float32(1), lambda value: value + 1),
-    "list": (list, grown),
-    "list-of-objects": (lambda: [object()], grown),
+    "list": (list, append_to),
+    "list-of-objects": (lambda: [object()], append_to),
     "element": (lambda: [1, 2], lambda value: [1, 3]),
     "dict": (lambda: {"a": 1}, lambda value: value | {"a": 2}),
     "nested": (lambda: {"a": [1]}, lambda value: {"a": [2]}),
     "set": (lambda: {1}, lambda value: {1, 2}),
-    "deque": (lambda: deque([1]), grown),
-    "long": (lambda: list(range(500)), grown),
-    "written": (lambda: torch.zeros(2), written),
+    "deque": (lambda: deque([1]), append_to),
+    "long": (lambda: list(range(500)), append_to),
+    "written": (lambda: torch.zeros(2), write_to),
     "replaced": (lambda: torch.zeros(2), lambda value: torch.zeros(2)),
     "made": (lambda: None, lambda value: torch.zeros(2)),
     "array": (lambda: numpy.zeros(3), lambda value: value + 1),
-    "random": (lambda: random.Random(0), drawn),
-    "generator": (lambda: torch.Generator(), drawn),
-    "numpy-generator": (lambda: numpy.random.default_rng(0), drawn),
-    "numpy-legacy": (lambda: numpy.random.RandomState(0), drawn),
+    "random": (lambda: random.Random(0), draw_from),
+    "generator": (lambda: torch.Generator(), draw_from),
+    "numpy-generator": (lambda: numpy.random.default_rng(0), draw_from),
+    "numpy-legacy": (lambda: numpy.random.RandomState(0), draw_from),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("kind", [Keeps, Holds], ids=["callback", "module"])
-def test_a_change_is_told_by_name_and_once(kind, name):
+def test_a_change_is_reported_once_by_name(kind, name):
     make, change = CHANGES[name]
     thing, other = kind(make()), nn.Linear(1, 1)
     unsaved = Unsaved(nn.Sequential(other, thing), []) if kind is Holds else Unsaved(other, [thing])
-    assert unsaved.changed() == []
+    assert unsaved.find_changes() == []
     thing.kept = change(thing.kept)
-    (told,) = unsaved.changed()
-    assert "keeps `kept` outside its state, so a run that is resumed starts it anew" in told
-    assert unsaved.changed() == []
+    (text,) = unsaved.find_changes()
+    assert "changes `kept`, which is not in its state, so a resumed run starts with its first value" in text
+    assert unsaved.find_changes() == []
 
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("kind", [Answers, Passing, Extra, Fleeting], ids=lambda kind: kind.__name__)
-def test_what_answers_for_itself_is_left_alone(kind, name):
+def test_objects_with_a_state_of_their_own_are_skipped(kind, name):
     make, change = CHANGES[name]
     thing = kind(make())
     unsaved = Unsaved(thing, []) if isinstance(thing, nn.Module) else Unsaved(nn.Linear(1, 1), [thing])
     thing.kept = change(thing.kept)
-    assert unsaved.changed() == []
+    assert unsaved.find_changes() == []
 
 
-def test_the_words():
+def test_the_text_says_what_to_do():
     callback, model = Keeps(0), nn.ModuleDict({"body": Holds(0)})
     unsaved = Unsaved(model, [callback])
     callback.kept = callback.setting = 9
     model["body"].fresh = "new"
-    assert unsaved.changed() == [
-        "Holds ('body' in the model) keeps `fresh` outside its state, so a run that is resumed starts it anew: make it "
-        "a buffer, give the module get_extra_state and set_extra_state, or say transient = True in the class where "
-        "that does no harm",
-        "Keeps keeps `kept`, `setting` outside its state, so a run that is resumed starts it anew: give the callback "
-        "state_dict and load_state_dict, or say transient = True in the class where that does no harm",
+    assert unsaved.find_changes() == [
+        "Holds ('body' in the model) changes `fresh`, which is not in its state, so a resumed run starts with its "
+        "first value: make it a buffer, give the module get_extra_state and set_extra_state, or set transient = True "
+        "in the class if that does no harm",
+        "Keeps changes `kept`, `setting`, which is not in its state, so a resumed run starts with its first value: "
+        "give the callback state_dict and load_state_dict, or set transient = True in the class if that does no harm",
     ]
 
 
-def test_an_attribute_that_is_gone_has_changed():
+def test_a_deleted_attribute_has_changed():
     callback = Keeps(0)
     unsaved = Unsaved(nn.Linear(1, 1), [callback])
     del callback.kept
-    assert "`kept`" in unsaved.changed()[0]
+    assert "`kept`" in unsaved.find_changes()[0]
 
 
-def test_training_a_model_is_no_change():
-    """Weights, buffers, modes, hooks and gradients are in the state, or are none."""
+def test_training_a_model_changes_nothing_outside_its_state():
+    """Weights, buffers and modes are in the state; hooks and gradients do not count."""
     model = nn.Sequential(nn.Conv1d(1, 2, 1), nn.BatchNorm1d(2), nn.Dropout(), nn.Flatten(), nn.LSTM(4, 2))
     unsaved = Unsaved(model, [])
     optimizer = torch.optim.Adam(model.parameters())
@@ -143,26 +143,26 @@ def test_training_a_model_is_no_change():
         optimizer.step()
         model.eval() if model.training else model.train()
     model[0].weight.requires_grad_(False)
-    assert unsaved.changed() == []
+    assert unsaved.find_changes() == []
     hook.remove()
     model[2].p = 0.1
-    assert "Dropout ('2' in the model) keeps `p`" in unsaved.changed()[0]
+    assert "Dropout ('2' in the model) changes `p`" in unsaved.find_changes()[0]
 
 
-def test_a_tensor_at_the_same_address_is_another():
+def test_a_new_tensor_at_the_same_address_is_a_change():
     holds = Holds(torch.zeros(4))
     unsaved = Unsaved(holds, [])
     holds.kept = None
     holds.kept = torch.zeros(4)
-    assert len(unsaved.changed()) == 1
+    assert len(unsaved.find_changes()) == 1
 
 
-def test_an_object_that_is_gone_is_forgotten():
+def test_a_deleted_object_is_not_reported():
     unsaved = Unsaved(nn.Linear(1, 1), [Keeps(0)])
-    assert unsaved.changed() == []
+    assert unsaved.find_changes() == []
 
 
-def test_our_own_callbacks_keep_nothing_back(tmp_path):
+def test_the_callbacks_of_stoker_have_complete_states(tmp_path):
     mine = [
         callbacks.EarlyStopping("train/loss", patience=9),
         callbacks.ReduceLROnPlateau("train/loss", patience=0, factor=0.5),
@@ -183,7 +183,7 @@ def test_our_own_callbacks_keep_nothing_back(tmp_path):
             self.unsaved = self.unsaved if ctx.epoch > 1 else Unsaved(ctx.model, mine)
 
         def on_epoch_end(self, ctx):
-            seen.append(self.unsaved.changed())
+            seen.append(self.unsaved.find_changes())
 
     x = torch.randn(32, 3)
     learner = stoker.Learner(model, loss=nn.MSELoss(), optimizer=stoker.optim.SGD(), lr=1e-3)

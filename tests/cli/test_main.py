@@ -1,42 +1,28 @@
-"""The command line as a user meets it: help, exit codes, errors."""
+"""The command line: help, exit codes, errors, imports."""
 
 import json
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
 import stoker
 from stoker.cli import main
 from stoker.record import Run
-from tests.record.stories import fill
+from tests.record.examples import append_fit
 
-PROGRAM = "import sys; from stoker.cli import main; sys.exit(main())"
-
-
-COMMANDS = ["demo", "runs", "show", "resume", "watch", "ui", "report", "export", "import", "doctor"]
-# Runs a command where torch can't be imported, and tells which packages that are not Python's own it has loaded.
-WITHOUT_TORCH = """
-import json, sys
-before = set(sys.modules)
-sys.modules["torch"] = None
-from stoker.cli import main
-assert main(sys.argv[1:]) == 0
-loaded = {name.split(".")[0] for name in set(sys.modules) - before} - {"torch"} - set(sys.stdlib_module_names)
-print(json.dumps(sorted(loaded)), file=sys.stderr)
-"""
+COMMANDS = ["demo", "runs", "show", "resume", "watch", "ui", "report", "export", "doctor"]
 
 
-@pytest.mark.parametrize(
-    "command", [[], *([name] for name in COMMANDS)], ids=lambda command: " ".join(command) or "none"
-)
-def test_help_everywhere(command, capsys):
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
+def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*command, "--help"])
     assert ended.value.code == 0 and capsys.readouterr().out.startswith(" ".join(["usage: stoker", *command]))
 
 
-def test_without_a_command_it_says_what_there_is(capsys):
+def test_without_a_command_it_lists_the_commands(capsys):
     assert main([]) == 0
     out = capsys.readouterr().out
     assert all(f"\n    {name} " in out for name in COMMANDS)
@@ -46,14 +32,14 @@ def test_the_version(capsys):
     assert main(["--version"]) == 0 and capsys.readouterr().out.strip() == stoker.__version__
 
 
-@pytest.mark.parametrize("command", [["train"], ["show"], ["resume"], ["runs", "a", "b"]])
-def test_a_command_line_that_makes_no_sense(command, capsys):
+@pytest.mark.parametrize("command", [["train"], ["show"], ["resume"], ["runs", "a", "b"], ["export", "digits"]])
+def test_a_wrong_command_line_is_exit_code_2(command, capsys):
     with pytest.raises(SystemExit) as ended:
         main(command)
     assert ended.value.code == 2 and "usage: stoker" in capsys.readouterr().err
 
 
-def test_a_mistake_in_a_command_shows_the_usage_of_that_command(capsys):
+def test_a_wrong_option_shows_the_usage_of_its_command(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["show", "digits", "--verfy"])
     err = capsys.readouterr().err
@@ -61,20 +47,21 @@ def test_a_mistake_in_a_command_shows_the_usage_of_that_command(capsys):
     assert "stoker show: error: unrecognized arguments: --verfy" in err
 
 
-def test_ctrl_c_is_no_traceback(monkeypatch):
-    def interrupted():
+def test_ctrl_c_is_exit_code_130_without_a_traceback(monkeypatch, capsys):
+    def interrupt(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stoker.cli._doctor.main", interrupted)
-    assert main(["doctor"]) == 130
+    monkeypatch.setattr("os.walk", interrupt)
+    assert main(["runs", "."]) == 130 and capsys.readouterr().err == ""
 
 
-def test_a_real_process_with_a_reader_that_goes_away(tmp_path):
+def test_a_reader_that_closes_the_pipe_causes_no_traceback(tmp_path):
     run = Run.create(tmp_path / "runs" / "digits", config={str(number): "x" * 100 for number in range(3000)})
-    fill(run.record)
+    append_fit(run.record)
     run.close()
+    program = "import sys; from stoker.cli import main; sys.exit(main())"
     shown = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, "show", str(run.path)],
+        [sys.executable, "-W", "error", "-c", program, "show", str(run.path)],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -88,21 +75,66 @@ def test_a_real_process_with_a_reader_that_goes_away(tmp_path):
     assert shown.wait() == 1 and errors == b""
 
 
+# Runs a command where torch can't be imported, and prints which packages outside the standard library it has loaded.
+WITHOUT_TORCH = """
+import json, sys
+before = set(sys.modules)
+sys.modules["torch"] = None
+from stoker.cli import main
+assert main(sys.argv[1:]) == 0
+loaded = {name.split(".")[0] for name in set(sys.modules) - before} - {"torch"} - set(sys.stdlib_module_names)
+print(json.dumps(sorted(loaded)), file=sys.stderr)
+"""
+
+
 @pytest.mark.parametrize(
     "command",
     ["runs runs", "show digits", "watch digits", "report digits", "export digits -o digits.csv", "--version", ""],
 )
-def test_what_only_reads_runs_loads_no_torch(command, tmp_path):
-    """And of other packages only what draws and counts; `stoker ui` and a screen are run in their own tests."""
+def test_a_command_that_only_reads_runs_imports_no_torch(command, tmp_path):
     run = Run.create(tmp_path / "runs" / "digits", config={"lr": 0.1})
-    fill(run.record)
+    append_fit(run.record)
     run.close()
     (run.path / "checkpoints").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", WITHOUT_TORCH, *command.split()],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    program = [sys.executable, "-W", "error", "-c", WITHOUT_TORCH, *command.split()]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stderr)) <= {"stoker", "numpy", "rich", "msgspec", "typing_extensions"}
+
+
+def test_doctor_shows_versions_devices_precisions_and_extras(capsys):
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert f"\n  torch {version('torch')}\n" in out
+    assert "\n  cpu  " in out and all(f"\n  {name}  " in out for name in ("fp32", "tf32", "bf16", "fp16"))
+    assert "stoker[plot]  matplotlib" in out and "stoker[dev]" not in out
+
+
+def test_doctor_says_how_to_install_what_is_missing(capsys, monkeypatch):
+    def installed(name):
+        if name in ("matplotlib", "pandas"):
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr("stoker.cli._doctor.version", installed)
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert '  stoker[plot]  matplotlib missing: pip install "stoker[plot]"\n' in out
+    assert "  pandas  missing: pip install pandas (tables as data, history.to_pandas())\n" in out
+
+
+def test_demo_trains_evaluates_saves_and_prints_what_to_do_next(tmp_path, monkeypatch, capsys):
+    from stoker.cli._demo import DemoConfig, Digits, demo
+
+    monkeypatch.chdir(tmp_path)
+    config = DemoConfig(epochs=1, images=600)
+    for name in ("demo", "demo-2"):
+        demo("runs", config)
+        out = capsys.readouterr().out
+        assert "on the test digits: loss" in out
+        first, last = out.split("next:")
+        assert f"watch it from another terminal: stoker watch runs/{name}\n" in first
+        assert f"\n  stoker watch runs/{name} " in last and "\n  stoker ui runs " in last
+        run = Run.open(tmp_path / "runs" / name)
+        assert run.summary()["state"] == "finished" and DemoConfig.from_dict(run.config) == config
+        stoker.load(Digits(config.model), run.path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Programs that run as a user's do, for what only the end of a process shows."""
+"""Runs small programs in processes of their own, for behaviour that only the end of a process shows."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-# A Python that has torch and stoker imported, and forks a child for each program: a real process with a real end,
-# without the seconds that the imports take.
+# A Python process that has imported torch and stoker, and forks a child for each program: a real process with a real
+# end, without the seconds that the imports take.
 LAUNCHER = """
 import json, os, sys, torch
 from stoker.data import Loader
@@ -33,14 +33,14 @@ exec(code, globals())
 def launcher():
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", LAUNCHER], env=buffered, **pipes) as it:
-        yield it
-        it.stdin.close()
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER], env=buffered, **pipes) as process:
+        yield process
+        process.kill()  # workers of this process may hold its stdin open, so it would not see the end of it
 
 
 @pytest.fixture
 def run(launcher, tmp_path):
-    """Runs a program as a user would, and gives its exit status, its output and its errors."""
+    """Runs a program; returns its exit status, its output and its errors."""
 
     def run(code):
         out, err = tmp_path / "out", tmp_path / "err"

@@ -1,100 +1,228 @@
-import random
+"""The order of batches: a pure function of (seed, epoch), from any position, for every kind of source."""
 
-import numpy as np
+import hashlib
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset
 
-from stoker.data._order import ORDER, SAMPLE, key, own_random_numbers, permutation, seed_everything, seed_of
-from stoker.errors import WrongType
+from stoker.data import Loader, concat, split, windows
+from stoker.errors import BadData, InvalidArgument, WrongType
+from tests.data.batches import plain
 
-whole = st.integers(-(2**63), 2**64 - 1)
-
-
-def drawn():
-    return torch.rand(3).tolist(), np.random.rand(3).tolist(), [random.random() for _ in range(3)]
+X = torch.arange(23)
 
 
-def states():
-    kind, words, *rest = np.random.get_state()
-    return torch.get_rng_state().tolist(), (kind, words.tolist(), rest), random.getstate()
+class Letters(IterableDataset):
+    def __iter__(self):
+        return iter("abcdefg")
 
 
-@given(whole, whole)
-def test_keys_are_64_bit_and_depend_on_every_argument_and_its_place(a, b):
-    found = key(ORDER, a, b)
-    assert 0 <= found < 2**64
-    assert found == key(ORDER, a, b)
-    assert found != key(SAMPLE, a, b)
-    assert found != key(ORDER, a + 1, b)
-    assert found != key(ORDER, a, b + 1)
-    assert a == b or found != key(ORDER, b, a)
+class Numbers(Dataset):
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, number):
+        return number
 
 
-def test_keys_of_neighbours_are_spread():
-    low = {key(SAMPLE, 0, epoch, number) & 0xFFFFFFFF for epoch in range(10) for number in range(1000)}
-    assert len(low) > 9995  # torch and numpy use 32 bits; of 10 000 random ones, a hundredth of a pair collides
+SOURCES = {
+    "columns": X,
+    "selection": split(X, [1.0], seed=5)[0],
+    "joined": concat(X[:5], X[5:]),
+    "windows": windows(X, 1),
+    "list": X.tolist(),
+    "dataset": Numbers(),
+}
+each_source = pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 
 
-def test_a_key_never_changes():
-    # a checkpoint stores a position, and the data order of a resumed run is made anew from these
-    assert [key(ORDER, 0, 0), key(SAMPLE, 7, 3, 11)] == [6791897765849424158, 9536551022127088844]
+def flat(batches):
+    return [batch.flatten().tolist() for batch in batches]
 
 
-@settings(max_examples=50)
-@given(st.integers(0, 300), st.integers(0, 2**40), st.integers(0, 1000))
-def test_permutations_are_pure(size, seed, epoch):
-    torch.rand(1)
-    found = permutation(size, seed, epoch=epoch)
-    assert sorted(found.tolist()) == list(range(size))
-    assert torch.equal(found, permutation(size, seed, epoch=epoch))
+@settings(max_examples=40)
+@given(
+    st.sampled_from(list(SOURCES.values())),
+    st.integers(1, 25),
+    st.none() | st.integers(0, 5),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_iteration_can_start_at_any_batch_of_any_epoch(source, size, shuffle, drop_last, epoch):
+    if drop_last and size > 23:
+        return
+    loader = Loader(source, batch_size=size, shuffle=shuffle, drop_last=drop_last)
+    whole = flat(loader.at(epoch=epoch))
+    seen = [number for batch in whole for number in batch]
+    assert len(whole) == len(loader) == (23 // size if drop_last else -(-23 // size))
+    assert all(len(batch) == size for batch in (whole if drop_last else whole[:-1]))
+    assert len(set(seen)) == len(seen)
+    assert drop_last or sorted(seen) == list(range(23))
+    for batch in range(len(loader) + 1):
+        batches = loader.at(epoch=epoch, batch=batch)
+        assert (batches.epoch, batches.batch, len(batches)) == (epoch, batch, len(whole) - batch)
+        assert flat(batches) == flat(batches) == whole[batch:]
 
 
-def test_permutations_differ_by_seed_and_epoch():
-    orders = {tuple(permutation(50, seed, epoch=epoch).tolist()) for seed in range(10) for epoch in range(10)}
-    assert len(orders) == 100
+@each_source
+def test_the_order_changes_with_the_epoch_and_the_seed(source):
+    orders = {repr(flat(Loader(source, batch_size=4, shuffle=s).at(epoch=e))) for s in (0, 1) for e in (0, 1)}
+    assert len(orders) == 4
+    assert flat(Loader(source, batch_size=4)) == flat(Loader(source, batch_size=4).at(epoch=9))
+
+
+def test_the_order_does_not_depend_on_the_kind_of_source():
+    assert flat(Loader(X, batch_size=4, shuffle=3)) == flat(Loader(X.tolist(), batch_size=4, shuffle=3))
+
+
+def test_the_order_never_changes_from_release_to_release():
+    # A checkpoint stores a position. A resumed run computes the order again.
+    orders = [
+        flat(Loader(X, batch_size=23, shuffle=seed).at(epoch=epoch)) for seed in (0, 7, 2**40) for epoch in (0, 3)
+    ]
+    assert hashlib.sha256(repr(orders).encode()).hexdigest() == (
+        "a78820ad32af6aa8b61c5799e6f8ade5924912e699036bff4940c9755d38bfe9"
+    )
 
 
 def test_the_default_device_does_not_change_the_order():
-    plain = permutation(20, 3)
+    expected = flat(Loader(X, batch_size=4, shuffle=3))
     with torch.device("meta"):
-        assert permutation(20, 3, epoch=0).device.type == "cpu"
-        assert permutation(20, 3).tolist() == plain.tolist()
+        assert flat(Loader(X, batch_size=4, shuffle=3)) == expected
 
 
-def test_seeding_reaches_all_three_generators():
-    with own_random_numbers():
-        seed_everything(2**63 + 5)
-        first = drawn()
-        seed_everything(2**63 + 5)
-        assert drawn() == first
-        seed_everything(2**63 + 6)
-        assert all(a != b for a, b in zip(drawn(), first, strict=True))
+def test_starting_late_builds_no_batch_before():
+    read = []
+    loader = Loader(list(range(100)), batch_size=10, transform=lambda number: read.append(number) or number)
+    next(iter(loader.at(epoch=0, batch=7)))
+    assert read == list(range(70, 80))
 
 
-def test_random_numbers_are_given_back_also_when_an_exception_flies():
-    before = states()
-    with own_random_numbers():
-        drawn()
-        seed_everything(1)
-    assert states() == before
-
-    def fails():
-        with own_random_numbers():
-            seed_everything(1)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fails()
-    assert states() == before
+@each_source
+def test_a_position_past_the_end_raises(source):
+    with pytest.raises(InvalidArgument, match="batch 7 does not exist: an epoch has 6 batches, counted from 0"):
+        Loader(source, batch_size=4).at(epoch=0, batch=7)
 
 
-@pytest.mark.parametrize("wrong", [True, False, 1.5, "7", None])
-def test_a_seed_is_a_whole_number(wrong):
-    with pytest.raises(WrongType, match=r"shuffle takes a seed, which is a whole number, as in shuffle=0; got "):
-        seed_of("shuffle", wrong)
+@pytest.mark.parametrize(
+    ("position", "error", "text"),
+    [
+        ({"epoch": -1}, InvalidArgument, "epoch has to be at least 0; got -1"),
+        ({"epoch": 1.0}, WrongType, "epoch has to be an integer; got 1.0"),
+        ({"epoch": 0, "batch": -1}, InvalidArgument, "batch has to be at least 0; got -1"),
+    ],
+)
+def test_a_wrong_position_raises(position, error, text):
+    with pytest.raises(error, match=text):
+        Loader(X, batch_size=4).at(**position)
 
 
-def test_whole_numbers_of_other_libraries_are_seeds():
-    assert [seed_of("seed", each) for each in (3, np.int64(3), torch.tensor(3))] == [3, 3, 3]
+# --- epochs
+
+
+@each_source
+def test_each_for_is_the_next_epoch(source):
+    loader = Loader(source, batch_size=8, shuffle=1)
+    list(loader.at(epoch=7))  # does not count
+    for epoch in range(3):
+        assert flat(loader) == flat(loader.at(epoch=epoch))
+
+
+@each_source
+def test_a_look_at_the_first_batch_does_not_cost_an_epoch(source):
+    loader = Loader(source, batch_size=8, shuffle=1)
+    for epoch in range(3):
+        for _ in range(3):
+            assert plain(next(iter(loader))) == plain(next(iter(loader.at(epoch=epoch))))
+        for batch in loader:  # a loop that stops in the first batch has only looked at it, too
+            assert plain(batch) == plain(next(iter(loader.at(epoch=epoch))))
+            break
+        assert flat(loader) == flat(loader.at(epoch=epoch))
+
+
+def test_a_loop_that_stops_after_the_second_batch_counts_as_an_epoch():
+    loader = Loader(X, batch_size=4, shuffle=1)
+    for epoch in range(3):
+        for place, batch in enumerate(loader):
+            assert plain(batch) == flat(loader.at(epoch=epoch))[place]
+            if place == 1:
+                break
+
+
+def test_an_epoch_of_one_batch_counts_when_it_ends():
+    loader = Loader(X, batch_size=23, shuffle=1)
+    look = iter(loader)
+    assert plain(next(look)) == flat(loader.at(epoch=0))[0]
+    assert next(look, None) is None
+    assert flat(loader) == flat(loader.at(epoch=1))
+
+
+def test_an_iteration_keeps_its_epoch_while_others_go_on():
+    loader = Loader(X, batch_size=8, shuffle=1)
+    first, second = iter(loader), iter(loader)  # nothing is read yet: both are epoch 0
+    assert flat(first) == flat(loader.at(epoch=0))
+    assert flat(loader) == flat(loader.at(epoch=1))
+    assert flat(second) == flat(loader.at(epoch=0))
+    assert flat(loader) == flat(loader.at(epoch=2))  # an older iteration that ends does not turn the count back
+
+
+# --- streams
+
+
+def test_streams_keep_their_order_and_have_no_length():
+    loader = Loader(Letters(), batch_size=3)
+    assert list(loader) == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
+    assert list(Loader(Letters(), batch_size=3, drop_last=True)) == [["a", "b", "c"], ["d", "e", "f"]]
+    assert list(loader.at(epoch=0, batch=2)) == [["g"]]
+    assert list(loader.at(epoch=0, batch=3)) == []  # the end is a position to continue from
+    for ask in (len, lambda loader: loader.samples, lambda loader: len(loader.at(epoch=0))):
+        with pytest.raises(WrongType, match=r"a stream \(Letters\) has no length, so its batches can't be counted"):
+            ask(loader)
+    with pytest.raises(InvalidArgument, match="a Letters gives its samples in its own order, which shuffle= can't"):
+        Loader(Letters(), batch_size=3, shuffle=0)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_stream_with_a_length_is_counted(drop_last):
+    class Sized(Letters):
+        def __len__(self):
+            return 7
+
+    loader = Loader(Sized(), batch_size=3, drop_last=drop_last)
+    assert loader.samples == 7
+    assert len(loader) == len(list(loader)) == (2 if drop_last else 3)
+    assert len(loader.at(epoch=0, batch=1)) == len(loader) - 1
+
+
+@pytest.mark.parametrize("batch", [4, 7])
+def test_a_stream_that_ends_before_the_position_raises(batch):
+    with pytest.raises(InvalidArgument, match=f"batch {batch} of epoch 0 does not exist: the source ended after 7"):
+        list(Loader(Letters(), batch_size=3).at(epoch=0, batch=batch))
+
+
+def test_a_stream_that_cannot_start_again_raises():
+    class Once:
+        def __init__(self):
+            self.reader = iter([1, 2])
+
+        def __iter__(self):
+            return self.reader
+
+    loader = Loader(Once(), batch_size=2)
+    assert flat(loader) == [[1, 2]]
+    with pytest.raises(BadData, match=r"no samples in epoch 1; an iterable has to start again each time that iter\(\)"):
+        list(loader)
+
+
+def test_a_failing_stream_names_the_sample():
+    class Breaks(IterableDataset):
+        def __iter__(self):
+            yield 1
+            raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        list(Loader(Breaks(), batch_size=1).at(epoch=4))
+    assert caught.value.__notes__ == ["while reading sample 1 of the stream (epoch 4)"]

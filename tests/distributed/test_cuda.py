@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from stoker.loop._tally import Tally
 from torch import nn
 
 import stoker
 from stoker import Checkpoint, Parallel, callbacks, data, metrics
-from stoker.loop._tally import Tally
 from tests.distributed.fits import CASES, came_out, learner, network, results, samples, whole
 from tests.distributed.processes import launched, run
 from tests.distributed.test_fit import differences
@@ -41,7 +41,7 @@ def planned(rank, size, parallel):
     fitted = of.fit(samples(64), batch_size=16, epochs=1, show=False)
     found = {name: (type(each).__name__, each.device.type) for name, each in fitted.model.named_parameters()}
     backend = dist.get_backend(fitted.model[0].weight.device_mesh.get_group()) if parallel != "ddp" else None
-    return lines, fitted._fit.step.mode, found, backend
+    return lines, fitted._prepared.fit.plan.mode, found, backend
 
 
 @pytest.mark.parametrize(

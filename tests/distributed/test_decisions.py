@@ -20,7 +20,7 @@ from stoker import (
     callbacks,
     optim,
 )
-from stoker.record import Run, ask
+from stoker.record import Run, send_request
 from tests.distributed.fits import came_out, learner, network, samples
 from tests.distributed.processes import run
 from tests.distributed.test_fit import differences
@@ -101,7 +101,7 @@ def saves(rank, size, folder):
     fit(at(2, 1, 2, lambda ctx: os.kill(os.getpid(), signal.SIGUSR1)), run=path / "signal", checkpoint=every)
     fit(run=path / "clock", checkpoint=Checkpoint(every="0.00001 minutes", keep_last=99), epochs=1)
     fit(run=path / "best", checkpoint=Checkpoint(every=4, keep_best="valid/loss", keep_last=9), valid=samples(9))
-    asking = at(0, 1, 2, lambda ctx: ask(path / "control", "stop", by="somebody"))
+    asking = at(0, 1, 2, lambda ctx: send_request(path / "control", "stop", by="somebody"))
     asked = fit(asking, run=path / "control", epochs=400)
     stoker.barrier()
     kept = {name: Run.open(path / name).record.events_of("checkpoint") for name in ("wish", "signal", "clock", "best")}

@@ -6,10 +6,10 @@ each other can be seen on any machine.
 
 import pytest
 import torch
+from stoker.loop import _program
 from torch import nn
 
 from stoker import callbacks, data
-from stoker.loop import _program
 from tests.distributed.fits import came_out, learner, samples
 from tests.distributed.processes import launched
 from tests.distributed.test_fit import differences
@@ -54,7 +54,7 @@ def fitted(rank, size, count, nan, hooks):
         found = of.fit(data.Loader((x, y), batch_size=8), epochs=2, show=False, callbacks=own)
     except Exception as error:
         return type(error).__name__, str(error)
-    return came_out(found), found._fit.late
+    return came_out(found), found._prepared.fit.late
 
 
 @pytest.mark.parametrize(("count", "hooks"), [(61, ""), (33, ""), (64, "listens")])

@@ -6,7 +6,7 @@ import torch
 from torchmetrics import classification, regression
 
 from stoker.distributed import joined
-from stoker.metrics import as_metric, named
+from stoker.metrics import as_metric, flatten_value
 from stoker.steps import RegressionOutput
 from tests.metrics.cases import CASES, CPU, classes, numbers
 
@@ -35,10 +35,10 @@ def merged(rank, size):
         state = metric.init(CPU)
         for start in range(ROWS * (rank - 1) // (size - 1) if rank else ROWS, ROWS * rank // (size - 1), 3):
             state = metric.update(state, output(slice(start, min(start + 3, ROWS * rank // (size - 1)))))
-        states = world.gathered(state)
+        states = world.all_gather(state)
         for other in states[1:]:
             states[0] = metric.merge(states[0], other)
-        found.append(named(metric.name, metric.compute(states[0])))
+        found.append(flatten_value(metric.name, metric.compute(states[0])))
     return found
 
 
@@ -47,7 +47,7 @@ def test_every_metric_over_three_processes():
     assert [repr(each) for each in answers] == [repr(answers[0])] * 3  # bit for bit, NaN included
     for (metric, make), got in zip([*CASES, *EDGE], answers[0], strict=True):
         whole = metric.update(metric.init(CPU), make(torch.Generator().manual_seed(1), ROWS)(slice(None)))
-        expected = named(metric.name, metric.compute(whole))
+        expected = flatten_value(metric.name, metric.compute(whole))
         assert got.keys() == expected.keys()
         for name in expected:
             tolerance = 1e-5 if (metric, make) in EDGE else 1e-9  # torchmetrics adds up in float32

@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 import stoker
 from stoker import BadData, InvalidArgument, WrongType, data, metrics
-from tests.loop.fits import copied, line, linear, same
+from tests.engine.fits import copied, line, linear, same
 
 
 class Net(nn.Linear):
@@ -207,8 +207,8 @@ def test_what_valid_may_be(valid, error, text):
         ((torch.zeros(4, 3), torch.zeros(5, 1)), BadData, "4|5"),
         (None, WrongType, "None"),
         (3, WrongType, "int|3"),
-        (torch.zeros(8, 3), BadData, "the batch has inputs only, and the loss needs a target"),
-        ({"z": torch.zeros(8, 3), "y": torch.zeros(8, 1)}, BadData, r"none of the batch's names \('z', 'y'\)"),
+        (torch.zeros(8, 3), BadData, "the batch has no target for the loss"),
+        ({"z": torch.zeros(8, 3), "y": torch.zeros(8, 1)}, BadData, r"none of the batch's keys \('z', 'y'\)"),
     ],
 )
 def test_data_that_can_t_be_used(train, error, text):

@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import stoker
 from stoker import Checkpoint, StateMismatch, metrics, optim, schedule
 from stoker.learner._identity import changes, other_data, other_metrics
+from tests.engine.fits import Net, learner, samples
 from tests.learner.runs import came_out, files, fit, killed, names, texts, until
-from tests.loop.fits import Net, learner, samples
 
 RATE = schedule.cosine(1e-2, steps=40)
 
@@ -132,7 +132,7 @@ def test_force_has_no_way_with_a_model_that_does_not_fit(tmp_path, what):
     before = names(left)
     with pytest.raises(StateMismatch) as caught:
         fit(left, resume="force", **SHAPES[what][0])
-    assert str(caught.value).startswith("this state doesn't fit the model\n")
+    assert str(caught.value).startswith("the state does not match the model\n")
     assert str(caught.value).endswith(
         'resume="force" can\'t go on with another model: put it back as it was, or choose another run='
     )

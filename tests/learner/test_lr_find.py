@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from stoker.loop import put_back
 from torch import nn
 
 import stoker
 from stoker import InvalidArgument, data, optim
-from stoker.loop import put_back
-from tests.loop.fits import copied, line, linear, same
+from tests.engine.fits import copied, line, linear, same
 
 
 def quadratic(curvature):

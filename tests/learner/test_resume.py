@@ -13,8 +13,8 @@ import torch
 import stoker
 from stoker import Checkpoint, InvalidArgument, RunExists, WrongType, callbacks, metrics
 from stoker.record import Run
+from tests.engine.fits import learner, line, linear, same, samples
 from tests.learner.runs import Killed, came_out, damage, files, fit, killed, names, saved, texts, until
-from tests.loop.fits import learner, line, linear, same, samples
 
 # --- a run that is over
 
@@ -220,7 +220,7 @@ def test_a_checkpoint_of_another_run_is_neither_used_nor_deleted(tmp_path):
     before = files(foreign)
     resumed = fit(left)
     assert came_out(resumed) == whole and files(foreign) == before
-    assert texts(resumed.record)[0].startswith("a checkpoint was skipped: 00000018 is of another run")
+    assert texts(resumed.record)[0].startswith("a checkpoint was skipped: 00000018 belongs to another run")
     assert came_out(fit(left)) == whole, "and the end, beside it, is found"
 
 
@@ -295,7 +295,7 @@ def test_a_run_that_was_killed_while_it_deleted_the_last_time_is_cleaned(tmp_pat
 def test_a_directory_that_holds_a_run_needs_a_word(over):
     run, _ = over
     before = files(run)
-    with pytest.raises(RunExists, match="already holds a run; choose another path.*resume=True goes on with it"):
+    with pytest.raises(RunExists, match="already holds a run; choose another path.*resume=True continues it"):
         fit(run, resume=False)
     assert files(run) == before
 
@@ -363,7 +363,7 @@ def test_another_config_is_told(tmp_path):
     resumed = fit(left, config={"lr": 0.2, "width": 3})
     assert came_out(resumed) == whole
     (warning,) = texts(resumed.record)
-    assert "the config is not the one that the run began with" in warning and "lr: 0.1 → 0.2" in warning
+    assert "the config differs from the one the run began with" in warning and "lr: 0.1 → 0.2" in warning
     assert json.loads((left / "config.json").read_text()) == {"lr": 0.1, "width": 3}
 
 
@@ -373,7 +373,7 @@ import sys
 from pathlib import Path
 
 from tests.learner.runs import fit, killed, texts
-from tests.loop.fits import learner, optim
+from tests.engine.fits import learner, optim
 
 
 class Rate:

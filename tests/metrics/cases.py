@@ -1,4 +1,4 @@
-"""One of every metric with random data for it: the battery of `test_metric.py` takes each by a line here."""
+"""Every metric with random data for it: a line in `CASES` puts a metric under all tests of `test_contract.py`."""
 
 from types import SimpleNamespace
 
@@ -16,9 +16,8 @@ def classes(draw, n):
     weight = torch.rand(n, generator=draw).double()
 
     def output(rows):
-        loss = (F.cross_entropy(logits[rows], targets[rows], reduction="none") * weight[rows]).sum() / weight[
-            rows
-        ].sum()
+        losses = F.cross_entropy(logits[rows], targets[rows], reduction="none") * weight[rows]
+        loss = losses.sum() / weight[rows].sum()
         return ClassificationOutput(loss, logits[rows], targets[rows], weight[rows])
 
     return output
@@ -46,9 +45,9 @@ def tokens(draw, n):
     mask = torch.rand(n, 5, generator=draw) < 0.6
 
     def output(rows):
-        kept = mask[rows]
-        loss = F.cross_entropy(logits[rows][kept], targets[rows][kept])
-        return SequenceOutput(loss, logits[rows], targets[rows], kept)
+        counted = mask[rows]
+        loss = F.cross_entropy(logits[rows][counted], targets[rows][counted])
+        return SequenceOutput(loss, logits[rows], targets[rows], counted)
 
     return output
 
@@ -60,8 +59,8 @@ def numbers(draw, n):
 
 
 def sentences(draw, n):
-    said, meant = torch.randint(4, (n, 6), generator=draw), torch.randint(4, (n, 7), generator=draw)
-    return lambda rows: SimpleNamespace(loss=torch.tensor(0.0), predictions=said[rows], targets=meant[rows])
+    predicted, expected = torch.randint(4, (n, 6), generator=draw), torch.randint(4, (n, 7), generator=draw)
+    return lambda rows: SimpleNamespace(loss=torch.tensor(0.0), predictions=predicted[rows], targets=expected[rows])
 
 
 def absolute(predictions, targets):
@@ -110,7 +109,7 @@ CASES = [
 
 
 def value(metric, *outputs):
-    """What a metric gives for some outputs."""
+    """The value of a metric after some outputs."""
     state = metric.init(CPU)
     for output in outputs:
         state = metric.update(state, output)

@@ -1,3 +1,5 @@
+"""Perplexity and error rates against torchmetrics."""
+
 import math
 from types import SimpleNamespace
 
@@ -9,7 +11,6 @@ from hypothesis import strategies as st
 
 from stoker import InvalidArgument, WrongType
 from stoker.metrics import ErrorRate, Perplexity
-from stoker.metrics._text import edit_distance
 from stoker.steps import SequenceOutput, SupervisedOutput
 from tests.metrics.cases import value
 
@@ -17,7 +18,7 @@ LOSS = torch.tensor(0.0)
 DRAW = torch.Generator().manual_seed(0)
 
 
-def test_perplexity_is_that_of_torchmetrics():
+def test_perplexity_equals_torchmetrics():
     logits, targets = torch.randn(3, 7, 5, generator=DRAW), torch.randint(5, (3, 7), generator=DRAW)
     mask = torch.rand(3, 7, generator=DRAW) < 0.5
     expected = reference.perplexity(logits, targets.where(mask, -100), ignore_index=-100).item()
@@ -27,11 +28,11 @@ def test_perplexity_is_that_of_torchmetrics():
     assert value(Perplexity(), ignored) == pytest.approx(expected)
 
 
-def test_perplexity_weighs_tokens_and_knows_infinity():
+def test_perplexity_weighs_tokens_and_can_be_infinite():
     logits, targets = torch.randn(2, 3, 5, generator=DRAW).double(), torch.randint(5, (2, 3), generator=DRAW)
     weight = torch.rand(2, 3, generator=DRAW).double()
-    surprise = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
-    expected = ((surprise * weight).sum() / weight.sum()).exp().item()
+    nll = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    expected = ((nll * weight).sum() / weight.sum()).exp().item()
     assert value(Perplexity(), SequenceOutput(LOSS, logits, targets, weight=weight)) == pytest.approx(
         expected, rel=1e-12
     )
@@ -50,29 +51,31 @@ SENTENCES = st.lists(st.integers(0, 3), max_size=7)
 
 @settings(max_examples=60, deadline=None)
 @given(pairs=st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=4), cut=st.integers(0, 4))
-def test_error_rates_are_those_of_torchmetrics(pairs, cut):
+def test_error_rates_equal_torchmetrics(pairs, cut):
     """Tokens 1 to 3 are letters, 0 is the space; -1 pads."""
-    said, meant = ([row for row, _ in pairs], [row for _, row in pairs])
+    predicted, expected_rows = ([row for row, _ in pairs], [row for _, row in pairs])
 
     def texts(rows):
         return ["".join(" abc"[token] for token in row) for row in rows]
 
     def output(a, b):
-        part = SimpleNamespace(loss=LOSS, predictions=padded(said[a:b], -1), targets=padded(meant[a:b], -1))
-        if part.predictions.shape == part.targets.shape:  # as long by chance: then padding of one side masks the other
+        part = SimpleNamespace(
+            loss=LOSS, predictions=padded(predicted[a:b], -1), targets=padded(expected_rows[a:b], -1)
+        )
+        if part.predictions.shape == part.targets.shape:  # equal lengths: the mask of the targets would apply to both
             part.predictions = torch.nn.functional.pad(part.predictions, (0, 1), value=-1)
         return part
 
     outputs = [output(0, cut), output(cut, len(pairs))] if 0 < cut < len(pairs) else [output(0, len(pairs))]
-    letters = sum(map(len, meant))
-    expected = reference.char_error_rate(texts(said), texts(meant)).item() if letters else math.nan
+    letters = sum(map(len, expected_rows))
+    expected = reference.char_error_rate(texts(predicted), texts(expected_rows)).item() if letters else math.nan
     assert value(ErrorRate("characters"), *outputs) == pytest.approx(expected, nan_ok=True)
-    words = sum(len(text.split()) for text in texts(meant))
-    expected = reference.word_error_rate(texts(said), texts(meant)).item() if words else math.nan
+    words = sum(len(text.split()) for text in texts(expected_rows))
+    expected = reference.word_error_rate(texts(predicted), texts(expected_rows)).item() if words else math.nan
     assert value(ErrorRate("words", separator=0), *outputs) == pytest.approx(expected, nan_ok=True)
 
 
-def test_scores_masks_ends_and_weights():
+def test_error_rates_of_scores_with_mask_end_and_weights():
     targets = torch.tensor([[1, 2, 3, 0], [3, 3, 0, 0]])
     logits = torch.nn.functional.one_hot(torch.tensor([[1, 2, 2, 9], [3, 9, 9, 9]]), 10).float()
     mask = targets != 0
@@ -83,15 +86,9 @@ def test_scores_masks_ends_and_weights():
     assert value(ErrorRate("characters"), weighted) == (2 * 1 + 1) / (2 * 3 + 2)
 
 
-def test_edit_distances():
-    assert edit_distance(list("kitten"), list("sitting")) == 3
-    assert edit_distance([], list("abc")) == 3 == edit_distance(list("abc"), [])
-    assert edit_distance([], []) == 0
-
-
-def test_what_it_cannot_read_is_named():
+def test_outputs_that_cannot_be_read_are_named():
     with pytest.raises(WrongType, match=r"wer needs predictions and targets that are tensors \[samples, tokens\]"):
         value(ErrorRate(), SupervisedOutput(LOSS, torch.zeros(3), torch.zeros(3)))
     tokens = torch.zeros(2, 3, dtype=torch.long)
-    with pytest.raises(InvalidArgument, match=r"cer: a weight has one number a sequence; got \[2, 3\]"):
+    with pytest.raises(InvalidArgument, match=r"cer: a weight has one number per sequence; got \[2, 3\]"):
         value(ErrorRate("characters"), SupervisedOutput(LOSS, tokens, tokens, torch.ones(2, 3)))

@@ -1,4 +1,4 @@
-"""The checkpoints of a run, as their manifests say."""
+"""Listing the checkpoints of a run from their manifests, without torch."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import pytest
 
 from stoker.checkpoint import Place, Store
 from stoker.errors import BadFile
-from stoker.record import checkpoints
+from stoker.record import list_checkpoints
 
 
 def write(path, update, *, run="5f0c"):
@@ -16,21 +16,21 @@ def write(path, update, *, run="5f0c"):
     return Store(path / "checkpoints", run=run).write({"x": 1}, place)
 
 
-def test_what_is_whole_and_of_this_run_oldest_first(tmp_path):
+def test_intact_checkpoints_of_this_run_are_listed_oldest_first(tmp_path):
     saved = [write(tmp_path, update) for update in (5, 120, 120)]
     write(tmp_path, 6, run="other")
-    found = checkpoints(tmp_path, {"id": "5f0c"})
+    found = list_checkpoints(tmp_path, {"id": "5f0c"})
     assert [each.name for each in found] == ["00000005", "00000120", "00000120.1"]
     last = saved[-1]
     assert found[-1][:6] == ("00000120.1", 120, 1, "why", last.bytes, last.time)
     assert math.isnan(found[-1].values["valid/loss"]) and found[-1].values["valid/f1"] == 0.5
-    assert checkpoints(tmp_path, {}) == checkpoints(tmp_path / "nowhere", {"id": "5f0c"}) == []
+    assert list_checkpoints(tmp_path, {}) == list_checkpoints(tmp_path / "nowhere", {"id": "5f0c"}) == []
 
 
 @pytest.mark.parametrize(
     "kind", ["torn", "list", "types", "values", "large", "link", "pipe", "folder", "gone", "linked folder"]
 )
-def test_what_is_no_manifest_is_left_out(tmp_path, kind):
+def test_a_damaged_manifest_is_left_out(tmp_path, kind):
     write(tmp_path, 5)
     odd = tmp_path / "checkpoints" / write(tmp_path, 7).name
     manifest = odd / "manifest.json"
@@ -51,10 +51,10 @@ def test_what_is_no_manifest_is_left_out(tmp_path, kind):
         texts = {"torn": good[:40], "list": "[]", "large": good + " " * (1 << 20)}
         wrong = {"types": {"reason": ["x"]}, "values": {"values": {"valid/loss": None}}}
         manifest.write_text(texts.get(kind) or json.dumps({**json.loads(good), **wrong[kind]}))
-    assert [each.update for each in checkpoints(tmp_path, {"id": "5f0c"})] == [5]
+    assert [each.update for each in list_checkpoints(tmp_path, {"id": "5f0c"})] == [5]
 
 
-def test_a_folder_that_is_none_is_an_error(tmp_path):
+def test_a_file_in_place_of_the_directory_is_an_error(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(BadFile, match="checkpoints can't be read: Not a directory"):
-        checkpoints(tmp_path, {})
+        list_checkpoints(tmp_path, {})

@@ -1,4 +1,4 @@
-"""The control file: who may ask, what is heard, and what is ignored."""
+"""Requests to a run through its control file."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from stoker.errors import InvalidArgument, MissingFile
-from stoker.record import Control, Request, Run, ask
+from stoker.record import Control, Request, Run, send_request
 
 
 @pytest.fixture
@@ -17,61 +17,61 @@ def run(tmp_path):
     run.close()
 
 
-def test_a_request_is_heard_once(run):
+def test_a_request_is_returned_once(run):
     control = Control(run.path)
-    assert control.asked() is None
-    name = ask(run.path, "save", by="watch")
-    found = control.asked()
-    assert isinstance(found, Request) and (found.what, found.by, found.id) == ("save", "watch", name)
-    assert control.asked() is None
-    ask(run.path / "events.jsonl", "stop")
-    assert control.asked().what == "stop"
+    assert control.poll() is None
+    name = send_request(run.path, "save", by="watch")
+    found = control.poll()
+    assert isinstance(found, Request) and (found.action, found.by, found.id) == ("save", "watch", name)
+    assert control.poll() is None
+    send_request(run.path / "events.jsonl", "stop")
+    assert control.poll().action == "stop"
 
 
-def test_the_file_is_what_the_contract_says_and_nothing_else_is_left(run):
-    name = ask(run.path, "stop", by="ui")
+def test_the_file_has_the_documented_fields_and_nothing_else_is_left(run):
+    name = send_request(run.path, "stop", by="ui")
     found = json.loads((run.path / "control.json").read_text())
     assert found.pop("time") > 1e9
     assert found == {"ask": "stop", "id": name, "by": "ui"}
     assert not list(run.path.glob(".control*"))
 
 
-def test_what_was_asked_before_the_process_began_is_not_obeyed(run):
-    ask(run.path, "stop")
+def test_a_request_to_an_earlier_process_is_ignored(run):
+    send_request(run.path, "stop")
     control = Control(run.path)
-    assert control.asked() is None
+    assert control.poll() is None
     os.utime(run.path / "control.json")  # touched, but the same request
-    assert control.asked() is None
+    assert control.poll() is None
 
 
-def test_a_run_that_nobody_writes_is_refused(run):
+def test_a_request_to_a_run_without_a_process_is_an_error(run):
     run.close()
-    with pytest.raises(InvalidArgument, match=r"digits' can't be asked to stop: no living process writes that run"):
-        ask(run.path, "stop")
+    with pytest.raises(InvalidArgument, match=r"digits' can't be asked to stop: the run has no living process"):
+        send_request(run.path, "stop")
     assert not (run.path / "control.json").exists()
     with pytest.raises(MissingFile, match="there is no run at .*digit'; did you mean 'digits'"):
-        ask(run.path.parent / "digit", "stop")
+        send_request(run.path.parent / "digit", "stop")
 
 
-def test_other_wishes_are_refused(run):
+def test_an_unknown_action_is_an_error(run):
     with pytest.raises(InvalidArgument, match='a run can be asked to "stop" or to "save"'):
-        ask(run.path, "explode")
+        send_request(run.path, "explode")
 
 
-def test_a_directory_that_cannot_be_written_is_told(run):
+def test_a_file_that_cannot_be_written_is_an_error(run):
     (run.path / "control.json").mkdir()
     with pytest.raises(InvalidArgument, match=r"can't be asked to save: .*[Dd]irectory"):
-        ask(run.path, "save")
+        send_request(run.path, "save")
     assert not list(run.path.glob(".control*"))
-    assert Control(run.path).asked() is None
+    assert Control(run.path).poll() is None
 
 
-def test_many_ask_at_once_and_one_of_them_is_heard(run):
+def test_of_many_simultaneous_requests_one_arrives(run):
     control = Control(run.path)
     with ThreadPoolExecutor(8) as pool:
-        names = list(pool.map(lambda _: ask(run.path, "save"), range(40)))
-    assert control.asked().id in names
-    assert control.asked() is None
+        names = list(pool.map(lambda _: send_request(run.path, "save"), range(40)))
+    assert control.poll().id in names
+    assert control.poll() is None
 
 
 HOSTILE = {
@@ -79,8 +79,8 @@ HOSTILE = {
     "torn": b'{"ask": "stop", "id"',
     "binary": bytes(range(256)),
     "list": b'["stop"]',
-    "other wish": b'{"ask": "explode", "id": "1", "time": 1}',
-    "wish of another type": b'{"ask": {"stop": 1}, "id": "1", "time": 1}',
+    "unknown action": b'{"ask": "explode", "id": "1", "time": 1}',
+    "action of a wrong type": b'{"ask": {"stop": 1}, "id": "1", "time": 1}',
     "no id": b'{"ask": "stop", "time": 1}',
     "number for an id": b'{"ask": "stop", "id": 7, "time": 1}',
     "no time": b'{"ask": "stop", "id": "1"}',
@@ -91,30 +91,30 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_no_request_is_ignored(run, name):
+def test_a_damaged_request_is_ignored(run, name):
     control = Control(run.path)
     (run.path / "control.json").write_bytes(HOSTILE[name])
-    assert control.asked() is None
-    ask(run.path, "save")
-    assert control.asked().what == "save"
+    assert control.poll() is None
+    send_request(run.path, "save")
+    assert control.poll().action == "save"
 
 
-def test_a_pipe_in_its_place_does_not_hold_the_run_up(run):
+def test_a_pipe_in_place_of_the_file_does_not_block(run):
     control = Control(run.path)
     os.mkfifo(run.path / "control.json")
-    assert control.asked() is None
+    assert control.poll() is None
 
 
-def test_who_asked_goes_to_terminals_and_is_cleaned(run):
+def test_the_sender_is_cleaned_for_terminals(run):
     control = Control(run.path)
-    ask(run.path, "stop", by="\x1b[31mred\x07" + "x" * 1000)
-    by = control.asked().by
+    send_request(run.path, "stop", by="\x1b[31mred\x07" + "x" * 1000)
+    by = control.poll().by
     assert by.isprintable() and by.startswith("[31mred") and len(by) == 80
 
 
-def test_a_look_without_news_reads_nothing(run, monkeypatch):
+def test_polling_without_a_new_request_reads_nothing(run, monkeypatch):
     control = Control(run.path)
-    ask(run.path, "stop")
-    control.asked()
+    send_request(run.path, "stop")
+    control.poll()
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda _: pytest.fail("it was read"))
-    assert control.asked() is None
+    assert control.poll() is None

@@ -1,3 +1,5 @@
+"""Exporting a run's numbers as CSV, Parquet and JSON."""
+
 import csv
 import json
 import math
@@ -10,7 +12,7 @@ import pytest
 
 from stoker import BadFile, InvalidArgument, MissingExtra, MissingFile
 from stoker.record import Event, Follower, Run, export
-from tests.record.stories import fill
+from tests.record.examples import append_fit
 
 ODD = [0.1 + 0.2, 5e-324, 1.7976931348623157e308, -0.0, math.nan, math.inf, -math.inf]
 
@@ -29,7 +31,7 @@ def bits(values):
     return [float(value).hex() for value in values]
 
 
-def test_csv_comes_back_to_the_bit(run, tmp_path):
+def test_csv_is_exact(run, tmp_path):
     path = export(run, tmp_path / "deep" / "out.csv")
     with path.open(newline="") as file:
         header, *rows = csv.reader(file)
@@ -39,14 +41,14 @@ def test_csv_comes_back_to_the_bit(run, tmp_path):
     assert [each.name for each in path.parent.iterdir()] == ["out.csv"]
 
 
-def test_parquet_keeps_nan_apart_from_nothing(run, tmp_path):
+def test_parquet_distinguishes_nan_from_missing(run, tmp_path):
     table = pyarrow.parquet.read_table(export(run.path, tmp_path / "out.parquet"))
     assert bits(table["valid/loss"].to_pylist()) == bits(ODD) and table["valid/loss"].null_count == 0
     assert table["late"].to_pylist() == [None] * 5 + [6.0, 7.0] and table["update"].to_pylist()[-1] == 70
     assert [str(table.schema.field(name).type) for name in ("epoch", "update", "time")] == ["int64", "int64", "double"]
 
 
-def test_json_has_words_for_what_is_no_number(run, tmp_path):
+def test_json_writes_nan_and_infinities_as_strings(run, tmp_path):
     rows = json.loads(export(str(run.path), tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
     assert [row["valid/loss"] for row in rows] == [*ODD[:4], "NaN", "Infinity", "-Infinity"]
     assert rows[0] == {"epoch": 1, "update": 10, "time": 0.1, "valid/loss": ODD[0], "late": None}
@@ -55,9 +57,9 @@ def test_json_has_words_for_what_is_no_number(run, tmp_path):
 @pytest.mark.parametrize("ending", ["csv", "parquet", "json"])
 @pytest.mark.parametrize("source", ["epochs", "all", "running"])
 @pytest.mark.parametrize("long", [False, True])
-def test_every_form_of_a_whole_run(tmp_path, ending, source, long):
+def test_every_format_source_and_shape(tmp_path, ending, source, long):
     made = Run.create(tmp_path / "run")
-    fill(made.record)
+    append_fit(made.record)
     made.close()
     path = export(made, tmp_path / f"out.{ending}", source=source, long=long)
     read = {"csv": pandas.read_csv, "parquet": pandas.read_parquet, "json": pandas.read_json}[ending]
@@ -72,7 +74,7 @@ def test_every_form_of_a_whole_run(tmp_path, ending, source, long):
     assert found.iloc[-1] == 1 / 5
 
 
-def test_a_number_told_on_the_way_is_in_all_unless_a_final_one_takes_its_place(tmp_path):
+def test_a_final_value_replaces_a_running_one_of_the_same_update(tmp_path):
     made = Run.create(tmp_path / "run")
     for update in (5, 10):
         made.record.append(Event("progress", float(update), 1, 0, update, {"a": 1.0}, extra={"phase": "train"}))
@@ -87,14 +89,14 @@ def test_a_number_told_on_the_way_is_in_all_unless_a_final_one_takes_its_place(t
     assert found["all"] == ["1,5,5.0,1.0", "1,10,11.0,2.0"]
 
 
-def test_a_running_run_is_exported_as_far_as_it_is(tmp_path):
+def test_a_running_run_can_be_exported(tmp_path):
     made = Run.create(tmp_path / "run")
     made.record.append(Event("valid", 1.0, 1, 0, 1, {"a": 1.0}))
     assert export(made, tmp_path / "x.csv").read_text().splitlines() == ["epoch,update,time,a", "1,1,1.0,1.0"]
     made.close()
 
 
-def test_wrong_paths_are_refused(run, tmp_path, monkeypatch):
+def test_wrong_arguments_are_errors(run, tmp_path, monkeypatch):
     with pytest.raises(InvalidArgument, match=r"'out.xlsx': expected a name that ends in .csv, .parquet, .json"):
         export(run, "out.xlsx")
     with pytest.raises(InvalidArgument, match=r'source=\'epoch\': expected "epochs", "all" or "running"'):
@@ -108,16 +110,34 @@ def test_wrong_paths_are_refused(run, tmp_path, monkeypatch):
     assert (run.path / "run.json").read_bytes() == before
 
 
-def test_a_run_that_is_gone_is_an_error_and_leaves_no_file(run, tmp_path):
+def test_a_deleted_run_is_an_error_and_leaves_no_file(run, tmp_path):
     follower = Follower(run.path)
     shutil.rmtree(run.path)
-    with pytest.raises(BadFile, match="gone"):
+    with pytest.raises(BadFile, match="does not exist any more"):
         export(follower, tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_parquet_without_pyarrow_says_what_to_install(run, tmp_path, monkeypatch):
+def test_without_pyarrow_the_error_says_how_to_install_it(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtra, match="Parquet needs pyarrow: pip install pyarrow"):
         export(run, tmp_path / "out.parquet")
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_number_with_two_values_at_an_update_gets_two_rows_and_reserved_names_a_prefix(tmp_path):
+    made = Run.create(tmp_path / "run")
+    for time, name, value in ((3.0, "loss", 0.5), (4.0, "time", 1.0), (5.0, "time", 2.0)):
+        made.record.append(Event("log", time, 1, 0, 10, {name: value}))
+    made.close()
+    wide = export(made, tmp_path / "x.csv", source="all").read_text().splitlines()
+    assert wide == ["epoch,update,time,loss,number/time", "1,10,4.0,0.5,1.0", "1,10,5.0,,2.0"]
+    long = export(made, tmp_path / "x.csv", source="all", long=True).read_text().splitlines()
+    assert long == ["name,epoch,update,time,value", "loss,1,10,3.0,0.5", "time,1,10,4.0,1.0", "time,1,10,5.0,2.0"]
+
+
+def test_a_run_without_numbers_is_an_empty_table(tmp_path):
+    made = Run.create(tmp_path / "run")
+    made.close()
+    assert export(made, tmp_path / "x.csv").read_text() == "epoch,update,time\n"
+    assert export(made, tmp_path / "x.csv", long=True).read_text() == "name,epoch,update,time,value\n"

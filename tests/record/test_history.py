@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from stoker.errors import MissingExtra, NoSuchMetric
 from stoker.record import Event, History, Record
-from tests.record.stories import fill, numbers, same, story
+from tests.record.examples import append_fit, example_record, record_of, same_floats
 
 
 def test_columns_rows_and_epochs():
-    history = History(story())
+    history = History(example_record())
     assert history.columns == ["train/loss", "train/accuracy", "valid/loss", "valid/accuracy", "lr"]
     assert history.epochs == [1, 2, 3, 4, 5] and len(history) == 5
     assert history["train/loss"] == [1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 5] and history["epoch"] == [1, 2, 3, 4, 5]
@@ -33,12 +33,12 @@ def test_it_grows_with_its_record():
     assert len(history) == 0 and list(history) == [] and history.to_dict() == {"epoch": []} and history.best is None
     assert str(history) == "no epochs yet" and "no numbers yet" in repr(history)
     assert "no epochs yet" in history._repr_html_()
-    fill(record)
+    append_fit(record)
     assert len(history) == 5
 
 
 def test_an_unknown_column_is_an_error_with_a_suggestion():
-    history = History(story())
+    history = History(example_record())
     with pytest.raises(
         NoSuchMetric, match=r"has no column 'valid/los'; did you mean 'valid/loss' .*It has: train/loss, "
     ):
@@ -63,14 +63,16 @@ def test_it_equals_the_data_frame_of_its_rows(rows):
     found = history.to_pandas()
     assert found.index.name == "epoch" and list(found.index) == list(expected.index)
     for name in history.columns:
-        assert same(list(found[name]), list(expected[name])) and same(history[name], list(expected[name]))
-        assert same(history.to_dict()[name], history[name]) and same([row[name] for row in history], history[name])
+        assert same_floats(list(found[name]), list(expected[name])) and same_floats(history[name], list(expected[name]))
+        assert same_floats(history.to_dict()[name], history[name]) and same_floats(
+            [row[name] for row in history], history[name]
+        )
 
 
 def test_without_pandas_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtra, match=r"to_pandas needs pandas: pip install pandas \(to_dict needs nothing\)"):
-        History(story()).to_pandas()
+        History(example_record()).to_pandas()
 
 
 def test_several_validations_in_an_epoch_are_separate_rows():
@@ -88,7 +90,7 @@ def test_several_validations_in_an_epoch_are_separate_rows():
 
 
 def test_missing_numbers_are_nan_in_lists_and_empty_in_print():
-    history = History(story(epochs=3, valid_every=3))
+    history = History(example_record(epochs=3, valid_every=3))
     assert math.isnan(history["valid/loss"][0])
     assert str(history) == "\n".join(
         [
@@ -103,7 +105,7 @@ def test_missing_numbers_are_nan_in_lists_and_empty_in_print():
 
 @pytest.mark.parametrize("best", [1, 10, 11, 12, 70, 90, 91, 100])
 def test_a_long_table_shows_both_ends_and_the_best_epoch(best):
-    text = str(History(numbers([abs(epoch - best) + 1 for epoch in range(1, 101)])))
+    text = str(History(record_of([abs(epoch - best) + 1 for epoch in range(1, 101)])))
     shown = [line.removeprefix("*").split()[0] for line in text.splitlines()[1:-1]]
     expected = sorted({*range(1, 11), best, *range(91, 101)})
     assert [int(each) for each in shown if each != "…"] == expected
@@ -126,7 +128,7 @@ def parse_html(history):
 
 
 def test_html_holds_curves_and_a_table_with_the_best_epoch_in_bold():
-    tree = parse_html(History(story(valid_every=2)))
+    tree = parse_html(History(example_record(valid_every=2)))
     assert tree.find("img").get("src").startswith("data:image/png;base64,")
     rows = [[cell.text or "" for cell in row] for row in tree.findall("table/tr")]
     assert rows[0] == ["epoch", "train/loss", "train/accuracy", "lr", "valid/loss", "valid/accuracy"]
@@ -146,7 +148,7 @@ def test_html_escapes_names_and_loads_nothing():
 
 @pytest.mark.parametrize("values", [[math.nan], [math.inf, 1.0], [1e308, -1e308], [5e-324, 1e308], [0.0]], ids=str)
 def test_html_of_extreme_values(values):
-    assert len(parse_html(History(numbers(values))).findall("table/tr")) == len(values) + 1
+    assert len(parse_html(History(record_of(values))).findall("table/tr")) == len(values) + 1
 
 
 def test_html_of_many_columns_is_small_and_works_without_matplotlib(monkeypatch):

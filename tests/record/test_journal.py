@@ -1,4 +1,4 @@
-"""The file of events: torn, cut, broken, killed, and read while it is written."""
+"""The events file: cut, damaged, locked, and read while it is written."""
 
 import signal
 import subprocess
@@ -9,18 +9,88 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import BadFile
+from stoker.errors import BadFile, RunExists
 from stoker.record import Event, Record, Run
-from stoker.record._event import to_line
-from stoker.record._journal import Journal, read_events
-from stoker.record._lock import is_written
-from tests.record.stories import LIGHT
+from tests.record.examples import WITHOUT_TORCH
 
-LINES = [to_line(Event("log", float(number), update=number, text="ü\n" * number)) for number in range(5)]
 
-# Each line that it reads lets it write 200 events, so that readers can keep up.
+def line(number):
+    text = "ü\\n" * number
+    return f'{{"kind":"log","time":{number}.0,"update":{number},"text":"{text}"}}\n'.encode()
+
+
+LINES = [line(number) for number in range(5)]
+AFTER = b'{"kind":"note","time":9.0,"text":"after"}\n'
+
+
+@settings(max_examples=40, deadline=None)
+@given(cut=st.integers(0, len(b"".join(LINES))), rubbish=st.sampled_from([b"", b"\0\0\0", b"{", b"\xff\xfe"]))
+def test_a_file_cut_anywhere_has_every_complete_line_and_can_be_continued(tmp_path_factory, cut, rubbish):
+    path = tmp_path_factory.mktemp("run") / "events.jsonl"
+    data = b"".join(LINES)[:cut]
+    path.write_bytes(data + rubbish)
+    only_newline_missing = not rubbish and data + b"\n" in [b"".join(LINES[:count]) for count in range(1, 6)]
+    complete = data.count(b"\n") + only_newline_missing
+    assert [event.update for event in Record.open(path).events] == list(range(complete))
+    record = Record(path)
+    record.append(Event("note", 9.0, text="after"))
+    record.close()
+    assert path.read_bytes() == b"".join(LINES[:complete]) + AFTER
+    assert Record.open(path).events == record.events
+
+
+def test_a_long_incomplete_line_is_removed(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(LINES[0] + b"{" + b"x" * 200_000)
+    Record(path).close()
+    assert path.read_bytes() == LINES[0]
+
+
+DAMAGED = [
+    b"{",
+    b"[]",
+    b"3",
+    b'{"kind": 3, "time": 1}',
+    b'{"kind": "x"}',
+    b'{"kind":"x","time":1,"values":3}',
+    b'{"kind":"x","time":1,"values":{"a":null}}',
+    b'{"kind":"x","time":"soon"}',
+    b"\0\0\0",
+    b"\xff",
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
+def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path, damaged):
+    (tmp_path / "events.jsonl").write_bytes(LINES[0] + damaged + b"\n" + LINES[1])
+    with pytest.raises(BadFile, match=r"events.jsonl, line 2: expected an event in JSON, but: .*delete that line"):
+        Record.open(tmp_path)
+
+
+def test_unknown_kinds_are_kept_and_unknown_fields_and_empty_lines_ignored(tmp_path):
+    unknown = b'{"kind":"weather","time":3,"values":{"rain":1},"colour":"red"}\n\n'
+    (tmp_path / "events.jsonl").write_bytes(unknown + LINES[0])
+    assert [event.kind for event in Record.open(tmp_path).events] == ["weather", "log"]
+
+
+def test_a_path_without_a_run_is_an_error_with_a_suggestion(tmp_path):
+    (tmp_path / "digits").mkdir()
+    with pytest.raises(BadFile, match="there is no run at '.*digit'; did you mean 'digits'\\?"):
+        Record.open(tmp_path / "digit")
+    with pytest.raises(BadFile, match="digits' is not a run: it has no events.jsonl"):
+        Record.open(tmp_path / "digits")
+
+
+def test_a_line_is_in_the_file_when_append_returns(tmp_path):
+    record = Record(tmp_path / "events.jsonl")
+    for count in range(1, 5):
+        record.append(Event("note", 9.0, text="after"))
+        assert (tmp_path / "events.jsonl").read_bytes() == AFTER * count
+
+
+# Each line on stdin lets it write 200 events, so that readers can keep up.
 WRITER = (
-    LIGHT
+    WITHOUT_TORCH
     + """
 from stoker.record import Event, Run
 run = Run.create(sys.argv[1])
@@ -32,74 +102,8 @@ for block, _ in enumerate(sys.stdin):
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(cut=st.integers(0, len(b"".join(LINES))), rubbish=st.sampled_from([b"", b"\0\0\0", b"{", b"\xff\xfe"]))
-def test_a_file_cut_anywhere_has_every_whole_line_and_can_go_on(tmp_path_factory, cut, rubbish):
-    path = tmp_path_factory.mktemp("run") / "events.jsonl"
-    data = b"".join(LINES)[:cut]
-    whole = data.count(b"\n")
-    path.write_bytes(data + rubbish)
-    complete = (
-        bool(data)
-        and not rubbish
-        and not data.endswith(b"\n")
-        and data + b"\n" in [b"".join(LINES[:count]) for count in range(6)]
-    )  # only its newline is missing
-    events = read_events(path)
-    assert [event.update for event in events] == list(range(whole + complete))
-    record = Record(path)
-    record.append(Event("note", 9.0, text="after"))
-    record.close()
-    again = path.read_bytes()
-    assert again == b"".join(LINES[: whole + complete]) + to_line(Event("note", 9.0, text="after"))
-    assert read_events(path) == list(record.events)
-
-
-def test_a_long_torn_line_is_cut_off_whole(tmp_path):
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(LINES[0] + b"{" + b"x" * 200_000)
-    Record(path).close()
-    assert path.read_bytes() == LINES[0]
-
-
-def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(LINES[0] + b"nonsense\n" + LINES[1])
-    with pytest.raises(BadFile, match=r"events.jsonl, line 2: expected an event in JSON, but: .*without that line"):
-        Record.open(tmp_path)
-
-
-def test_unknown_kinds_are_kept_and_empty_lines_passed_over(tmp_path):
-    (tmp_path / "events.jsonl").write_bytes(b'{"kind":"weather","time":3,"values":{"rain":1}}\n\n' + LINES[0])
-    assert [event.kind for event in Record.open(tmp_path).events] == ["weather", "log"]
-
-
-def test_a_path_without_a_run(tmp_path):
-    (tmp_path / "digits").mkdir()
-    with pytest.raises(BadFile, match="there is no run at '.*digit'; did you mean 'digits'\\?"):
-        Record.open(tmp_path / "digit")
-    with pytest.raises(BadFile, match="digits' is no run: there is no events.jsonl in it"):
-        Record.open(tmp_path / "digits")
-
-
-def test_a_line_is_with_the_operating_system_when_write_is_back(tmp_path):
-    journal = Journal(tmp_path / "events.jsonl")
-    for count, line in enumerate(LINES, 1):
-        journal.write(line)
-        assert (tmp_path / "events.jsonl").read_bytes() == b"".join(LINES[:count])
-
-
-def test_readers_see_who_is_alive(tmp_path):
-    journal = Journal(tmp_path / "events.jsonl")
-    assert not is_written(journal.path)
-    journal.write(LINES[0])
-    assert is_written(journal.path) and is_written(journal.path)
-    journal.close()
-    assert not is_written(journal.path)
-
-
 def test_a_killed_process_leaves_a_record_that_opens_and_readers_saw_it_grow(tmp_path):
-    """A real process, killed in the middle of appending, while two readers read."""
+    """A real process, killed while it appends and while two threads read."""
     path = tmp_path / "run"
     command = [sys.executable, "-c", WRITER, str(path)]
     writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
@@ -108,13 +112,13 @@ def test_a_killed_process_leaves_a_record_that_opens_and_readers_saw_it_grow(tmp
 
     def read(name):
         for _ in range(8):
-            writer.stdin.write("go\n")
+            writer.stdin.write("continue\n")
             updates = [event.update for event in Record.open(path).events]
             assert updates == list(range(len(updates)))
             seen[name].append(len(updates))
 
     try:
-        writer.stdin.write("go\n")
+        writer.stdin.write("continue\n")
         writer.stdout.readline()
         readers = [threading.Thread(target=read, args=[name]) for name in seen]
         for reader in readers:
@@ -122,16 +126,141 @@ def test_a_killed_process_leaves_a_record_that_opens_and_readers_saw_it_grow(tmp
         for reader in readers:
             reader.join()
         assert Run.open(path).summary()["state"] == "running"
-        writer.stdin.write("go\n" * 300)
+        writer.stdin.write("continue\n" * 300)
         for _ in range(20):
-            said = int(writer.stdout.readline())
+            printed = int(writer.stdout.readline())
     finally:
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
     assert all(len(counts) == 8 and counts == sorted(counts) and counts[0] >= 200 for counts in seen.values())
     events = Record.open(path).events
-    assert [event.update for event in events] == list(range(len(events))) and said < len(events) < 200 * 317
+    assert [event.update for event in events] == list(range(len(events))) and printed < len(events) < 200 * 317
     assert all(event.values["x"] == event.update / 3 for event in events)
     assert Run.open(path).summary()["state"] == "died"
     Record(path).append(Event("note"))
     assert len(Record.open(path).events) == len(events) + 1
+
+
+HOLDER = (
+    WITHOUT_TORCH
+    + """
+from stoker.record import Event, Run
+run = Run.create(sys.argv[1])
+run.record.append(Event("note"))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+)
+
+# A forked worker that outlives its killed parent, as long as its stdin is open.
+FORKING = (
+    WITHOUT_TORCH
+    + """
+import os
+from stoker.record import Run
+run = Run.create(sys.argv[1])
+if os.fork() == 0:
+    os.setsid()
+    print("forked", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+os.wait()
+"""
+)
+
+ENDING_FORK = (
+    WITHOUT_TORCH
+    + """
+import os
+from stoker.record import Event, Run
+run = Run.create(sys.argv[1])
+if os.fork() == 0:
+    run.close()
+    os._exit(0)
+os.wait()
+print("ended", flush=True)
+sys.stdin.read()
+run.record.append(Event("note", text="of the parent"))
+run.close()
+"""
+)
+
+
+def start(program, path):
+    command = [sys.executable, "-c", program, str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline()
+    return process
+
+
+def test_the_process_that_holds_the_lock_is_named_and_a_kill_releases_it(tmp_path):
+    path = tmp_path / "run"
+    holder = start(HOLDER, path)
+    try:
+        assert Run.open(path).writer == f"process {holder.pid}"
+        text = f"events.jsonl' is being written by process {holder.pid}; wait until it has ended, or choose another"
+        with pytest.raises(RunExists, match=text):
+            Record(path)
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    assert Run.open(path).writer is None and (path / ".events.jsonl.lock").exists()
+    record = Record(path)
+    assert [event.kind for event in record.events] == ["note"]
+    record.close()
+    assert not (path / ".events.jsonl.lock").exists()
+
+
+def test_a_lock_of_this_process_and_of_another_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    record = Record(tmp_path / "events.jsonl")
+    with pytest.raises(RunExists, match="by this process; close that run first"):
+        Record(tmp_path / "events.jsonl")
+    for note, writer in [
+        ('{"pid": 17, "host": "node7"}', "process 17 on 'node7'; wait"),
+        ("{", "another process; wait"),
+        ('{"pid": "x"}', "another process; wait"),
+        ("[]", "another process; wait"),
+    ]:
+        (tmp_path / ".events.jsonl.lock").write_text(note)
+        with pytest.raises(RunExists, match=writer):
+            Record(tmp_path / "events.jsonl")
+    record.close()
+
+
+def test_a_forked_worker_does_not_keep_the_lock_of_its_killed_parent(tmp_path):
+    path = tmp_path / "run"
+    parent = start(FORKING, path)
+    try:
+        assert Run.open(path).writer is not None
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        assert Run.open(path).writer is None
+        Record(path).close()
+    finally:
+        parent.communicate()
+
+
+def test_a_fork_that_ends_leaves_the_lock_and_its_note_to_the_parent(tmp_path):
+    path = tmp_path / "run"
+    parent = start(ENDING_FORK, path)
+    try:
+        assert Run.open(path).writer == f"process {parent.pid}"
+    finally:
+        parent.communicate()
+    assert parent.returncode == 0 and not (path / ".events.jsonl.lock").exists()
+    assert [event.text for event in Record.open(path).events] == ["of the parent"]
+
+
+def test_a_directory_in_place_of_the_note_does_not_prevent_the_lock(tmp_path):
+    (tmp_path / ".events.jsonl.lock").mkdir()
+    run = Run.create(tmp_path)
+    assert Run.open(tmp_path).writer == "another process"
+    run.close()
+    assert Run.open(tmp_path).writer is None
+
+
+def test_a_program_that_closes_nothing_ends_silently(tmp_path):
+    program = WITHOUT_TORCH + "from stoker.record import Record; record = Record(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "events.jsonl"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

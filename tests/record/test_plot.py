@@ -22,11 +22,11 @@ from stoker.record import (
     new_figure,
     use_log_scale,
 )
-from tests.record.stories import numbers, story
+from tests.record.examples import example_record, record_of
 
 
 def test_there_is_a_panel_for_each_metric_with_the_best_epoch_marked(tmp_path):
-    figure = story(valid_every=2).plot()
+    figure = example_record(valid_every=2).plot()
     panels = figure.axes
     assert [axes.get_title() for axes in panels] == ["loss", "accuracy", "lr"]
     train, valid, best = panels[0].lines
@@ -38,25 +38,25 @@ def test_there_is_a_panel_for_each_metric_with_the_best_epoch_marked(tmp_path):
 
 
 def test_named_columns_share_a_panel():
-    figure = History(story()).plot("train/loss", "lr")
+    figure = History(example_record()).plot("train/loss", "lr")
     assert len(figure.axes) == 1 and [line.get_label() for line in figure.axes[0].lines] == ["train/loss", "lr"]
 
 
 def test_it_draws_on_given_axes():
     mine = Figure()
     axes = mine.subplots()
-    assert History(story()).plot("lr", ax=axes) is mine and len(axes.lines) == 1
+    assert History(example_record()).plot("lr", ax=axes) is mine and len(axes.lines) == 1
     inside = mine.subfigures(1, 2)[0].subplots()
     assert figure_of(inside) is mine and figure_of(Figure().subplots()) is not mine
 
 
 def test_a_single_epoch_is_drawn_as_a_point():
-    assert History(numbers([0.5])).plot().axes[0].lines[0].get_marker() == "o"
+    assert History(record_of([0.5])).plot().axes[0].lines[0].get_marker() == "o"
 
 
 def test_train_and_valid_have_fixed_colors_and_pyplot_does_not_know_the_figure():
     known = plt.get_fignums()  # of other tests
-    figure = History(story()).plot()
+    figure = History(example_record()).plot()
     colors = [matplotlib.colors.to_hex(line.get_color()).upper() for line in figure.axes[0].lines]
     assert colors == ["#0072B2", "#E69F00", "#E69F00"]
     assert plt.get_fignums() == known and figure.canvas.manager is None
@@ -64,11 +64,11 @@ def test_train_and_valid_have_fixed_colors_and_pyplot_does_not_know_the_figure()
 
 
 def test_a_loss_that_falls_far_gets_a_logarithmic_axis_and_an_accuracy_never():
-    record = numbers([1.0, 0.01, 0.001])
+    record = record_of([1.0, 0.01, 0.001])
     for epoch, value in enumerate([0.01, 0.5, 0.9], 1):
         record.append(Event("log", epoch=epoch, values={"valid/accuracy": value}))
     assert [axes.get_yscale() for axes in History(record).plot().axes] == ["log", "linear"]
-    assert History(numbers([1.0, 0.0, 0.5])).plot().axes[0].get_yscale() == "linear"
+    assert History(record_of([1.0, 0.0, 0.5])).plot().axes[0].get_yscale() == "linear"
     assert use_log_scale([1.0, 0.01, math.nan, math.inf]) and use_log_scale([5e-324, 1e308])
     assert not any(map(use_log_scale, ([], [math.nan], [1.0, 0.5], [1.0, 0.0], [1.0, -0.01])))
 
@@ -87,10 +87,10 @@ def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):
     with pytest.raises(InvalidArgument, match="plot: there are no numbers yet; plot after the first epoch"):
         History(Record()).plot()
     with pytest.raises(NoSuchMetric, match="did you mean 'valid/loss'"):
-        History(story()).plot("valid/los")
+        History(example_record()).plot("valid/los")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtra, match=r'plot needs matplotlib: pip install "stoker\[plot\]"'):
-        History(story()).plot()
+        History(example_record()).plot()
 
 
 def test_a_metric_of_all_sets_and_classes_is_one_group():

@@ -1,6 +1,8 @@
-"""Run directories: what is in them, and what is refused."""
+"""A run's directory: its files, creating, opening and resuming it."""
 
 import json
+import os
+import platform
 import signal
 import subprocess
 import sys
@@ -8,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from stoker.config import Config
 from stoker.errors import BadFile, InvalidArgument, MissingFile, RunExists
-from stoker.record import Event, Record, Run
-from tests.record.stories import LIGHT, fill
+from stoker.record import Event, Record, Run, run_settings
+from tests.record.examples import WITHOUT_TORCH, append_fit
 
 
 class Training(Config):
@@ -20,9 +23,9 @@ class Training(Config):
     betas: tuple[float, ...] = (0.9, float("inf"))
 
 
-def test_the_files_of_a_run(tmp_path):
+def test_a_run_has_a_config_facts_and_events(tmp_path):
     run = Run.create(tmp_path / "a" / "b", config=Training(), facts={"plan": ["eager"], "seed": 3, "device": "cpu"})
-    fill(run.record)
+    append_fit(run.record)
     run.close()
     assert sorted(path.name for path in run.path.iterdir()) == ["config.json", "events.jsonl", "run.json"]
     assert Training.load(run.path / "config.json") == Training()
@@ -33,7 +36,7 @@ def test_the_files_of_a_run(tmp_path):
     assert Run.open(run.path / "events.jsonl").path == run.path
 
 
-def test_configs_of_other_kinds(tmp_path):
+def test_a_config_may_be_a_dataclass_a_dict_or_missing(tmp_path):
     @dataclass
     class Plain:
         path: Path
@@ -47,9 +50,9 @@ def test_configs_of_other_kinds(tmp_path):
     assert Run.open(tmp_path / "none").config is None and not (tmp_path / "none" / "config.json").exists()
 
 
-def test_a_directory_with_a_run_is_refused_and_left_as_it_is(tmp_path):
+def test_creating_a_run_in_the_directory_of_another_is_an_error_and_changes_nothing(tmp_path):
     run = Run.create(tmp_path / "digits", config={"a": 1})
-    fill(run.record)
+    append_fit(run.record)
     run.close()
     before = {path.name: path.read_bytes() for path in run.path.iterdir()}
     with pytest.raises(RunExists, match="digits' already holds a run; choose another path, or move or delete"):
@@ -57,20 +60,20 @@ def test_a_directory_with_a_run_is_refused_and_left_as_it_is(tmp_path):
     with pytest.raises(FileExistsError):
         Run.create(tmp_path / "digits")
     (run.path / "events.jsonl").unlink()
-    with pytest.raises(RunExists):  # its events are gone, the rest is a run's
+    with pytest.raises(RunExists):  # its events are missing, but run.json is there
         Run.create(tmp_path / "digits")
     del before["events.jsonl"]
     assert {path.name: path.read_bytes() for path in run.path.iterdir()} == before
 
 
-def test_a_directory_with_other_things_is_fine_and_a_file_is_not(tmp_path):
+def test_other_files_in_the_directory_are_fine_but_a_file_is_not_a_directory(tmp_path):
     (tmp_path / "model.safetensors").write_text("weights")
     Run.create(tmp_path)
     with pytest.raises(InvalidArgument, match="model.safetensors' is a file; expected a directory"):
         Run.create(tmp_path / "model.safetensors")
 
 
-def test_the_log_has_what_was_said_and_printed(tmp_path):
+def test_the_log_holds_messages_and_printed_lines(tmp_path):
     run = Run.create(tmp_path)
     run.record.append(Event("note", 0.0, text="hello"))
     run.record.append(Event("warning", text="careful"))
@@ -94,26 +97,26 @@ def test_the_log_has_what_was_said_and_printed(tmp_path):
     assert lines[0][:4] in ("1970", "1969")
 
 
-def test_states_of_runs(tmp_path):
+def test_the_state_of_a_run_depends_on_its_process(tmp_path):
     run = Run.create(tmp_path)
-    fill(run.record, end=False)
+    append_fit(run.record, end=False)
     assert run.summary()["state"] == "running" == Run.open(tmp_path).summary()["state"]
     run.close()
     found = Run.open(tmp_path).summary()
-    assert found["state"] == "died" and found["reason"] == "the process went away without a word"
+    assert found["state"] == "died" and found["reason"] == "the process ended without finishing the run"
     assert found["name"] == tmp_path.name
     run.record.append(Event("end"))
     assert run.summary()["state"] == "finished"
 
 
-def test_files_that_are_not_a_runs(tmp_path):
+def test_damaged_files_are_errors_and_release_the_lock(tmp_path):
     (tmp_path / "events.jsonl").touch()
-    errors = []  # which hold on to all that was alive when they were raised
-    for content, told in [("{", "run.json: expected JSON, but"), ("[]", "run.json: expected an object, .* a list")]:
+    errors = []  # kept alive, as a debugger would keep them
+    for content, message in [("{", "run.json: expected JSON, but"), ("[]", "run.json: expected an object, .* a list")]:
         (tmp_path / "run.json").write_text(content)
-        with pytest.raises(BadFile, match=told):
+        with pytest.raises(BadFile, match=message):
             Run.open(tmp_path)
-        with pytest.raises(BadFile, match=told) as error:
+        with pytest.raises(BadFile, match=message) as error:
             Run.resume(tmp_path)
         errors.append(error)
     (tmp_path / "run.json").unlink()
@@ -121,10 +124,10 @@ def test_files_that_are_not_a_runs(tmp_path):
     with pytest.raises(BadFile, match="line 1: expected an event") as error:
         Run.resume(tmp_path)
     (tmp_path / "events.jsonl").write_text("")
-    Run.resume(tmp_path).close()  # the lock was given back each time
+    Run.resume(tmp_path).close()  # the lock was released each time
 
 
-def test_a_run_has_an_id_of_its_own_that_stays(tmp_path):
+def test_a_run_has_a_unique_id_that_does_not_change(tmp_path):
     for name in "ab":
         Run.create(tmp_path / name, facts={"id": "mine"}).close()
     first, second = Run.open(tmp_path / "a").id, Run.open(tmp_path / "b").id
@@ -135,9 +138,9 @@ def test_a_run_has_an_id_of_its_own_that_stays(tmp_path):
     assert Run(tmp_path, Record(), config=None, facts={}).id == ""
 
 
-def test_a_run_goes_on_with_its_files_as_they_are(tmp_path):
+def test_resuming_keeps_the_files(tmp_path):
     run = Run.create(tmp_path, config=Training(), facts={"seed": 3})
-    fill(run.record, epochs=3, end=False)
+    append_fit(run.record, epochs=3, end=False)
     run.close()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     run = Run.resume(tmp_path / "events.jsonl", config=Training(), facts={"seed": 4})
@@ -147,12 +150,12 @@ def test_a_run_goes_on_with_its_files_as_they_are(tmp_path):
     run.close()
     assert run.record.series("valid/loss") == pytest.approx([0.7]) and run.record.events_of("warning") == []
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert after.pop("events.jsonl").startswith(before.pop("events.jsonl"))  # nothing of it is cut off
+    assert after.pop("events.jsonl").startswith(before.pop("events.jsonl"))  # nothing was removed
     assert after.pop("log.txt").endswith(b"on\n") and after == before
     assert Run.open(tmp_path).record.events == run.record.events
 
 
-def test_what_differs_now_is_a_warning_after_the_resume(tmp_path):
+def test_differences_become_warnings_after_the_resume(tmp_path):
     run = Run.create(tmp_path, config={"lr": 0.1, "model": {"hidden": 64}}, facts={"versions": {"torch": "1.0"}})
     run.record.append(Event("note"))
     run.close()
@@ -161,12 +164,12 @@ def test_what_differs_now_is_a_warning_after_the_resume(tmp_path):
     assert run.config["lr"] == 0.1 and run.record.events_of("warning") == []
     run.record.rewind(1, Event("resume", extra={"checkpoint": None}))
     config, versions = [event.text for event in run.record.events[2:]]
-    began = "the config is not the one that the run began with (config.json, which stays as it is)"
+    began = "the config differs from the one the run began with (config.json, which is not changed)"
     assert config == f"{began}: lr: 0.1 → 0.2"
-    assert versions.startswith("other versions than when the run began, so the last bits may differ: torch: '1.0' → '")
+    assert versions.startswith("versions differ from those the run began with, so the last bits may: torch: '1.0' → '")
     run.record.rewind(1, Event("resume", extra={"checkpoint": None}))
     run.close()
-    assert len(run.record.events) == 2  # said once
+    assert len(run.record.events) == 2  # only once
     Run.create(tmp_path / "none").close()
     run = Run.resume(tmp_path / "none", config={"lr": 0.2})
     run.record.rewind(0, Event("resume"))
@@ -175,7 +178,7 @@ def test_what_differs_now_is_a_warning_after_the_resume(tmp_path):
 
 
 @pytest.mark.parametrize("there", [[], ["config.json"]])
-def test_a_creation_that_was_cut_short_is_completed(tmp_path, there):
+def test_resuming_completes_a_creation_that_was_interrupted(tmp_path, there):
     run = Run.create(tmp_path, config={"lr": 0.1})
     run.close()
     for name in {"config.json", "run.json"} - {*there}:
@@ -188,7 +191,7 @@ def test_a_creation_that_was_cut_short_is_completed(tmp_path, there):
     assert len(run.record.events) == 1 and Run.open(tmp_path).facts == run.facts
 
 
-def test_a_run_of_before_there_were_ids_gets_one(tmp_path):
+def test_a_run_without_an_id_gets_one_and_keeps_its_config(tmp_path):
     (tmp_path / "events.jsonl").touch()
     (tmp_path / "run.json").write_text('{"started": 3.5, "seed": 7}')
     (tmp_path / "config.json").write_text('{"lr": 0.1}')
@@ -198,16 +201,19 @@ def test_a_run_of_before_there_were_ids_gets_one(tmp_path):
     assert (run.facts["started"], run.facts["seed"]) == (3.5, 7) and len(Run.open(tmp_path).id) == 16
 
 
-def test_where_there_is_no_run_there_is_nothing_to_resume(tmp_path):
-    with pytest.raises(MissingFile, match="is no run: there is no events.jsonl in it"):
+def test_resuming_without_a_run_is_an_error(tmp_path):
+    with pytest.raises(MissingFile, match="is not a run: it has no events.jsonl"):
         Run.resume(tmp_path)
     with pytest.raises(MissingFile, match="there is no run at '.*nowhere'"):
         Run.resume(tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_a_living_process_writes_is_refused_and_a_kill_frees_it(tmp_path):
-    text = LIGHT + "from stoker.record import Run; run = Run.create(sys.argv[1]); print(run.id, flush=True); input()"
+def test_a_run_with_a_living_process_cannot_be_resumed_until_it_is_killed(tmp_path):
+    text = (
+        WITHOUT_TORCH
+        + "from stoker.record import Run; run = Run.create(sys.argv[1]); print(run.id, flush=True); input()"
+    )
     command = [sys.executable, "-c", text, str(tmp_path / "run")]
     other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -225,8 +231,89 @@ def test_a_run_that_a_living_process_writes_is_refused_and_a_kill_frees_it(tmp_p
     assert run.writer is None
 
 
-def test_checkpoints_are_in_the_log(tmp_path):
+def test_the_log_holds_checkpoints(tmp_path):
     run = Run.create(tmp_path)
     run.record.append(Event("checkpoint", extra={"name": "00000120", "reason": "every epoch", "bytes": 12_345}))
     run.close()
     assert (tmp_path / "log.txt").read_text().endswith("  checkpoint 00000120: every epoch, 12,345 bytes\n")
+
+
+def test_new_facts_are_written_and_a_full_disk_is_a_warning(tmp_path):
+    run = Run.create(tmp_path, facts={"seed": 1})
+    run.update_facts({"plan": ["eager"]})
+    assert Run.open(tmp_path).facts["plan"] == ["eager"] and Run.open(tmp_path).facts["seed"] == 1
+    (tmp_path / "run.json").unlink()
+    (tmp_path / "run.json").mkdir()
+    (tmp_path / "run.json" / "file").touch()
+    run.update_facts({"plan": ["compiled"]})
+    (warning,) = run.record.events_of("warning")
+    assert warning.text.startswith("run.json can't be updated: ") and run.facts["plan"] == ["compiled"]
+    run.close()
+
+
+def test_facts_hold_versions_command_host_and_time(tmp_path):
+    facts = Run.create(tmp_path).facts
+    assert torch.__version__.startswith(facts["versions"]["torch"])
+    assert facts["versions"]["python"] == sys.version.split()[0]
+    assert facts["command"] == sys.orig_argv and facts["started"] > 1.7e9
+    assert facts["host"] == platform.node() and facts["folder"] == os.getcwd() and facts["pid"] == os.getpid()
+
+
+def test_facts_hold_the_git_commit_of_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    names = iter("abcdef")
+
+    def commit():
+        run = Run.create(tmp_path / ".git" / next(names))  # where git does not see it
+        run.close()
+        return run.facts["git"]
+
+    def git(*command):
+        who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        return subprocess.run(["git", *who, *command], check=True, capture_output=True, text=True).stdout.strip()
+
+    assert commit() is None
+    git("init", "-q")
+    assert commit() is None
+    (tmp_path / "file").write_text("a")
+    git("add", "file")
+    git("commit", "-qm", "first")
+    git("tag", "v1")
+    assert commit() == git("rev-parse", "HEAD")
+    (tmp_path / "file").write_text("b")
+    assert commit() == git("rev-parse", "HEAD") + "-dirty"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit() is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differences"),
+    [
+        ({"lr": 0.1}, {"lr": 0.1}, None),
+        ({"lr": 0.1, "a": "x"}, {"lr": 0.2, "a": "y"}, "lr: 0.1 → 0.2, a: 'x' → 'y'"),
+        ({"model": {"a": {"b": 1}}}, {"model": {"a": {"b": 2}}}, "model.a.b: 1 → 2"),
+        ({"old": 1, "gone": None}, {"old": 1, "new": [1]}, "gone: None → nothing, new: nothing → [1]"),
+        ({"a": {}}, {"a": {"b": 1}}, "a: {} → nothing, a.b: nothing → 1"),
+    ],
+)
+def test_every_field_that_differs_is_named(tmp_path, old, new, differences):
+    Run.create(tmp_path, config=old).close()
+    run = Run.resume(tmp_path, config=new)
+    run.record.rewind(0, Event("resume"))
+    run.close()
+    texts = [event.text.partition("): ")[2] for event in run.record.events_of("warning")]
+    assert texts == ([differences] if differences else [])
+
+
+def test_settings_that_repeat_the_config_are_left_out_once():
+    facts = {"settings": {"lr": 0.1, "seed": 1, "hparams": {"hidden": 64}}}
+    assert run_settings({"train": {"lr": 0.1}, "model": {"hidden": 64}, "seed": 0}, facts, once=True) == {
+        "train.lr": 0.1,
+        "model.hidden": 64,
+        "seed": 0,
+        "settings.seed": 1,
+    }
+    assert run_settings(None, {}) == run_settings(None, {"settings": {}}) == {}
+    assert run_settings(None, {"settings": ["damaged"]}) == {"settings": ["damaged"]}
+    assert run_settings({"lr": 0.1}, {"settings": {"lr": 0.1}})["settings.lr"] == 0.1

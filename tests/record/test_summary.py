@@ -1,25 +1,25 @@
-"""A run in a few values."""
+"""The summary of a record."""
 
 import json
 
 import pytest
 
 from stoker.record import Event, Record
-from tests.record.stories import numbers, story
+from tests.record.examples import append_fit, example_record, record_of
 
 
 def test_a_finished_run():
-    found = story().summary()
-    assert found["state"] == "finished" and found["reason"] == ""
-    assert (found["epochs"], found["epochs_planned"], found["updates"], found["seconds"]) == (5, 5, 50, 50.0)
-    assert found["best"] == {"epoch": 3, "update": 30, "value": 0.5, "name": "valid/loss"}
-    assert found["last"]["train/loss"] == 0.2 and found["monitor"] == "valid/loss"
-    assert (found["model"], found["parameters"], found["device"], found["started"]) == ("Net", 1234, "cpu", 1000.0)
-    json.dumps(found)
+    summary = example_record().summary()
+    assert summary["state"] == "finished" and summary["reason"] == ""
+    assert [summary[name] for name in ("epochs", "epochs_planned", "updates", "seconds")] == [5, 5, 50, 50.0]
+    assert summary["best"] == {"epoch": 3, "update": 30, "value": 0.5, "name": "valid/loss"}
+    assert summary["last"]["train/loss"] == 0.2 and summary["monitor"] == "valid/loss"
+    assert [summary[name] for name in ("model", "parameters", "device", "started")] == ["Net", 1234, "cpu", 1000.0]
+    json.dumps(summary)
 
 
 @pytest.mark.parametrize(
-    ("story_of", "state", "reason"),
+    ("options", "state", "reason"),
     [
         ({"end": False}, "running", ""),
         ({"end": False, "stop": "Early stopping"}, "running", "Early stopping"),
@@ -27,9 +27,9 @@ def test_a_finished_run():
         ({"stop": "Completed 5 epochs", "planned": 5}, "finished", "Completed 5 epochs"),
     ],
 )
-def test_how_it_ended(story_of, state, reason):
-    found = story(**story_of).summary()
-    assert (found["state"], found["reason"]) == (state, reason)
+def test_the_state_follows_from_the_stop_and_the_plan(options, state, reason):
+    summary = example_record(**options).summary()
+    assert (summary["state"], summary["reason"]) == (state, reason)
 
 
 @pytest.mark.parametrize(("plan", "state"), [({"updates": 50}, "finished"), ({"updates": 51}, "stopped")])
@@ -41,50 +41,57 @@ def test_a_plan_in_updates(plan, state):
     assert record.summary()["state"] == state
 
 
-def test_an_error_is_a_death_also_where_an_end_follows():
-    record = story(end=False)
+def test_an_error_means_died_even_if_an_end_follows():
+    record = example_record(end=False)
     record.append(Event("error", 2000.0, text="RuntimeError: boom"))
     record.append(Event("end", 2001.0))
     assert (record.summary()["state"], record.summary()["reason"]) == ("died", "RuntimeError: boom")
 
 
-def test_a_run_that_goes_on_is_running_again():
-    record = story(stop="enough")
+def test_a_second_fit_is_running_and_time_between_fits_does_not_count():
+    record = example_record(stop="enough")
     record.append(Event("begin", 3000.0, extra={"epochs": 9}))
-    found = record.summary()
-    assert (found["state"], found["reason"], found["epochs_planned"]) == ("running", "", 9)
-    assert found["seconds"] == 50.0  # and not the time in which nobody trained
+    summary = record.summary()
+    assert (summary["state"], summary["reason"], summary["epochs_planned"]) == ("running", "", 9)
+    assert summary["seconds"] == 50.0
 
 
-def test_a_resumed_run_has_the_seconds_of_what_stands():
-    record = story(epochs=4, end=False)  # 10 seconds an epoch
+def test_a_resumed_run_counts_the_seconds_of_its_valid_parts():
+    record = example_record(epochs=4, end=False)  # 10 seconds per epoch
     record.rewind(9, Event("resume", 5000.0, epoch=2, update=20, extra={"checkpoint": "00000020"}))
     assert record.summary()["state"] == "running" and record.summary()["seconds"] == 20.0
     record.append(Event("begin", 5003.0, extra={"minutes": 0.5}))
     record.append(Event("epoch", 5010.0, epoch=3, update=30, values={"valid/loss": 0.1}))
-    found = record.summary()
-    assert (found["seconds"], found["epochs"], found["updates"]) == (30.0, 3, 30)
+    summary = record.summary()
+    assert (summary["seconds"], summary["epochs"], summary["updates"]) == (30.0, 3, 30)
     record.append(Event("stop", 5010.0, text="30 seconds are over"))
     record.append(Event("end", 5010.0, extra={"seconds": 10.5}))
-    found = record.summary()
-    assert (found["seconds"], found["state"]) == (30.5, "finished")  # as long as planned, in two parts
+    summary = record.summary()
+    assert (summary["seconds"], summary["state"]) == (30.5, "finished")  # as long as planned, in two parts
     record.append(Event("begin", 6000.0, extra={"minutes": 0.5}))
     record.append(Event("stop", 6010.0, text="enough"))
     record.append(Event("end", 6010.0, extra={"seconds": 10.0}))
-    assert record.summary()["state"] == "stopped"  # another fit, which has half a minute of its own
+    assert record.summary()["state"] == "stopped"  # another fit, with half a minute of its own
 
 
 def test_a_finished_run_that_is_resumed_runs_again():
-    record = story(stop="Completed 5 epochs")
-    record.rewind(len(record.events), Event("resume", 5000.0))
-    found = record.summary()
-    assert (found["state"], found["reason"], found["seconds"]) == ("running", "", 50.0)
+    record = example_record(stop="Completed 5 epochs")
+    record.rewind(len(record), Event("resume", 5000.0))
+    summary = record.summary()
+    assert (summary["state"], summary["reason"], summary["seconds"]) == ("running", "", 50.0)
 
 
-def test_an_epoch_counts_when_it_is_done():
-    record = story(epochs=2, end=False)
+def test_an_epoch_counts_when_it_is_complete():
+    record = example_record(epochs=2, end=False)
     record.append(Event("train", 1100.0, epoch=3, values={"train/loss": 0.1}))
     assert record.summary()["epochs"] == 2
+
+
+def test_the_highest_update_counts_wherever_it_is():
+    record = Record()
+    for update in (1, 9, 3, 4):
+        record.append(Event("log", 1.0, epoch=1, update=update))
+    assert record.summary()["updates"] == 9
 
 
 @pytest.mark.parametrize(
@@ -96,25 +103,22 @@ def test_an_epoch_counts_when_it_is_done():
         (["lr", "test/loss"], "test/loss"),
     ],
 )
-def test_what_is_watched_where_nothing_is_declared(names, monitor):
+def test_the_monitored_number_where_none_is_declared(names, monitor):
     record = Record()
     record.append(Event("epoch", epoch=1, values=dict.fromkeys(names, 1.0)))
-    assert record.summary()["monitor"] == monitor
+    assert record.summary()["monitor"] == monitor == record.monitor
 
 
-def test_an_empty_record():
-    found = Record().summary()
-    assert found["state"] == "running" and found["best"] is None and found["started"] is None and found["epochs"] == 0
-
-
-def test_a_run_of_nan_has_no_best():
-    assert numbers([float("nan")]).summary()["best"] is None
+def test_an_empty_record_and_one_of_nan():
+    summary = Record().summary()
+    assert (summary["state"], summary["best"], summary["started"], summary["epochs"]) == ("running", None, None, 0)
+    assert record_of([float("nan")]).summary()["best"] is None
 
 
 @pytest.mark.parametrize(
     ("batch", "after", "part"),
     [(3, [], [3, 25]), (25, [], None), (0, [], None), (3, [Event("begin", 9.0, extra={"batches": 25})], None)],
-    ids=["cut", "whole", "unknown", "goes on"],
+    ids=["cut", "complete", "unknown", "continued"],
 )
 def test_an_epoch_that_was_cut_short(batch, after, part):
     record = Record()
@@ -123,3 +127,9 @@ def test_an_epoch_that_was_cut_short(batch, after, part):
     for event in (Event("end", 3.0, epoch=41, batch=batch, update=1003), *after):
         record.append(event)
     assert (record.summary()["epochs"], record.summary()["part"]) == (41, part)
+
+
+def test_warnings_are_counted():
+    record = append_fit(Record())
+    record.append(Event("warning", text="careful"))
+    assert record.summary()["warnings"] == 1

@@ -9,26 +9,26 @@ import time
 
 import pytest
 import torch
+from stoker.loop import _keep
 
 import stoker
 from stoker import callbacks
 from stoker.checkpoint import _disk
 from stoker.errors import CheckpointFailed
-from stoker.loop import _keep
 from stoker.record import Record, Run
-from tests.loop.fits import same
+from tests.engine.fits import same
 from tests.resume.scripts import Net, fit
 from torture.processes import Child, preload
 from torture.runs import checkpoints_of, digest
 
 preload("tests.resume.scripts")
 FAULTS = {
-    "full": (errno.ENOSPC, "Make room there"),
-    "quota": (errno.EDQUOT, "Make room there"),
-    "EIO": (errno.EIO, "See to that"),
+    "full": (errno.ENOSPC, "Free some space there"),
+    "quota": (errno.EDQUOT, "Free some space there"),
+    "EIO": (errno.EIO, "Fix that first"),
     "read-only": (errno.EROFS, "Make it writable"),
     "no permission": (errno.EACCES, "Make it writable"),
-    "another file system": (errno.EXDEV, "See to that"),
+    "another file system": (errno.EXDEV, "Fix that first"),
 }
 
 
@@ -88,7 +88,7 @@ def test_a_failed_save_stops_the_training_and_the_next_start_goes_on(
     text, kind = str(raised.value), type(OSError(code, "")).__name__
     assert text.startswith(f"the checkpoint at update 6 could not be written to {run / 'checkpoints'}: {kind}: ")
     assert os.strerror(code) in text
-    assert text.endswith(f"{advice}, then resume the run: 00000003 is whole")
+    assert text.endswith(f"{advice}, then resume the run: 00000003 is complete")
     assert isinstance(raised.value, OSError) and isinstance(raised.value, stoker.StokerError)
     assert raised.value.__cause__.errno == code
     assert failing.failures == 1  # it is not tried again and again
@@ -122,7 +122,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_told(tmp_path, monkeypatch,
         # The rename that puts the new one in its place goes well, and the one that takes the old one away does not.
         Failing(broken, operation, errno.EIO, after=1 if operation == "rename" else 0)
         with pytest.raises(
-            CheckpointFailed, match="the old checkpoint 00000003 could not be deleted.*00000006 is whole"
+            CheckpointFailed, match="the old checkpoint 00000003 could not be deleted.*00000006 is complete"
         ):
             saving(run)
     assert checkpoints_of(run).newest().saved.update == 6
@@ -175,7 +175,7 @@ def test_where_the_very_last_save_fails_the_fit_is_given_back_with_a_warning(tmp
     assert (fitted.updates, fitted.stopped) == (12, "Completed 3 epochs")
     (warning,) = fitted.record.events_of("warning")
     assert warning.text.startswith("the checkpoint at update 12 could not be written")
-    assert "Make room there, then resume the run: 00000012 is whole" in warning.text
+    assert "Free some space there, then resume the run: 00000012 is complete" in warning.text
     assert warning.text in (run / "log.txt").read_text()
     assert is_intact(run, 12)
     assert digest(saving(run, background=background), run) == whole
@@ -241,7 +241,7 @@ def ends_well(run, prints, whole):
     child = Child(full, run, prints=prints)
     assert child.wait() == 0, child.printed()
     assert child.printed().startswith("the checkpoint at update 6 could not be written")
-    assert child.printed().endswith("then resume the run: 00000003 is whole\n")
+    assert child.printed().endswith("then resume the run: 00000003 is complete\n")
     assert is_intact(run, 3)
     (run.parent / "other").unlink(missing_ok=True)
     assert digest(saving(run), run) == whole
@@ -267,7 +267,7 @@ def disk(tmp_path):
 def test_a_disk_that_is_really_full(disk, tmp_path, whole):
     """Somebody else fills it while the run goes on; when there is room again, the same script goes on."""
     printed = ends_well(disk / "run", tmp_path / "printed.txt", whole)
-    assert "No space left on device. Make room there" in printed or not os.path.ismount(disk)
+    assert "No space left on device. Free some space there" in printed or not os.path.ismount(disk)
 
 
 def test_a_folder_that_is_a_file(tmp_path):
@@ -278,7 +278,7 @@ def test_a_folder_that_is_a_file(tmp_path):
             (run / "checkpoints").rename(run / "elsewhere")
             (run / "checkpoints").write_text("not a folder")
 
-    with pytest.raises(CheckpointFailed, match=r"at update 3 .*Not a directory.*resume the run: 00000000 is whole"):
+    with pytest.raises(CheckpointFailed, match=r"at update 3 .*Not a directory.*resume the run: 00000000 is complete"):
         saving(run, hooks=[callbacks.on(update=spoil)])
     (run / "checkpoints").unlink()
     assert Run.open(run).summary()["state"] == "died"

@@ -5,7 +5,7 @@ from typing import Any
 
 from stoker._text import format_duration, format_number, format_time
 from stoker.errors import InvalidArgument
-from stoker.record import LineStyle, asked, flat, group_by_metric, line_styles
+from stoker.record import LineStyle, flatten_config, group_by_metric, line_styles, run_settings
 from stoker.view._configs import compare_configs
 from stoker.view.report._html import Html, element, note, page, pairs, section, table
 from stoker.view.report._reader import RunLike, RunReader, open_run
@@ -96,4 +96,4 @@ def _config(run: RunReader) -> dict[str, Any]:
     settings = run.facts.get("settings") or {}
     facts = {"parameters": run.summary.get("parameters"), **{name: run.facts.get(name) for name in _FACTS}}
     facts = {name: value for name, value in facts.items() if value is not None and name not in settings}
-    return asked(run.config, run.facts) | dict(flat({"(run)": facts}))
+    return run_settings(run.config, run.facts) | dict(flatten_config({"(run)": facts}))

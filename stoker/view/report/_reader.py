@@ -3,14 +3,11 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from stoker.errors import WrongType
-from stoker.record import Best, Direction, Event, Follower, Points, Record, Run
+from stoker.record import Best, Direction, Event, Follower, Points, Record, Run, Source
 
-_FINAL = ("train", "valid", "log", "epoch")  # events with final values; "progress" events have running ones
 _MESSAGES = ("note", "warning", "stop", "error", "resume", "checkpoint")
 
 
@@ -26,19 +23,12 @@ class RecordReader:
         self.state, self.reason = self.summary["state"], self.summary["reason"]
         begins = record.events_of("begin")
         self.begin: Event | None = begins[-1] if begins else None
-        self.said = [event for event in record.events if event.kind in _MESSAGES]
-        self._rows: dict[str, list[tuple[bool, int, int, float, float]]] = {}  # final?, update, epoch, time, value
-        for event in record.events:
-            if event.kind == "progress" or event.kind in _FINAL:
-                for name, value in event.values.items():
-                    row = (event.kind != "progress", event.update, event.epoch, event.time, value)
-                    self._rows.setdefault(name, []).append(row)
-        self.names = list(self._rows)
+        self.messages = [event for event in record.events if event.kind in _MESSAGES]
+        self.names = record.names
 
-    def points(self, name: str, *, source: Literal["epochs", "all", "running"] = "all") -> Points:
+    def points(self, name: str, *, source: Source = "all") -> Points:
         """The values of a name over the run."""
-        rows = [row[1:] for row in self._rows.get(name, []) if source == "all" or row[0] == (source == "epochs")]
-        return Points(*np.array(rows, dtype=np.float64).reshape(-1, 4).T)
+        return self._record.points(name, source=source)
 
     def direction(self, name: str) -> Direction | None:
         """Whether "min" or "max" is better, if known."""

@@ -11,7 +11,16 @@ import numpy as np
 
 from stoker._text import format_duration, format_number, format_size, format_time
 from stoker.errors import BadFile
-from stoker.record import History, LineStyle, Points, Record, flat, group_by_metric, line_styles, use_log_scale
+from stoker.record import (
+    History,
+    LineStyle,
+    Points,
+    Record,
+    flatten_config,
+    group_by_metric,
+    line_styles,
+    use_log_scale,
+)
 from stoker.view._svg import SvgLine, svg_chart
 from stoker.view.report._evaluation import (
     Calibration,
@@ -123,7 +132,7 @@ def curve_line(run: RunReader, label: str, name: str, style: LineStyle) -> SvgLi
 
 
 def _line(run: RunReader, label: str, name: str, points: Points, style: LineStyle) -> SvgLine:
-    points, best = points.thinned(_MAX_POINTS), run.summary.get("best") or {}
+    points, best = points.downsample(_MAX_POINTS), run.summary.get("best") or {}
     marker = (best["update"], best["value"]) if best.get("name") == name else None
     return SvgLine(label, points.update.tolist(), points.value.tolist(), style, marker)
 
@@ -215,7 +224,7 @@ def _epochs(run: RunReader) -> Html:
 
 
 def _fields(config: Any) -> Html:
-    return pairs({name: str(value) or "''" for name, value in flat(config)})
+    return pairs({name: str(value) or "''" for name, value in flatten_config(config)})
 
 
 def _environment(run: RunReader) -> Html:
@@ -237,7 +246,7 @@ def _texts(value: Any) -> list[str]:
 
 def _messages(run: RunReader) -> Html:
     """Notes, warnings, errors, stops and resumes, in order."""
-    events = [event for event in run.said if event.kind != "checkpoint"]
+    events = [event for event in run.messages if event.kind != "checkpoint"]
     left_out = max(0, len(events) - 2 * _MESSAGES_AT_EACH_END)
     rows = []
     for event in [*events[:_MESSAGES_AT_EACH_END], *events[_MESSAGES_AT_EACH_END + left_out :]]:
@@ -250,7 +259,7 @@ def _messages(run: RunReader) -> Html:
 
 
 def _checkpoints(run: RunReader) -> Html:
-    events = [event for event in run.said if event.kind == "checkpoint"]
+    events = [event for event in run.messages if event.kind == "checkpoint"]
     rows = []
     for event in events[-_MAX_CHECKPOINTS:]:
         extra = event.extra

@@ -89,7 +89,7 @@ class Api:
         if kept is not None:
             return JsonResponse({"series": make_curves(kept, query), "behind": False})
         with self._folder.open(run_id) as opened:
-            return JsonResponse({"series": make_curves(opened.run, query), "behind": opened.run.behind})
+            return JsonResponse({"series": make_curves(opened.run, query), "behind": opened.run.has_unread})
 
     def compare(self, request: Request) -> Response:
         """Runs side by side: where their configs differ, and the last values of each."""
@@ -127,7 +127,7 @@ class Api:
     def _ask(self, run_id: str, action: Any) -> Response:
         with self._folder.open(run_id) as opened:
             try:
-                opened.run.ask(action, by="ui")
+                opened.run.request(action, by="ui")
             except StokerError as error:
                 return JsonResponse({"error": str(error)}, 409)
         return JsonResponse({"asked": action})

@@ -86,7 +86,7 @@ class ShownRun:
         version, run = (id(opened), opened.version), opened.run
         if version == self._version:
             return None
-        messages, lengths = make_messages(run.said), _curve_lengths(run)
+        messages, lengths = make_messages(run.messages), _curve_lengths(run)
         # The known messages are invalid after a resume, or because only a sample of the file had been read.
         invalid = self._messages != messages[: len(self._messages)]
         reset = self._version is None or (invalid and not self._last["behind"])
@@ -99,7 +99,7 @@ class ShownRun:
             "grown": [name for name, length in lengths.items() if reset or self._lengths.get(name) != length],
             "anew": reset,
             "problem": run.problem,
-            "behind": run.behind,
+            "behind": run.has_unread,
         }
         self._version, self._last, self._messages, self._lengths = version, change, messages, lengths
         return change

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from stoker.errors import BadFile
-from stoker.record import Event, Follower, Points, asked, checkpoints, group_by_metric
+from stoker.record import Event, Follower, Points, group_by_metric, list_checkpoints, run_settings
 
 Row = dict[str, Any]
 Source = Literal["all", "epochs", "running"]
@@ -69,7 +69,7 @@ def make_row(run_id: str, run: Follower) -> Row:
         "fraction": status.fraction,
         "best": {part: best[part] for part in ("name", "value", "epoch")} if best else None,
         "last": dict(summary.get("last") or {}),
-        "config": asked(to_plain(run.config), to_plain(run.facts)),
+        "config": run_settings(to_plain(run.config), to_plain(run.facts)),
         "device": summary.get("device"),
         "model": summary.get("model"),
     }
@@ -107,12 +107,12 @@ def make_details(run_id: str, run: Follower) -> dict[str, Any]:
         "groups": group_by_metric(names),
         "directions": {name: run.direction(name) for name in names},
         "units": {name: run.unit(name) for name in names},
-        "said": make_messages(run.said[-MAX_MESSAGES:]),
+        "said": make_messages(run.messages[-MAX_MESSAGES:]),
         "log": run.log,
         "checkpoints": _make_checkpoints(run),
         "problem": run.problem,
         "system": [name for name in names if "/" not in name and run.unit(name)],  # metrics have a data set's prefix
-        "behind": run.behind,
+        "behind": run.has_unread,
     }
 
 
@@ -139,7 +139,7 @@ def make_messages(events: Iterable[Event]) -> list[dict[str, Any]]:
 def _make_checkpoints(run: Follower) -> list[dict[str, Any]]:
     """The checkpoints, oldest first; empty if they can't be read."""
     try:
-        found = checkpoints(run.path, run.facts)
+        found = list_checkpoints(run.path, run.facts)
     except BadFile:
         return []
     return [{name: getattr(each, name) for name in _CHECKPOINT_FIELDS} for each in found]
@@ -174,12 +174,12 @@ def make_curves(run: Curves, query: CurveQuery) -> dict[str, dict[str, list[Any]
 def _curve(points: Points, query: CurveQuery) -> dict[str, list[Any]]:
     x = getattr(points, query.by)
     if not np.all(x[1:] >= x[:-1]):  # a machine's clock can be set back
-        points = points.at(np.argsort(x, kind="stable"))
+        points = points.select(np.argsort(x, kind="stable"))
         x = getattr(points, query.by)
     # The range, and one more point on either side, so that the line continues to the edge of the chart.
     first = max(int(np.searchsorted(x, query.start, "left")) - 1, 0)
     last = min(int(np.searchsorted(x, query.end, "right")) + 1, len(x))
-    points = points.at(np.arange(first, last)).thinned(query.most)
+    points = points.select(np.arange(first, last)).downsample(query.most)
     return {"x": _to_list(getattr(points, query.by)), "y": _to_list(points.value)}
 
 

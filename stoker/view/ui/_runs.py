@@ -81,7 +81,7 @@ class ThinnedCurves:
 
     def __init__(self, run: Follower) -> None:
         self.names = run.names
-        self._curves = {name: run.points(name).thinned(_MAX_POINTS) for name in self.names}
+        self._curves = {name: run.points(name).downsample(_MAX_POINTS) for name in self.names}
         self.bytes = sum(4 * points.value.nbytes for points in self._curves.values())
 
     def points(self, name: str, *, source: Source = "all") -> Points:
@@ -117,7 +117,7 @@ class OpenRun:
     def weight(self) -> int:
         """About how many bytes of events are in memory."""
         size = self.stamp[1] if self.stamp is not None else 0
-        return min(size, _SAMPLE) if self.run.behind else size
+        return min(size, _SAMPLE) if self.run.has_unread else size
 
 
 class RunFolder:
@@ -166,7 +166,7 @@ class RunFolder:
         """A run for a page, read up to now; a large one as far as there was time."""
         with self._borrow(run_id) as opened:
             now = time.monotonic()
-            if opened.run.behind or now - opened.read >= _INTERVAL:
+            if opened.run.has_unread or now - opened.read >= _INTERVAL:
                 opened.refresh(_SLICE if opened.requested is not None else _FIRST_SLICE)
                 self._keep_curves(run_id, opened)
             opened.requested = now
@@ -180,13 +180,13 @@ class RunFolder:
             if seconds:
                 self._keep_curves(run_id, opened)
             yield opened
-            unfinished = opened.run.state == "running" or (seconds and opened.run.behind)
+            unfinished = opened.run.state == "running" or (seconds and opened.run.has_unread)
             if opened.requested is None and not unfinished:
                 self._close(opened)
 
     def _keep_curves(self, run_id: str, opened: OpenRun) -> None:
         """An ended run will not change, and reading it again is expensive."""
-        if opened.run.behind or opened.stamp is None or opened.run.state == "running":
+        if opened.run.has_unread or opened.stamp is None or opened.run.state == "running":
             return
         key = (run_id, opened.stamp)
         with self._lock:
@@ -307,7 +307,7 @@ class RunList:
     def _read(self, name: str, path: Path, *, seconds: float = 0.0) -> None:
         try:
             with self._folder.open_briefly(name, seconds=seconds) as opened:
-                self._known[name] = _KnownRow(make_row(name, opened.run), opened.stamp, not opened.run.behind)
+                self._known[name] = _KnownRow(make_row(name, opened.run), opened.stamp, not opened.run.has_unread)
         except MissingFile:  # deleted meanwhile
             self._known[name] = _KnownRow(make_unread_row(name), None, True)
         except Exception as error:  # one run that can't be read must not hide the others

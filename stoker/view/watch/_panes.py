@@ -24,7 +24,11 @@ _VALUE = 9  # columns of a value in the table
 def header(snapshot: Snapshot, width: int, _: int = 1) -> Text:
     """The state, path, model and time of the run."""
     run, status = snapshot.run, snapshot.run.status
-    left = f" · {format_clock(status.left)} left" if status.left is not None and run.state == "running" else ""
+    left = (
+        f" · {format_clock(status.seconds_left)} left"
+        if status.seconds_left is not None and run.state == "running"
+        else ""
+    )
     times = f" {format_clock(status.seconds)}{left} "
     line = Text.assemble(_badge(run.state, _state_color(run.state)), (f"  {escape_control(run.path)}", "bold"))
     line.append(f"  {escape_control(run.title)}", style=QUIET)
@@ -64,7 +68,8 @@ def status(snapshot: Snapshot, width: int, height: int) -> Text:
         "batch": _of(_batch(now), now.batches) if running and _batch(now) else "",
         "update": _of(now.update, now.updates) + pace,
         "speed": f"{format_count(now.samples_per_second)} samples/s" if now.samples_per_second else "",
-        "time": format_clock(now.seconds) + (f", {format_clock(now.left)} left" if now.left and running else ""),
+        "time": format_clock(now.seconds)
+        + (f", {format_clock(now.seconds_left)} left" if now.seconds_left and running else ""),
         # The name comes last because it may be cut.
         "best": f"{format_number(now.best.value)} @{now.best.epoch} {escape_control(now.best.name)}"
         if now.best
@@ -87,12 +92,12 @@ def progress(snapshot: Snapshot, width: int, _: int = 2) -> Text:
     running = run.state == "running"
     label = "valid" if now.phase == "valid" else f"epoch {_of(now.epoch, now.epochs, '/')}"
     batch = f"batch {_of(_batch(now), now.batches, '/')}" if running else ""
-    left = f" · {format_clock(now.left)} left" if now.left is not None and running else ""
+    left = f" · {format_clock(now.seconds_left)} left" if now.seconds_left is not None and running else ""
     fraction = 1.0 if run.state == "finished" else now.fraction
     total = f"{fraction:.0%}{left}" if fraction is not None else f"{now.update:,} updates"
     label_width = max(len(label), 5)
     bar_width = max(4, width - label_width - 4 - max(len(batch), len(total), 18))
-    within = 1.0 if not running and not now.batch else now.within  # ended between two epochs
+    within = 1.0 if not running and not now.batch else now.phase_fraction  # ended between two epochs
     first = _bar(f" {label:<{label_width}} ", within, bar_width, VALID if now.phase == "valid" else TRAIN, batch)
     second = _bar(f" {'run':<{label_width}} ", fraction, bar_width, _state_color(run.state), total)
     return _stack([first, second], width, 2)
@@ -260,7 +265,7 @@ def _of(done: int, total: int | None, between: str = " of ") -> str:
 
 def _batch(now: Status) -> int:
     """The current batch; between two epochs, the last one."""
-    return now.batch or (now.batches if now.within == 1.0 and now.batches else 0)
+    return now.batch or (now.batches if now.phase_fraction == 1.0 and now.batches else 0)
 
 
 def _has_timestamp(line: str) -> bool:

@@ -82,7 +82,7 @@ class Reader:
                 if snapshot is not None:
                     shown = snapshot
                     self._on_snapshot(snapshot)
-                if not any(follower.behind for follower in self.followers):
+                if not any(follower.has_unread for follower in self.followers):
                     self._wake_up.wait(_INTERVAL)
         except BaseException as error:
             self._on_failure(error)
@@ -95,7 +95,7 @@ class Reader:
                 return
             follower = self.followers[run]
             try:
-                follower.ask(action, by="watch")
+                follower.request(action, by="watch")
                 self._on_answer(f"asked {follower.name} to {action} after the current update", False)
             except (StokerError, OSError) as error:
                 self._on_answer(str(error), True)

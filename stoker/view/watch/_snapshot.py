@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._text import escape_control, format_time
-from stoker.record import Best, Follower, Points, Status, flat, group_by_metric, line_styles, use_log_scale
+from stoker.record import Best, Follower, Points, Status, flatten_config, group_by_metric, line_styles, use_log_scale
 from stoker.view.console import Line
 
 Kind = Literal["history", "recent", "epochs"]
@@ -133,21 +133,21 @@ def _run_snapshot(follower: Follower, label: str) -> RunSnapshot:
         state=follower.state,
         reason=follower.reason,
         problem=follower.problem,
-        behind=follower.behind,
+        behind=follower.has_unread,
         status=follower.status,
         title=", ".join(filter(None, [str(begin.get("model") or ""), count, f"on {device}" if device else ""])),
         plan=tuple(map(str, begin.get("plan") or ())),
         settings=tuple(_settings(follower)),
         sets=sets,
         rows=tuple(_rows(follower, latest, sets)),
-        warnings=sum(event.kind == "warning" for event in follower.said),
+        warnings=sum(event.kind == "warning" for event in follower.messages),
         log=tuple(follower.log),
     )
 
 
 def _settings(follower: Follower) -> Iterator[tuple[str, str]]:
-    yield from ((name, str(value)) for name, value in flat(follower.config, "config") if value is not None)
-    for name, value in flat(follower.facts):
+    yield from ((name, str(value)) for name, value in flatten_config(follower.config, "config") if value is not None)
+    for name, value in flatten_config(follower.facts):
         if name == "command" and isinstance(value, list):
             yield name, " ".join(map(str, value))
         elif name in ("started", "imported.time"):
@@ -215,7 +215,7 @@ def _points(follower: Follower, name: str, view: View) -> Points:
         return follower.points(name, source="epochs")
     points, status = follower.points(name), follower.status
     if status.phase == "valid" and name.startswith(f"{status.set_name}/"):
-        return points.at(points.update < status.update)  # a running validation has seen only a part of its set
+        return points.select(points.update < status.update)  # a running validation has seen only a part of its set
     return points
 
 
@@ -251,7 +251,7 @@ def _smooth(values: NDArray[np.float64], part: float) -> NDArray[np.float64]:
 
 
 def _thin(line: Line) -> Line:
-    points = Points(line.x, line.x, line.x, line.y).thinned(_MAX_POINTS)
+    points = Points(line.x, line.x, line.x, line.y).downsample(_MAX_POINTS)
     return Line(line.name, points.update, points.value, line.style)
 
 

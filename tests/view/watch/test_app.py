@@ -206,7 +206,7 @@ def test_a_run_that_is_killed_while_it_is_watched(running):
         running.close()  # as after a kill: no end event, and no process that writes
         return await settled(pilot, until=lambda app: app.snapshot.run.state == "died")
 
-    assert "the process went away without a word" in watching(["runs/digits"], story)
+    assert "the process ended without finishing the run" in watching(["runs/digits"], story)
 
 
 def test_a_run_that_is_deleted_while_it_is_watched(running):
@@ -222,7 +222,7 @@ def test_a_run_that_is_deleted_while_it_is_watched(running):
 def test_a_damaged_record(running):
     with open("runs/digits/events.jsonl", "ab") as file:
         file.write(b"\x00\xff not json\n")
-    assert "a damaged line was left out" in watching(["runs/digits"], shown)
+    assert "a damaged line was skipped" in watching(["runs/digits"], shown)
 
 
 def test_new_values_appear(running):
@@ -338,7 +338,7 @@ def test_a_process_that_writes_and_is_killed(tmp_path):
     writer.stdin.close()
     writer.stdout.close()
     assert (before.state, before.status.epoch) == ("running", 1)
-    assert "the process went away without a word" in text
+    assert "the process ended without finishing the run" in text
 
 
 def test_the_speed_stays_between_two_epochs(running):

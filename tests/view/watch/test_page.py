@@ -31,7 +31,7 @@ def test_a_run_as_text(tmp_path, ascii_only):
 
 def test_a_run_that_died(tmp_path):
     make(tmp_path / "digits", epochs=1).close()
-    assert "the process went away without a word" in page_of(tmp_path / "digits")
+    assert "the process ended without finishing the run" in page_of(tmp_path / "digits")
 
 
 def test_several_runs(tmp_path):

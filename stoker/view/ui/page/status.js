@@ -2,7 +2,7 @@
 import { el, refill, say } from "./dom.js";
 import { count, duration, number, of, when } from "./text.js";
 
-const PACE = ["samples_per_second", "updates_per_second", "left"]; // not known between two epochs
+const PACE = ["samples_per_second", "updates_per_second", "seconds_left"]; // not known between two epochs
 
 export class StatusPane {
   constructor() {
@@ -44,7 +44,7 @@ function factsOf({ row, status }) {
     ["Update", of(status.update, status.updates)],
     (best || running) && ["Best", number(best?.value), best ? `${best.name ?? row.best?.name ?? ""}, epoch ${best.epoch}` : ""],
     ["Time", duration(status.seconds)],
-    running && Number.isFinite(status.left) && ["Left", duration(status.left)],
+    running && Number.isFinite(status.seconds_left) && ["Left", duration(status.seconds_left)],
     Number.isFinite(status.samples_per_second) && ["Samples / s", count(status.samples_per_second)],
     Number.isFinite(status.updates_per_second) && ["Updates / s", number(status.updates_per_second)],
     ["Began", when(row.began)],
@@ -53,7 +53,7 @@ function factsOf({ row, status }) {
   ].filter(Boolean);
 }
 
-function phase({ phase, set_name: set, batch, batches, within }) {
+function phase({ phase, set_name: set, batch, batches, phase_fraction: within }) {
   if (phase !== "train" && phase !== "valid") return phase;
   const closed = within === 1 && Number.isFinite(batches); // of an epoch that is over, no batch is told any more
   return `${set || phase}, batch ${of(closed ? batches : batch, batches)}`;

@@ -1,0 +1,224 @@
+"""`stoker runs` and `stoker show`."""
+
+import pytest
+import torch
+
+from stoker.checkpoint import Place, Store
+from stoker.cli import main
+from stoker.record import Event, Run
+from tests.record.examples import METRICS, append_fit
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_runs_in_every_state(capsys):
+    for number, (name, options, after) in enumerate(
+        [
+            ("first", {"planned": 5}, []),
+            ("early", {"stop": "Early stopping", "planned": 9}, []),
+            ("group/running", {"end": False, "planned": None}, []),
+            ("killed", {"end": False}, []),
+            ("[red]odd", {"epochs": 0, "end": False}, [Event("error", text="RuntimeError: boom\nmore")]),
+        ]
+    ):
+        run = Run.create(f"runs/{name}", facts={"started": float(number)})
+        append_fit(run.record, **options)
+        for event in after:
+            run.record.append(event)
+        if "running" in name:
+            running = run
+        else:
+            run.close()
+    assert main(["runs"]) == 0
+    running.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["name", "state", "epochs", "best", "started"]
+    words = [" ".join(line.split()) for line in lines[1:6]]
+    best = "valid/loss 0.5 (epoch 3) 1970-01-01"
+    assert words[0].startswith(f"first finished 5 of 5 {best}")
+    assert words[1].startswith(f"early stopped 5 of 9 {best}")
+    assert words[2].startswith(f"group/running running 5 {best}")
+    assert words[3].startswith(f"killed died 5 of 5 {best}")
+    assert words[4].startswith("[red]odd died 0 of 5 RuntimeError: boom 1970")
+
+
+def test_the_directory_of_a_run_lists_that_run(tmp_path, capsys):
+    Run.create(tmp_path / "one").close()
+    for folder in (str(tmp_path / "one"), "one"):
+        assert main(["runs", folder]) == 0
+        assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["one", "died"]
+
+
+def test_an_empty_directory_and_a_missing_one(tmp_path, capsys):
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "no runs in" in capsys.readouterr().out
+    assert main(["runs", str(tmp_path / "nowhere")]) == 1
+    assert "stoker: there is no directory" in capsys.readouterr().err
+
+
+def test_damage_is_listed_and_control_characters_are_escaped(tmp_path, capsys):
+    for name in ("esc\x1b[31mred", "digits"):
+        run = Run.create(tmp_path / name)
+        append_fit(run.record)
+        run.close()
+    with (tmp_path / "digits" / "events.jsonl").open("ab") as file:
+        file.write(b"nonsense\n" * 3)
+    (tmp_path / "digits" / "run.json").write_text("{")
+    assert main(["runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    words = [line.split()[:6] for line in out.splitlines()]
+    assert ["digits", "finished", "5", "of", "5", "valid/loss"] in words
+    assert ["esc\\x1b[31mred", "finished", "5", "of", "5", "valid/loss"] in words and "\x1b" not in out
+    assert "digits: 3 damaged lines were skipped\ndigits: run.json can't be read\n" in out
+
+
+@pytest.fixture
+def run():
+    config = {"model": {"hidden": 128}, "names": ["[b]x"]}
+    made = Run.create("runs/digits", config=config, facts={"git": "abc123", "settings": {"lr": 0.1}})
+    yield made
+    made.close()
+
+
+def show(capsys, name="digits", *options):
+    assert main(["show", name, *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_show_has_everything_about_a_run(run, capsys):
+    append_fit(run.record, stop="Early stopping at epoch 5 of 9", planned=9)
+    run.record.append(Event("warning", text="careful [b]"))
+    out = show(capsys)
+    assert show(capsys, "runs/digits") == out
+    lines = out.splitlines()
+    assert lines[0] == "runs/digits: stopped"
+    for line in (
+        "  Net, 1,234 parameters, on cpu",
+        "  5 of 9 epochs, 50 updates, 50.0 s",
+        "  best valid/loss 0.5 (epoch 3)",
+        "  git abc123",
+        "*     3      0.3333          0.7500      0.5000          0.5300  0.03333",
+        "  model.hidden = 128",
+        "  names = ['[b]x']",
+        "  settings.lr = 0.1",
+        "  careful [b]",
+        "  Early stopping at epoch 5 of 9",
+    ):
+        assert line in lines, line
+    assert "━ train/loss  o valid/loss" in out and "┤" in out and "⡀" in out, "a pipe has no colors"
+
+
+def test_show_a_running_and_a_killed_run(run, capsys):
+    assert "still running\n  no events yet" in show(capsys)
+    append_fit(run.record, end=False)
+    assert "still running\n  last event: 1970-" in show(capsys)
+    run.close()
+    assert "end\n  the process ended without finishing the run; last event: 1970-" in show(capsys)
+
+
+def test_show_the_traceback_of_an_exception(run, capsys):
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in [b]\nRuntimeError: boom\n'
+    run.record.append(Event("error", text="RuntimeError: boom", extra={"traceback": trace}))
+    out = show(capsys)
+    assert "digits: died" in out and "  error: RuntimeError: boom\n  Traceback" in out and "line 1, in [b]" in out
+
+
+def test_show_draws_running_values_of_a_single_epoch(run, capsys):
+    for second in range(20):
+        values = {"train/loss": 20.0 - second}
+        run.record.append(Event("progress", float(second), epoch=1, update=second, values=values))
+    run.record.append(Event("epoch", 20.0, epoch=1, update=20, values={"train/loss": 1.0}))
+    assert "━ train/loss" in show(capsys)
+
+
+def test_show_an_epoch_that_was_cut_short(run, capsys):
+    run.record.append(Event("begin", 1.0, extra={"epochs": 50, "batches": 25}))
+    for kind in ("epoch", "end"):
+        run.record.append(Event(kind, 2.0, epoch=41, batch=3, update=1003))
+    assert "  40 of 50 epochs and 3 of 25 batches, 1,003 updates" in show(capsys)
+
+
+def test_a_wrong_name_is_an_error_with_a_suggestion(run, capsys):
+    assert main(["show", "digit"]) == 1
+    assert capsys.readouterr().err == "stoker: there is no run 'digit'; did you mean 'digits'?\n"
+    assert main(["show", "zzz"]) == 1
+    assert "there is no run 'zzz'; there are: digits" in capsys.readouterr().err
+    assert main(["show", "runs"]) == 1
+    assert "'runs' is not a run: it has no events.jsonl" in capsys.readouterr().err
+
+
+def test_a_run_takes_precedence_over_another_directory_of_its_name(run, tmp_path, capsys):
+    (tmp_path / "digits").mkdir()
+    assert show(capsys).startswith("runs/digits: running")
+
+
+def test_show_a_damaged_run(run, capsys):
+    append_fit(run.record)
+    run.close()
+    with open("runs/digits/events.jsonl", "ab") as file:
+        file.write(b"nonsense\n\x00\xff\n")
+    (run.path / "run.json").write_text("{")
+    lines = show(capsys).splitlines()
+    assert lines[:3] == ["runs/digits: finished", "  2 damaged lines were skipped", "  run.json can't be read"]
+    assert "  5 of 5 epochs, 50 updates, 50.0 s" in lines
+
+
+def test_show_escapes_control_characters(run, capsys):
+    run.record.append(Event("warning", text="hot\x1b[2K\ntwo\r"))
+    Run.create("runs/esc\x1b[31mred", config={"a\x1b": "b\x1b"}).close()
+    assert "  hot\\x1b[2K\ntwo\\r\n" in show(capsys)
+    out = show(capsys, "esc\x1b[31mred")
+    assert "\x1b" not in out and out.startswith("runs/esc\\x1b[31mred: died") and "a\\x1b = b\\x1b" in out
+    assert main(["show", "zzz"]) == 1
+    assert "there are: digits, esc\\x1b[31mred" in capsys.readouterr().err
+
+
+@pytest.fixture
+def checkpoints(run):
+    """Three checkpoints; the second is the first with the best validation loss."""
+    append_fit(run.record, epochs=3, end=False)
+    store = Store(run.path / "checkpoints", run=run.id)
+    for epoch, loss in enumerate([0.7, 0.5, 0.5], 1):
+        values = {"valid/loss": loss, "valid/accuracy": epoch / 10}
+        place = Place(epoch=epoch, batch=10, update=1000 * epoch, reason="every epoch [b]", values=values)
+        store.write({"model": {"weight": torch.full((500,), float(epoch))}}, place)
+    return run.path / "checkpoints"
+
+
+def test_show_lists_checkpoints_and_marks_the_best(run, checkpoints, capsys):
+    out = show(capsys)
+    lines = out[out.index("checkpoints") :].splitlines()
+    assert lines[1].split() == ["name", "epoch", "update", "saved", "size", "reason"]
+    assert lines[2].startswith("  00001000  1      1,000   20") and lines[2].rstrip().endswith("kB  every epoch [b]")
+    assert lines[3].startswith("* 00002000  2      2,000   20")
+    assert lines[4].startswith("  00003000") and lines[5] == "  * best valid/loss"
+    assert "damaged" not in out
+    run.record.append(Event("begin", extra={"metrics": METRICS, "monitor": "valid/accuracy"}))
+    assert "* 00003000" in show(capsys)
+
+
+def test_show_verify_names_damaged_checkpoints(run, checkpoints, capsys):
+    assert "all checkpoints are intact" in show(capsys, "digits", "--verify")
+    (checkpoints / "00001000" / "manifest.json").write_text("{")
+    weights = checkpoints / "00002000" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    out = show(capsys)
+    assert "00001000" not in out and "* 00002000" in out and "damaged" not in out
+    assert main(["show", "digits", "--verify"]) == 1
+    out, err = capsys.readouterr()
+    assert err == "stoker: 2 of the checkpoints in 'runs/digits' are damaged\n"
+    assert "\n  damaged: 00001000/manifest.json" in out and "\n  damaged: 00002000/model.safetensors" in out
+    assert "intact" not in out
+
+
+def test_show_a_run_without_checkpoints_and_a_file_in_their_place(capsys):
+    other = Run.create("runs/other")
+    other.close()
+    assert "checkpoints" not in show(capsys, "other", "--verify")
+    (other.path / "checkpoints").write_text("a file")
+    assert "checkpoints can't be read" in show(capsys, "other")

@@ -257,7 +257,7 @@ def test_any_form_of_a_run_gives_the_same_report(run):
 
 
 def test_what_is_not_a_run(tmp_path):
-    with pytest.raises(BadFile, match="no run"):
+    with pytest.raises(BadFile, match="is not a run: it has no events.jsonl"):
         report_html(tmp_path)
     with pytest.raises(WrongType, match="a Run, a Follower or a Record; got an object of type int"):
         report_html(3)

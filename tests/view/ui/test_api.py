@@ -193,20 +193,20 @@ def test_stopping_a_run_needs_the_token(tmp_path, alive):
         ):
             answer = client.post("api/control/alive", json={"ask": "stop"}, headers=headers)
             assert answer.status_code == 403 and "token" in answer.json()["error"]
-        assert control.asked() is None
+        assert control.poll() is None
         headers = {"authorization": f"Bearer {server.token}"}
         answer = client.post("api/control/alive", json={"ask": "stop"}, headers=headers)
         assert (answer.status_code, answer.json()) == (200, {"asked": "stop"})
-        request = control.asked()
-        assert request is not None and (request.what, request.by) == ("stop", "ui")
+        request = control.poll()
+        assert request is not None and (request.action, request.by) == ("stop", "ui")
         for body in (b"", b"{", b"[]", b'{"ask": "die"}', b'{"ask": ["stop"]}', b"[" * 3000, b" " * 100_000):
             answer = client.post("api/control/alive", content=body, headers=headers)
             assert (answer.status_code, answer.json()["error"]) == (400, 'expected {"ask": "stop"} or {"ask": "save"}')
         assert client.post("api/control/none", json={"ask": "save"}, headers=headers).status_code == 404
         alive.close()
         answer = client.post("api/control/alive", json={"ask": "save"}, headers=headers)
-        assert answer.status_code == 409 and "no living process writes that run" in answer.json()["error"]
-        assert control.asked() is None
+        assert answer.status_code == 409 and "the run has no living process" in answer.json()["error"]
+        assert control.poll() is None
 
 
 def test_a_read_only_server_has_no_token(tmp_path, alive):
@@ -239,7 +239,7 @@ def test_a_damaged_record_is_shown_as_far_as_it_can_be_read(tmp_path):
     (tmp_path / "empty" / "events.jsonl").touch()
     with serving(tmp_path) as (_, client):
         found = client.get("api/run/damaged").json()
-        assert found["problem"] == "a damaged line was left out" and found["config"] is None
+        assert found["problem"] == "a damaged line was skipped" and found["config"] is None
         y = client.get("api/points/damaged?name=valid/loss&source=epochs").json()["series"]["valid/loss"]["y"]
         assert y == pytest.approx([0.7, 0.6, 0.5, 0.6, 0.7])
         rows = rows_of(client)

@@ -72,7 +72,7 @@ def test_a_run_that_dies_is_reported(tmp_path, run):
         first_of(events, "live")
         run.close()
         data = events.until("run", lambda data: data["row"]["state"] == "died")
-        assert data["row"]["reason"] == "the process went away without a word"
+        assert data["row"]["reason"] == "the process ended without finishing the run"
 
 
 def test_a_resume_invalidates_earlier_messages(tmp_path, run):
@@ -96,7 +96,7 @@ def test_a_run_that_is_deleted_and_created_again(tmp_path, run):
             if kind == "runs" and data["gone"] == ["live"]:
                 missing.discard("list")
             elif kind == "run" and data["row"]["state"] == "gone":
-                assert (data["id"], data["problem"]) == ("live", "the run's directory is gone")
+                assert (data["id"], data["problem"]) == ("live", "the run's directory does not exist any more")
                 missing.discard("run")
         make(run.path, epochs=1)
         changes = [events.until("run", lambda data: data["anew"])]

@@ -86,7 +86,7 @@ def test_a_damaged_run_is_marked(server, visit):
     def damaged(route):
         told = route.fetch().json()
         for each in told["runs"]:
-            each["problem"] = "3 damaged lines were left out" if each["id"] == SLOW else ""
+            each["problem"] = "3 damaged lines were skipped" if each["id"] == SLOW else ""
         route.fulfill(json=told)
 
     with visit(server) as page:
@@ -94,7 +94,7 @@ def test_a_damaged_run_is_marked(server, visit):
         page.route("**/api/runs", damaged)
         page.route("**/api/events*", lambda route: route.fulfill(content_type="text/event-stream", body=": none\n\n"))
         page.reload()
-        expect(row(page, SLOW).locator("th")).to_have_text("slow⚠ 3 damaged lines were left out")
+        expect(row(page, SLOW).locator("th")).to_have_text("slow⚠ 3 damaged lines were skipped")
         expect(page.locator("tbody .problem:visible")).to_have_count(1)
 
 

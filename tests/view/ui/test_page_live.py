@@ -64,7 +64,7 @@ def test_points_and_the_end_of_another_process_appear(tmp_path, process, visit):
         process.kill()
         process.wait()
         expect(page.locator(".title .state")).to_have_text("✕died")
-        expect(page.locator(".reason")).to_contain_text("went away without a word")
+        expect(page.locator(".reason")).to_contain_text("ended without finishing the run")
 
 
 @pytest.mark.soak
@@ -146,8 +146,8 @@ def test_a_run_that_is_deleted_while_it_is_shown(tmp_path, visit):
         expect(page.locator(".panel canvas").first).to_be_visible()
         shutil.rmtree(tmp_path / "digits")
         expect(page.locator(".title .state")).to_have_text("○gone")
-        expect(page.locator(".reason")).to_have_text("the run's directory is gone")
-        expect(page.get_by_text("the run's directory is gone")).to_have_count(1)
+        expect(page.locator(".reason")).to_have_text("the run's directory does not exist any more")
+        expect(page.get_by_text("the run's directory does not exist any more")).to_have_count(1)
 
 
 @pytest.mark.soak

@@ -121,7 +121,7 @@ def test_it_says_what_it_is():
     assert said[1].startswith("best: valid/loss ") and "in epoch 2" in said[1]
     assert "train/loss" in said[2]
     shown = result._repr_html_()
-    assert "<table" in shown and "<svg" in shown and "<b>Linear</b> fitted: 2 epochs, 4 updates in " in shown
+    assert "<pre" in shown and "<img" in shown and "<b>Linear</b> fitted: 2 epochs, 4 updates in " in shown
     assert "Completed 2 epochs" in shown and "<script" not in shown
 
 

@@ -71,3 +71,7 @@ __all__ = [
     "to_local",
     "world",
 ]
+Agreement = Accord
+propagate_failures = failing
+World.all_gather = World.gathered
+World.broadcast_object = World.told

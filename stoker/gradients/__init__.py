@@ -20,3 +20,5 @@ __all__ = [
     "needs_backward",
     "spread",
 ]
+GradientReducer = Shared
+split_long = spread

@@ -10,12 +10,12 @@ from stoker._select import assign, describe, named_parameters
 from stoker.callbacks import HOOK_NAMES
 from stoker.data import Loader
 from stoker.distributed import device_of, world
+from stoker.engine import Fit, preserve_rng
 from stoker.learner._outlook import outlook
 from stoker.learner._prepare import fastest, prepare
 from stoker.learner._resume import earlier, seed_of
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish
-from stoker.loop import Fit, put_back
 
 # The loop as it runs: depth, what happens, the milestone that is reached there.
 _LOOP = [
@@ -48,10 +48,11 @@ def explain(spec: Spec, wish: Wish) -> str:
     """The explanation of a fit that is made ready and not run; of several processes each may ask by itself."""
     here = world()
     own = device_of(here)
-    with put_back(), torch.cuda.device(own) if here.size > 1 and own.type == "cuda" else nullcontext():
-        fit = prepare(spec, wish, seed=seed_of(earlier(wish)), world=here, dry=True)
-        fit.model.to(fit.home)
-    parts = [["Plan", *(f"  {line}" for line in fit.plan_lines)], _data(fit), _groups(fit, spec), _loop(fit)]
+    with preserve_rng(), torch.cuda.device(own) if here.size > 1 and own.type == "cuda" else nullcontext():
+        prepared = prepare(spec, wish, seed=seed_of(earlier(wish)), world=here, dry=True)
+        fit = prepared.fit
+        fit.state.model.to(prepared.home)
+    parts = [["Plan", *(f"  {line}" for line in fit.describe())], _data(fit), _groups(fit, spec), _loop(fit)]
     parts += [["Run", *(f"  {line}" for line in outlook(fit, wish))]] if wish.run is not None else []
     return "\n\n".join("\n".join(lines) for lines in parts)
 
@@ -74,12 +75,12 @@ def _way(loader: Loader) -> str:
 
 def _groups(fit: Fit, spec: Spec) -> list[str]:
     """The parameters as a table: who steps them, and at which learning rate."""
-    parameters = named_parameters(fit.model)
-    recipe = fastest(spec.optimizer, fit.model, fit.device)
+    parameters = named_parameters(fit.state.model)
+    recipe = fastest(spec.optimizer, fit.state.model, fit.device)
     optimizers = recipe if isinstance(recipe, Mapping) else {"*": recipe}
     rates = spec.lr if isinstance(spec.lr, Mapping) else {"*": spec.lr}
-    stepped = assign({key: key for key in optimizers}, parameters, fit.model)
-    rated = assign({key: key for key in rates}, parameters, fit.model)
+    stepped = assign({key: key for key in optimizers}, parameters, fit.state.model)
+    rated = assign({key: key for key in rates}, parameters, fit.state.model)
     rows: dict[tuple[str, str, str], list[str]] = {}
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
@@ -126,13 +127,13 @@ def _loop(fit: Fit) -> list[str]:
 
 
 def _words(fit: Fit) -> dict[str, str]:
-    settings, model = fit.settings, type(fit.model).__name__
-    own = fit.supervised is None
+    settings, model = fit.settings, type(fit.state.model).__name__
+    own = fit.step.supervised is None
     steps = ["check that loss and gradients are finite"]
     steps += [f"clip values to {settings.clip_value:g}"] if settings.clip_value else []
     steps += [f"clip the norm to {settings.clip_norm:g}"] if settings.clip_norm else []
     window = settings.accumulate
-    loss = "" if own else getattr(fit.supervised.loss, "__name__", type(fit.supervised.loss).__name__)  # pyright: ignore
+    loss = "" if own else getattr(fit.step.supervised.loss, "__name__", type(fit.step.supervised.loss).__name__)  # pyright: ignore
     return {
         "forward": f"{model}.train_step(batch)" if own else f"{model}(inputs)",
         "loss": "the loss that it gave" if own else f"{loss}(predictions, target)",
@@ -140,9 +141,9 @@ def _words(fit: Fit) -> dict[str, str]:
         if window == 1
         else f", added up over {window} batches (weighed by samples; a short rest counts)",
         "update": f"{', '.join(steps)}, then step"
-        + ("" if fit.scaler is None else " (fp16: unscaled before the check)"),
-        "average": "" if fit.average is None else f", move the average of the weights (decay {fit.average.decay:g})",
-        "train_metrics": _metrics(fit.train_metrics),
+        + ("" if fit.state.loss_scale is None else " (fp16: unscaled before the check)"),
+        "average": "" if fit.state.ema is None else f", move the average of the weights (decay {fit.state.ema.decay:g})",
+        "train_metrics": _metrics(fit.state.totals.metrics),
         "valid_metrics": _metrics(fit.valid_metrics),
         "validate": f"validate on {', '.join(fit.valid)}"
         + (f", every {settings.validate_every} updates" if settings.validate_every else ""),

@@ -9,16 +9,16 @@ from torch import nn
 
 from stoker.data import Loader
 from stoker.distributed import World, failing, joined
+from stoker.engine import RankSync, evaluate, predict
 from stoker.errors import InvalidArgument, WrongType
 from stoker.learner._data import in_order, loader
 from stoker.learner._first import only_by_first
 from stoker.learner._judge import judge
 from stoker.learner._load import outcome_in
 from stoker.learner._outcome import Outcome, outcome_of
-from stoker.learner._prepare import metrics_of
+from stoker.learner._prepare import Prepared, metrics_of
 from stoker.learner._spec import Spec
-from stoker.learner._start import go_on, on_device
-from stoker.loop import Fit, evaluate, in_step, predict
+from stoker.learner._start import continue_fit, on_device
 from stoker.metrics import Metric
 from stoker.record import Best, History, Record
 from stoker.steps import Supervised
@@ -38,10 +38,10 @@ class Fitted:
     or `keep="last"`), on the device that it came from. `best` says which epoch they are of.
     """
 
-    __slots__ = ("_fit", "_outcome")
+    __slots__ = ("_outcome", "_prepared")
 
-    def __init__(self, outcome: Outcome, fit: Fit | None = None) -> None:
-        self._outcome, self._fit = outcome, fit
+    def __init__(self, outcome: Outcome, prepared: Prepared | None = None) -> None:
+        self._outcome, self._prepared = outcome, prepared
 
     @classmethod
     def load(cls, run: str | os.PathLike[str], learner: "Learner | nn.Module | None" = None) -> Self:
@@ -149,12 +149,12 @@ class Fitted:
         An epoch that was cut short (by `updates`, `minutes` or Ctrl-C) is not taken up again: the next one begins. To
         go on exactly, give the fit a `run` and fit it again with `resume=True` and more epochs.
         """
-        if self._fit is None:
+        if self._prepared is None:
             raise InvalidArgument("this run was loaded without its data: go on with fit(..., run=..., resume=True)")
         try:
-            go_on(self._fit, epochs=epochs, updates=updates, minutes=minutes, show=show)
+            continue_fit(self._prepared, epochs=epochs, updates=updates, minutes=minutes, show=show)
         finally:
-            self._outcome = outcome_of(self._fit)
+            self._outcome = outcome_of(self._prepared)
         return self
 
     def plot(
@@ -225,4 +225,4 @@ class Fitted:
 
 def _shares(batches: Loader, world: World, split: World) -> Iterable[Any]:
     """This process's share of every batch, in step with all others."""
-    return in_step(batches, batches.shared(split.rank, split.size).at(epoch=0), world)
+    return RankSync(world, split, agree=False).keep_in_step(batches, batches.shared(split.rank, split.size).at(epoch=0))

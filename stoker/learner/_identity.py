@@ -10,8 +10,8 @@ from torch import nn
 
 from stoker._select import describe, named_parameters
 from stoker.data import Loader
+from stoker.engine import Fit, length_of
 from stoker.learner._spec import Spec
-from stoker.loop import Fit, length_of
 from stoker.metrics import GradientNorm
 
 # With another of these, no batch is the same.
@@ -26,9 +26,9 @@ def identity_of(fit: Fit, spec: Spec) -> dict[str, Any]:
     """`fixed`: what has to be the same; `free`: what may differ, and changes what comes out; the rest is told only."""
     settings, train = fit.settings, fit.train
     fixed = {
-        "model": {name: _kind(each) for name, each in named_parameters(fit.model).items()},
-        "loss": None if fit.supervised is None else _spelled(spec.loss),
-        "optimizer": _ADDRESS.sub("", repr(fit.optimizer)),
+        "model": {name: _kind(each) for name, each in named_parameters(fit.state.model).items()},
+        "loss": None if fit.step.supervised is None else _spelled(spec.loss),
+        "optimizer": _ADDRESS.sub("", repr(fit.state.optimizer)),
         "samples": _samples(train),
         "batches": length_of(train),
         "batch_size": train.batch_size,
@@ -39,10 +39,10 @@ def identity_of(fit: Fit, spec: Spec) -> dict[str, Any]:
         "precision": settings.precision,
         "ema": spec.ema,
         "metrics": _counted(fit),
-        "step": "compiled" if spec.compile or any(_is_compiled(module) for module in fit.model.modules()) else "eager",
+        "step": "compiled" if spec.compile or any(_is_compiled(module) for module in fit.state.model.modules()) else "eager",
     }
     free = {
-        "structure": repr(fit.model)[:_LONGEST].split("\n"),
+        "structure": repr(fit.state.model)[:_LONGEST].split("\n"),
         "lr": _spelled(spec.lr),
         "clip_norm": settings.clip_norm,
         "clip_value": settings.clip_value,
@@ -51,7 +51,7 @@ def identity_of(fit: Fit, spec: Spec) -> dict[str, Any]:
         "validate_every": settings.validate_every,
         "keep": settings.keep,
         "device": fit.device.type,
-        "processes": None if fit.world.size == 1 else fit.world.size,
+        "processes": None if fit.ranks.world.size == 1 else fit.ranks.world.size,
         "threads": torch.get_num_threads() if fit.device.type == "cpu" else None,
     }
     limits = {name: getattr(settings, name) for name in ("epochs", "updates", "minutes")}
@@ -121,7 +121,7 @@ def _kind(parameter: nn.Parameter) -> str:
 def _counted(fit: Fit) -> str | None:
     """The metrics that add something up over the batches of an epoch."""
     meters = [meter for meter in fit.meters if isinstance(meter, GradientNorm)]
-    return ", ".join(metric.name for metric in (*fit.train_metrics, *meters)) or None
+    return ", ".join(metric.name for metric in (*fit.state.totals.metrics, *meters)) or None
 
 
 def _samples(loader: Loader) -> int | None:
@@ -140,7 +140,7 @@ def _size(loader: Loader) -> str:
 
 def doubts(fit: Fit) -> list[str]:
     """What may keep a run that goes on from the same bits although nothing has changed."""
-    contexts = [getattr(module, "dynamo_ctx", None) for module in fit.model.modules()]
+    contexts = [getattr(module, "dynamo_ctx", None) for module in fit.state.model.modules()]
     if not any(context is not None and getattr(context, "_dynamic", False) is None for context in contexts):
         return []
     return [

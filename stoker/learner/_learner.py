@@ -16,9 +16,8 @@ from stoker.learner._explain import explain
 from stoker.learner._fitted import Fitted
 from stoker.learner._outcome import outcome_of
 from stoker.learner._spec import Spec
-from stoker.learner._start import started
+from stoker.learner._start import start_fit
 from stoker.learner._wish import Wish
-from stoker.loop import train as loop
 from stoker.optim import AdamW
 from stoker.steps import LossFunction
 
@@ -132,10 +131,8 @@ class Learner:
             *(train, valid, epochs, updates, minutes, batch_size),
             *(callbacks, run, config, validate_every, keep, checkpoint, resume),
         )
-        with started(self._spec, wish, show=show) as (fit, unfinished):
-            if unfinished:
-                loop(fit)
-        return Fitted(outcome_of(fit), fit)
+        prepared = start_fit(self._spec, wish, show=show)
+        return Fitted(outcome_of(prepared), prepared)
 
     def explain(self, train: Any, **fit: Any) -> str:
         """What `fit` with these arguments would do, and why; nothing is trained, and the model stays as it is."""

@@ -11,11 +11,11 @@ from torch import nn
 from stoker.checkpoint import Found, load_model_state, model_state
 from stoker.distributed import data_world, joined
 from stoker.errors import MissingFile, StateMismatch, WrongType
+from stoker.engine import restore_weights, upgrade_state
 from stoker.learner._outcome import Outcome
 from stoker.learner._prepare import device_for, device_of, loss_on, metrics_of
 from stoker.learner._resume import store_of
 from stoker.learner._spec import Spec
-from stoker.loop import restore
 from stoker.metrics import Metric
 from stoker.record import Best, Record, Run
 from stoker.steps import Supervised
@@ -46,7 +46,7 @@ def outcome_in(run: str | os.PathLike[str], spec: Spec | nn.Module | None) -> Ou
     opened = Run.open(run)
     found = newest(opened)
     assert found.saved is not None
-    loop = found.state["loop"]
+    loop = found.state["progress"]
     model = spec.make_model() if isinstance(spec, Spec) else spec
     own = isinstance(spec, Spec)
     if model is not None:
@@ -79,17 +79,17 @@ def newest(run: Run) -> Found:
     if found.saved is None:
         why = "\n  ".join(["", *found.problems]) if found.problems else " It was not saved, or never came that far"
         raise MissingFile(f"there is no whole checkpoint in {str(Path(run.path))!r}.{why}")
-    return found
+    return found._replace(state=upgrade_state(found.state))
 
 
 def put(model: nn.Module, state: Mapping[str, Any]) -> None:
     """The weights that a state would have given: the best, the average, what the optimizer means, or the last."""
-    average = state["average"] and {**state["average"]["parameters"], **state["average"]["buffers"]}
-    kept = state["best"] or average or state["judged"]
+    average = state["ema"] and {**state["ema"]["parameters"], **state["ema"]["buffers"]}
+    kept = state["best_weights"] or average or state["eval_weights"]
     try:
         load_model_state(model, {**state["model"], **_modes(model)})
         if kept is not None:
-            restore(model, kept)
+            restore_weights(model, kept)
     except StateMismatch as error:
         raise StateMismatch(str(error).replace("this state doesn't", "the run's weights don't")) from None
 

@@ -11,12 +11,11 @@ from torch import nn
 
 from stoker.callbacks import Callback, Context
 from stoker.distributed import joined
+from stoker.engine import preserve_rng
 from stoker.errors import InvalidArgument, NotFinite
 from stoker.learner._learner import Learner
-from stoker.learner._start import started
+from stoker.learner._start import start_fit
 from stoker.learner._wish import Wish
-from stoker.loop import put_back
-from stoker.loop import train as loop
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,10 +82,9 @@ def lr_find(
     growth = (end_lr / start_lr) ** (1 / (steps - 1))
     rate = lambda update: start_lr * growth**update  # noqa: E731  a schedule
     tried = replace(spec, model=model, lr=rate, metrics=(), ema=None, on_nan="stop")
-    with put_back(), suppress(NotFinite):  # too large a rate: the curve ends there
+    with preserve_rng(), suppress(NotFinite):  # too large a rate: the curve ends there
         wish = Wish(train, updates=steps, batch_size=batch_size, callbacks=[*callbacks, watch], keep="last")
-        with started(tried, wish, show=False) as (fit, _):
-            loop(fit)
+        start_fit(tried, wish, show=False)
     # Of several ranks each has seen its own losses; the first one's are as good as any.
     rates, losses = joined(spec.device).told((watch.rates, watch.losses))
     if len(losses) < 5:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from stoker.distributed import World
-from stoker.loop import Fit
+from stoker.learner._prepare import Prepared
 from stoker.metrics import Metric
 from stoker.record import Best, Record
 from stoker.steps import Supervised
@@ -33,21 +33,22 @@ class Outcome:
     split: World | None = None  # among whom a device mesh splits batches; None: all processes that there are
 
 
-def outcome_of(fit: Fit) -> Outcome:
-    """What a fit that is over has come to."""
-    ctx, events = fit.ctx, fit.record.path
+def outcome_of(prepared: Prepared) -> Outcome:
+    """The outcome of a fit that has ended."""
+    fit = prepared.fit
+    ctx, events = fit.ctx, fit.ctx.record.path
     return Outcome(
-        model=fit.model,
-        record=fit.record,
+        model=fit.state.model,
+        record=fit.ctx.record,
         best=ctx.best,
         epochs=ctx.epoch,
         updates=ctx.update,
         stopped=ctx.stopping or "",
-        supervised=fit.supervised,
+        supervised=fit.step.supervised,
         metrics=fit.valid_metrics,
         precision=fit.settings.precision,
         device=fit.device,
-        home=fit.home,
+        home=prepared.home,
         run=events.parent if events is not None else None,
-        split=None if fit.parallel.mesh is None else fit.split,
+        split=None if fit.parallel.mesh is None else fit.ranks.split,
     )

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from stoker.checkpoint import Checkpoint
+from stoker.engine import Fit, upgrade_state
 from stoker.learner._identity import changes
 from stoker.learner._resume import earlier, is_over, store_of
 from stoker.learner._wish import Wish
-from stoker.loop import Fit
 
 _LOST = "has no whole checkpoint, and begins anew"
 
@@ -26,7 +26,7 @@ def _standing(fit: Fit, wish: Wish) -> str:
     found = store.newest()
     if found.saved is None:
         return _LOST
-    lines = changes(found.state["identity"]["fixed"], fit.identity["fixed"])
+    lines = changes(found.state["identity"]["fixed"], fit.state.identity["fixed"])
     if lines and wish.resumes != "force":
         return f"is of another training ({'; '.join(lines)}), and fit refuses that"
     if is_over(fit, found):

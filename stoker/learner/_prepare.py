@@ -3,23 +3,40 @@
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from stoker._select import assign, named_parameters
-from stoker.callbacks import Context, Hooks
-from stoker.distributed import World, is_sharded
+from stoker.callbacks import Context, Hooks, Requests
+from stoker.distributed import World, is_distributed, is_sharded
+from stoker.engine import (
+    Ending,
+    Fit,
+    LossScale,
+    RankSync,
+    Recorder,
+    RunningTotals,
+    Settings,
+    StopSignals,
+    TrainState,
+    TrainStep,
+    agree_on_plan,
+    length_of,
+    plan_fit,
+)
 from stoker.errors import InvalidArgument
 from stoker.learner._data import Data, loaders
 from stoker.learner._identity import identity_of
-from stoker.learner._parallel import heard_here, share, split_of, spread, told
+from stoker.learner._parallel import heard_here, reducer_for, split_of, spread, told
+from stoker.learner._same import check_same, trained
 from stoker.learner._plan import plan_of
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish
-from stoker.loop import Fit, Scaler, Settings, agreed, length_of, planned
-from stoker.metrics import Loss, Meter, Metric, as_metric
+from stoker.metrics import GradientNorm, Loss, Meter, Metric, as_metric
+from stoker.record import Run
 from stoker.optim import Adagrad, Algorithm, init
 from stoker.schedule import as_schedule
 from stoker.steps import Supervised
@@ -27,10 +44,21 @@ from stoker.steps import Supervised
 _ALONE = World()
 
 
-def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _ALONE, dry: bool = False) -> Fit:
-    """A fit that is ready to run: model on its device, loaders, optimizer, schedules, metrics, hooks.
+@dataclass(slots=True)
+class Prepared:
+    """A fit, and what the learner has to know about it before and after it runs."""
 
-    `seed` is what an earlier part of the run drew; the spec's own goes before. A `dry` one is only looked at: its model
+    fit: Fit
+    home: torch.device  # where the model came from, and returns to
+    resumed: Mapping[str, Any] | None = None  # the state that was loaded
+    ending: Ending | None = None
+    reopen: Callable[[], Run] | None = None  # opens a run that had ended already, for `continue_`
+
+
+def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _ALONE, dry: bool = False) -> Prepared:
+    """Creates everything that a fit needs: model on its device, loaders, optimizer, schedules, metrics, hooks.
+
+    `seed` is what an earlier part of the run drew; the spec's own comes first. A `dry` one is only looked at: its model
     is not sharded, and no other rank is asked for anything.
     """
     seed = _seed(spec, seed, _ALONE if dry else world)
@@ -43,7 +71,8 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _
     data = sources.shared(split)
     home, device = device_of(model), device_for(spec.device, model)
     recipe = fastest(spec.optimizer, model.to(device), device, compile=spec.compile and world.size == 1)
-    average, optimizer = spread(model, spec.parallel, world, ema=spec.ema, dry=dry), init(recipe, model)
+    ema, optimizer = spread(model, spec.parallel, world, ema=spec.ema, dry=dry), init(recipe, model)
+    requests = Requests()
     ctx = Context(
         model=model,
         optimizer=optimizer,
@@ -52,35 +81,72 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _
         epochs=wish.epochs,
         updates_planned=wish.updates,
         batches=length_of(data.train),
+        requests=requests,
     )
-    fit = Fit(
-        settings=settings_of(spec, wish, data),
-        device=device,
-        home=device if is_sharded(model) else home,  # shards stay where they are
+    settings = settings_of(spec, wish, data)
+    supervised = None if has_step else Supervised(model, loss_on(spec.loss, device))
+    reduce = "sum" if supervised is not None and supervised.sums else "mean"
+    loss = None if supervised is None or not isinstance(supervised.loss, nn.Module) else supervised.loss
+    ranks = RankSync(world, split, model_is_distributed=is_distributed(model), agree=not dry)
+    if ranks.agrees:
+        requests.pending = {}
+    state = TrainState(
+        model=model,
+        loss=loss,
+        optimizer=optimizer,
+        totals=RunningTotals(
+            on_phase(numbers, "train"),
+            device,
+            # CUDA graphs and compiled programs add to tensors that stay where they are.
+            in_place=device.type == "cuda" or settings.compile,
+            describe_position=lambda: f", {ctx.set_name}, epoch {ctx.epoch}, batch {ctx.batch_number}",
+        ),
+        ctx=ctx,
+        hooks=hooks,
         train=data.train,
         valid=data.valid,
-        model=model,
-        supervised=None if has_step else Supervised(model, loss_on(spec.loss, device)),
-        optimizer=optimizer,
-        rates=rates,
-        train_metrics=on_phase(numbers, "train"),
-        valid_metrics=on_phase(numbers, "valid"),
-        meters=[metric for metric in numbers if isinstance(metric, Meter)],
-        record=ctx.record,
+        reduce=reduce,
+        ema=ema,
+        loss_scale=LossScale() if spec.precision == "fp16" else None,
+        gradient_norms={each: each.init(device) for each in numbers if isinstance(each, GradientNorm)},
+        keep_best=settings.keep == "best",
+    )
+    step = TrainStep(
+        settings=settings,
+        state=state,
+        supervised=supervised,
+        device=device,
         hooks=hooks,
         ctx=ctx,
-        world=world,
-        split=split,
-        parallel=spec.parallel,
-        average=average,
-        scaler=Scaler() if spec.precision == "fp16" else None,
-        steady=not spec.compile and is_steady(spec.lr) and not hooks.has("on_train_batch_begin"),
+        ranks=ranks,
+        reducer=reducer_for(model, split, spec.parallel, reduce),
+        constant_rates=not spec.compile and is_steady(spec.lr) and not hooks.has("on_train_batch_begin"),
     )
-    fit.identity = identity_of(fit, spec)
-    share(fit, dry=dry)
-    fit.step = planned(fit) if dry else agreed(fit, planned(fit))
-    fit.plan = [*plan_of(fit, spec), *data.notes, *told(fit)]
-    return fit
+    fit = Fit(
+        settings=settings,
+        device=device,
+        train=data.train,
+        valid=data.valid,
+        state=state,
+        step=step,
+        learning_rates=rates,
+        valid_metrics=on_phase(numbers, "valid"),
+        meters=[metric for metric in numbers if isinstance(metric, Meter)],
+        hooks=hooks,
+        ctx=ctx,
+        requests=requests,
+        ranks=ranks,
+        parallel=spec.parallel,
+        recorder=Recorder(ctx, reports=world.is_first, ranks=split.size),
+        signals=StopSignals(ctx, requests),
+    )
+    state.identity = identity_of(fit, spec)
+    if ranks.agrees:
+        check_same(world, lambda: trained(fit))
+    fit.plan = plan_fit(fit) if dry else agree_on_plan(fit, plan_fit(fit))
+    fit.description = [*plan_of(fit, spec), *data.notes, *told(fit)]
+    # Shards stay where they are.
+    return Prepared(fit, home=device if is_sharded(model) else home)
 
 
 def _seed(spec: Spec, seed: int | None, world: World) -> int:

@@ -12,9 +12,9 @@ from torch import Tensor
 from stoker.data import Loader
 from stoker.distributed import World
 from stoker.errors import InvalidArgument
+from stoker.engine import Fit, length_of, seeded
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish
-from stoker.loop import Fit, length_of, seeded
 
 _OWN = ("structure", "threads")  # what may differ: a description may name a device, say
 _LONGEST = 200  # letters of a value in an error
@@ -47,7 +47,7 @@ def wished(spec: Spec, wish: Wish) -> dict[str, Any]:
 
 def trained(fit: Fit) -> dict[str, Any]:
     """What makes a fit this one: all that a run that goes on is compared by, and a look at the data."""
-    known = {**fit.identity["fixed"], **fit.identity["free"], **fit.identity["limits"]}
+    known = {**fit.state.identity["fixed"], **fit.state.identity["free"], **fit.state.identity["limits"]}
     sets: dict[str, Loader] = {"train": fit.train, **fit.valid}
     looks = {f"the samples of {name}": look for name, each in sets.items() if (look := looked_at(each)) is not None}
     return {name: value for name, value in known.items() if name not in _OWN} | looks

@@ -9,7 +9,7 @@ from torch import nn
 
 from stoker.distributed import Parallel
 from stoker.errors import InvalidArgument, WrongType
-from stoker.loop import check_precision
+from stoker.engine import check_precision
 from stoker.steps import LossFunction
 
 

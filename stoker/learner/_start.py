@@ -11,79 +11,84 @@ import torch
 from torch import nn
 
 from stoker.distributed import failing, is_sharded, joined
+from stoker.engine import Fit, preserve_rng, restore_weights, run, seed_of_rank, seeded
 from stoker.learner._plan import beginning
-from stoker.learner._prepare import prepare
+from stoker.learner._prepare import Prepared, prepare
 from stoker.learner._resume import earlier, finished, open_run, seed_of, tell_resume
 from stoker.learner._same import check_same, wished
 from stoker.learner._spec import Spec
 from stoker.learner._wish import Wish, check_limits
-from stoker.loop import Fit, put_back, restore, running, seed_of_rank, seeded, train
 from stoker.record import Event, Record, Run
 from stoker.view.console import console
 
 _TERMINATED = 143  # what a shell says of a process that SIGTERM has ended
 
 
-@contextmanager
-def started(spec: Spec, wish: Wish, *, show: bool) -> Iterator[tuple[Fit, bool]]:
-    """Makes everything ready, and says whether there is anything to train: a run that is over is given back as it is.
-
-    A context, and not a function that calls the loop: a traceback of the user's is a frame shorter.
-    """
+def start_fit(spec: Spec, wish: Wish, *, show: bool) -> Prepared:
+    """Prepares a fit and trains; a run that is finished already is returned unchanged."""
     world = joined(spec.device, timeout=spec.parallel.timeout)
     with failing(world), seeded(spec.seed):
         check_same(world, lambda: wished(spec, wish))
         before = earlier(wish, world)
-        fit = prepare(spec, wish, seed=seed_of(before), world=world)
-        with drawing_apart(fit), on_device(fit.model, fit.device, fit.home):
-            notes = None if before is None else finished(fit, before, wish)
+        prepared = prepare(spec, wish, seed=seed_of(before), world=world)
+        fit = prepared.fit
+        with drawing_apart(fit), on_device(fit.state.model, fit.device, prepared.home):
+            notes = None if before is None else finished(prepared, before, wish)
             if notes is not None:
                 _tell_over(fit, wish, notes, show and world.is_first)
-                yield fit, False
-                return
-            # The last thing before it starts: what could not be made ready leaves no run behind.
-            opened = None if wish.run is None else open_run(fit, wish, again=before is not None)
+                return prepared
+            # The last thing before it starts: what could not be prepared leaves no run behind.
+            opened = None if wish.run is None else open_run(prepared, wish, again=before is not None)
             if opened is not None and world.is_first:
                 _write_lines(opened.run)
-            with watched(fit.record, show and world.is_first), running(fit):
+
+            def begin() -> None:
                 if opened is not None:
                     tell_resume(fit, opened)
-                fit.record.append(beginning(fit))
-                yield fit, True
-    if fit.terminated:
+                fit.ctx.record.append(beginning(fit))
+
+            with watched(fit.ctx.record, show and world.is_first):
+                prepared.ending = run(fit, resumed=prepared.resumed, on_begin=begin)
+    prepared.resumed = None
+    if fit.signals.terminated:
         raise SystemExit(_TERMINATED)
+    return prepared
 
 
-def go_on(fit: Fit, *, epochs: int | None, updates: int | None, minutes: float | None, show: bool) -> None:
+def continue_fit(
+    prepared: Prepared, *, epochs: int | None, updates: int | None, minutes: float | None, show: bool
+) -> None:
     """Trains on from the last weights, for so much more, as if the fit had not ended."""
     check_limits(epochs=epochs, updates=updates, minutes=minutes)
-    check_same(fit.world, lambda: {"epochs": epochs, "updates": updates, "minutes": minutes})
+    fit, ending = prepared.fit, prepared.ending
+    check_same(fit.ranks.world, lambda: {"epochs": epochs, "updates": updates, "minutes": minutes})
+    assert ending is not None
     ctx = fit.ctx
-    if fit.reopen is not None:
-        run = fit.reopen()
-        if fit.world.is_first:
-            _write_lines(run)
-    fit.settings = replace(
+    if prepared.reopen is not None:
+        opened = prepared.reopen()
+        if fit.ranks.world.is_first:
+            _write_lines(opened)
+    fit.settings = fit.step.settings = replace(
         fit.settings,
         epochs=None if epochs is None else ctx.epoch + epochs,
         updates=None if updates is None else ctx.update + updates,
-        minutes=None if minutes is None else fit.trained / 60 + minutes,
+        minutes=None if minutes is None else ending.seconds / 60 + minutes,
     )
     ctx.epochs, ctx.updates_planned = fit.settings.epochs, fit.settings.updates
-    ctx.started = time.monotonic() - fit.trained
-    ctx.stopping, fit.interrupted, fit.cut, ctx._requests.can_save = None, False, False, fit.saver is not None
-    fit.common, ctx._requests.pending = False, None if fit.accord is None else {}
-    if fit.resumed is None:
+    ctx.started = time.monotonic() - ending.seconds
+    ctx.stopping = None
+    fit.signals.reset()
+    fit.requests.pending = {} if fit.ranks.agrees else None
+    if prepared.resumed is None:
         callbacks = {name: callback.state_dict() for name, callback in fit.hooks.stateful.items()}
-        fit.resumed = {"callbacks": callbacks, "random": fit.random}
-    shown = watched(fit.record, show and fit.world.is_first)
-    with failing(fit.world), put_back(), on_device(fit.model, fit.device, fit.home), shown:
-        if fit.last is not None:
-            restore(fit.model, fit.last)
-            fit.last = None
-        with running(fit):
-            fit.record.append(beginning(fit))
-            train(fit)
+        prepared.resumed = {"callbacks": callbacks, "random": ending.random}
+    shown = watched(ctx.record, show and fit.ranks.world.is_first)
+    model = fit.state.model
+    with failing(fit.ranks.world), preserve_rng(), on_device(model, fit.device, prepared.home), shown:
+        if ending.last_weights is not None:
+            restore_weights(model, ending.last_weights)
+        prepared.ending = run(fit, resumed=prepared.resumed, on_begin=lambda: ctx.record.append(beginning(fit)))
+    prepared.resumed = None
 
 
 def _tell_over(fit: Fit, wish: Wish, notes: Sequence[str], show: bool) -> None:
@@ -135,7 +140,7 @@ def drawing_apart(fit: Fit) -> AbstractContextManager[None]:
 
     Ranks that have the same rows, and each a part of the layers, drop out the same.
     """
-    return nullcontext() if fit.split.is_first else seeded(seed_of_rank(fit.ctx.seed, fit.split.rank))
+    return nullcontext() if fit.ranks.split.is_first else seeded(seed_of_rank(fit.ctx.seed, fit.ranks.split.rank))
 
 
 @contextmanager

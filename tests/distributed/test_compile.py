@@ -47,7 +47,7 @@ def both(rank, size):
     found = {}
     for fit in (plain, windows, ghosts, tokens, objectives):
         fitted = fit(compile=True)
-        found[fit.__name__] = came_out(fitted), fitted._fit.step.mode, fitted._fit.step.why, fitted._fit.step.notes
+        found[fit.__name__] = came_out(fitted), fitted._prepared.fit.plan.mode, fitted._prepared.fit.plan.reason, fitted._prepared.fit.plan.notes
     return found
 
 
@@ -71,7 +71,7 @@ def one_listens(rank, size):
     hook = [callbacks.on(train_batch_after_loss=lambda ctx: None)] if rank == 1 else []
     of = learner(network(), compile=True)
     fitted = of.fit(samples(24), batch_size=8, epochs=1, callbacks=hook, show=False)
-    return fitted._fit.step.mode, fitted._fit.step.why, came_out(fitted)
+    return fitted._prepared.fit.plan.mode, fitted._prepared.fit.plan.reason, came_out(fitted)
 
 
 def test_all_ranks_compile_or_none_does():

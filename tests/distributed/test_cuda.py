@@ -41,7 +41,7 @@ def planned(rank, size, parallel):
     fitted = of.fit(samples(64), batch_size=16, epochs=1, show=False)
     found = {name: (type(each).__name__, each.device.type) for name, each in fitted.model.named_parameters()}
     backend = dist.get_backend(fitted.model[0].weight.device_mesh.get_group()) if parallel != "ddp" else None
-    return lines, fitted._fit.step.mode, found, backend
+    return lines, fitted._prepared.fit.plan.mode, found, backend
 
 
 @pytest.mark.parametrize(

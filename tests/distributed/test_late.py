@@ -54,7 +54,7 @@ def fitted(rank, size, count, nan, hooks):
         found = of.fit(data.Loader((x, y), batch_size=8), epochs=2, show=False, callbacks=own)
     except Exception as error:
         return type(error).__name__, str(error)
-    return came_out(found), found._fit.late
+    return came_out(found), found._prepared.fit.late
 
 
 @pytest.mark.parametrize(("count", "hooks"), [(61, ""), (33, ""), (64, "listens")])

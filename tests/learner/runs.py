@@ -7,7 +7,7 @@ import torch
 from stoker import Callback, Checkpoint, callbacks, schedule
 from stoker.checkpoint import Store
 from stoker.record import Run
-from tests.loop.fits import learner, samples
+from tests.engine.fits import learner, samples
 
 EVERY = Checkpoint(every=4, keep_last=2, background=False)  # inside an epoch: there are six updates to one
 

@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 import stoker
 from stoker import BadData, InvalidArgument, WrongType, data, metrics
-from tests.loop.fits import copied, line, linear, same
+from tests.engine.fits import copied, line, linear, same
 
 
 class Net(nn.Linear):

@@ -6,7 +6,7 @@ from torch import nn
 
 import stoker
 from stoker import WrongType, callbacks, data, metrics, optim, schedule
-from tests.loop.fits import Net, copied, learner, line, linear, same, samples
+from tests.engine.fits import Net, copied, learner, line, linear, same, samples
 
 
 class Everywhere(callbacks.Callback):

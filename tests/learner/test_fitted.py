@@ -9,7 +9,7 @@ from torch import nn
 
 import stoker
 from stoker import InvalidArgument, WrongType, callbacks, data, metrics, optim, schedule
-from tests.loop.fits import Net, copied, learner, line, linear, same, samples
+from tests.engine.fits import Net, copied, learner, line, linear, same, samples
 
 
 def fit(epochs, **settings):
@@ -38,11 +38,11 @@ def test_continuing_is_the_longer_fit_bit_for_bit(settings):
 def test_continuing_goes_on_from_the_last_weights_and_gives_the_best():
     given = linear(lr=lambda update: 0.1 if update < 4 else 1.5, model=nn.Linear(3, 1))
     result = given.fit(line(), valid=line(), epochs=2, batch_size=16, show=False)
-    best, last = copied(result.model), result._fit.last
+    best, last = copied(result.model), result._prepared.ending.last_weights
     assert result.best.epoch == 1 and not same(last, best)
     began = []
     watch = callbacks.on(train_begin=lambda ctx: began.append(copied(ctx.model)))
-    result._fit.hooks = callbacks.Hooks([watch])
+    result._prepared.fit.hooks = callbacks.Hooks([watch])
     result.continue_(epochs=1, show=False)
     assert same(began[0], last) and result.best.epoch == 1 and same(result.model, best)
 
@@ -53,7 +53,7 @@ def test_continuing_by_updates_and_minutes():
     assert result.stopped == "Completed 9 updates"
     result.continue_(minutes=1e-9, show=False)
     assert result.stopped.startswith("Stopped after ")
-    result._fit.trained = 2 * 60 * 60.0  # seconds; so many minutes more are meant
+    result._prepared.fit.trained = 2 * 60 * 60.0  # seconds; so many minutes more are meant
     result.continue_(minutes=60, updates=3, show=False)
     assert result.stopped == f"Completed {result.updates} updates"
     result.continue_(minutes=1e-9, show=False)

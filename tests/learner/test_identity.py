@@ -9,7 +9,7 @@ import stoker
 from stoker import Checkpoint, StateMismatch, metrics, optim, schedule
 from stoker.learner._identity import changes, other_data, other_metrics
 from tests.learner.runs import came_out, files, fit, killed, names, texts, until
-from tests.loop.fits import Net, learner, samples
+from tests.engine.fits import Net, learner, samples
 
 RATE = schedule.cosine(1e-2, steps=40)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import stoker
 from stoker import InvalidArgument, Learner, metrics, optim
-from tests.loop.fits import Net, copied, learner, line, linear, same, samples
+from tests.engine.fits import Net, copied, learner, line, linear, same, samples
 
 
 def public(thing):

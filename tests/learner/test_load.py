@@ -8,7 +8,7 @@ import stoker
 from stoker import Fitted, InvalidArgument, MissingFile, StateMismatch, WrongType, callbacks, load_for_inference, optim
 from stoker import metrics as of_metrics
 from tests.learner.runs import came_out, damage, files, fit, killed, names, saved
-from tests.loop.fits import Net, copied, learner, line, same, samples
+from tests.engine.fits import Net, copied, learner, line, same, samples
 
 GIVEN = learner(metrics=[of_metrics.Accuracy()])
 

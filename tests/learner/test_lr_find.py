@@ -7,7 +7,7 @@ from torch import nn
 import stoker
 from stoker import InvalidArgument, data, optim
 from stoker.loop import put_back
-from tests.loop.fits import copied, line, linear, same
+from tests.engine.fits import copied, line, linear, same
 
 
 def quadratic(curvature):

@@ -5,16 +5,16 @@ import dataclasses
 import pytest
 
 from stoker.learner._outcome import Outcome, outcome_of
-from tests.loop.fits import line, linear
+from tests.engine.fits import line, linear
 
 
 def test_it_is_what_the_fit_has():
     fitted = linear().fit(line(), valid=line(), epochs=2, show=False)
-    outcome = outcome_of(fitted._fit)
+    outcome = outcome_of(fitted._prepared.fit)
     assert (outcome.epochs, outcome.updates, outcome.stopped) == (2, 4, "Completed 2 epochs")
     assert outcome.model is fitted.model and outcome.record is fitted.record
     assert outcome.best == fitted.best and outcome.precision == "fp32"
-    assert outcome.device == outcome.home and outcome.supervised is fitted._fit.supervised
+    assert outcome.device == outcome.home and outcome.supervised is fitted._prepared.fit.supervised
 
 
 def test_it_changes_when_a_fit_goes_on_and_not_by_itself():

@@ -4,7 +4,7 @@ import pytest
 
 from stoker import Checkpoint, Fitted, schedule
 from tests.learner.runs import EVERY, damage, files, fit, killed, names, until
-from tests.loop.fits import learner, samples
+from tests.engine.fits import learner, samples
 
 
 def told(run, of=None, **settings):

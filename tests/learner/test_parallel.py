@@ -6,7 +6,7 @@ import stoker
 from stoker import InvalidArgument, Parallel, WrongType, callbacks
 from stoker.distributed import World
 from stoker.learner._parallel import heard_here, spread
-from tests.loop.fits import line, linear
+from tests.engine.fits import line, linear
 
 
 def test_alone_nothing_is_shared_and_the_average_is_a_twin():

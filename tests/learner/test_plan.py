@@ -10,7 +10,7 @@ from torch import nn
 
 import stoker
 from stoker import metrics, optim
-from tests.loop.fits import line, linear
+from tests.engine.fits import line, linear
 
 
 def test_the_run_knows_what_ran(tmp_path):

@@ -7,7 +7,7 @@ from torch import nn
 import stoker
 from stoker import InvalidArgument, WrongType, callbacks, metrics, optim, schedule
 from stoker.learner._prepare import fastest
-from tests.loop.fits import copied, learner, line, linear, same, samples
+from tests.engine.fits import copied, learner, line, linear, same, samples
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_fused_form_is_chosen_where_there_is_one_and_the_user_has_not_chosen
 def test_a_loss_with_class_weights_stays_the_users_on_the_cpu():
     loss = nn.CrossEntropyLoss(weight=torch.ones(4))
     result = learner(loss=loss).fit(samples(), updates=1, show=False)
-    assert result._fit.supervised.loss is loss
+    assert result._prepared.fit.supervised.loss is loss
 
 
 def test_the_loss_asked_for_as_a_metric_adds_nothing():

@@ -14,7 +14,7 @@ import stoker
 from stoker import Checkpoint, InvalidArgument, RunExists, WrongType, callbacks, metrics
 from stoker.record import Run
 from tests.learner.runs import Killed, came_out, damage, files, fit, killed, names, saved, texts, until
-from tests.loop.fits import learner, line, linear, same, samples
+from tests.engine.fits import learner, line, linear, same, samples
 
 # --- a run that is over
 
@@ -373,7 +373,7 @@ import sys
 from pathlib import Path
 
 from tests.learner.runs import fit, killed, texts
-from tests.loop.fits import learner, optim
+from tests.engine.fits import learner, optim
 
 
 class Rate:

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from stoker import InvalidArgument, Learner, WrongType, metrics
-from tests.loop.fits import learner, samples
+from tests.engine.fits import learner, samples
 
 
 def test_hparams_merge_and_give_a_new_learner():

@@ -6,7 +6,7 @@ import io
 import torch
 
 from stoker import callbacks
-from tests.loop.fits import learner, line, linear, samples
+from tests.engine.fits import learner, line, linear, samples
 
 
 def test_the_console_shows_a_fit_and_show_false_is_silent():

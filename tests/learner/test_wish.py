@@ -3,7 +3,7 @@
 import pytest
 
 from stoker import InvalidArgument, WrongType, callbacks
-from tests.loop.fits import line, linear
+from tests.engine.fits import line, linear
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from stoker import Callback, Checkpoint, callbacks, optim
 from stoker.checkpoint import Store
 from stoker.cli import main
 from tests.learner.runs import came_out, texts
-from tests.loop.fits import line, linear
+from tests.engine.fits import line, linear
 
 RARELY = Checkpoint(every="60 minutes", background=False)
 

@@ -16,7 +16,7 @@ from stoker.checkpoint import _disk
 from stoker.errors import CheckpointFailed
 from stoker.loop import _keep
 from stoker.record import Record, Run
-from tests.loop.fits import same
+from tests.engine.fits import same
 from tests.resume.scripts import Net, fit
 from torture.processes import Child, preload
 from torture.runs import checkpoints_of, digest

@@ -1,0 +1,254 @@
+"""A loss or gradient that is not finite is stopped before it reaches the weights, and traced to its origin."""
+
+import math
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker._select import named_parameters
+from stoker._tree import named_leaves
+from stoker.distributed import is_dtensor, reduce_shards
+from stoker.engine._precision import autocast
+from stoker.engine._rng import preserve_rng
+from stoker.gradients import Gradients, split_long
+from stoker.steps import Supervised
+
+_check_and_unscale: Any = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
+_foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+_ONE = torch.ones(())
+_TENSORS_PER_LAUNCH = 110  # of torch's foreach norm
+_SHORT, _JOINED = 2**14, 8  # elements of a gradient that is joined with others in a compiled check, and with how many
+
+
+def is_finite(loss: Tensor | None, grads: Gradients, norm: Tensor | None) -> bool:
+    """Whether the loss and all gradients are finite; the gradients' norm, if it is known, saves a pass over them.
+
+    On a GPU this waits for the device, once.
+    """
+    tensors = grads.tensors()
+    if norm is None and (found := _count_nonfinite(tensors)) is not None:
+        return found.item() == 0 and (loss is None or math.isfinite(loss.item()))
+    norms = [norm] if norm is not None else _norms(tensors)
+    values = [*norms] if loss is None else [loss.detach(), *norms]
+    if values[0].device.type == "cpu":
+        finite = all(math.isfinite(each.item()) for each in values)
+    else:
+        finite = bool(torch.stack([each.to(values[0].device).float() for each in values]).isfinite().all())
+    # A norm can overflow although every element is finite: only then each element is checked.
+    return finite or ((loss is None or bool(torch.isfinite(loss))) and bool(grads.all_finite()))
+
+
+def _count_nonfinite(tensors: list[Tensor]) -> Tensor | None:
+    """1 if any element is not finite, in one pass over plain CPU gradients; None for other gradients."""
+    for tensor in tensors:
+        if type(tensor) is not Tensor or tensor.dtype != torch.float32 or tensor.is_sparse or not tensor.is_cpu:
+            return None
+    found = torch.zeros(())
+    _check_and_unscale(tensors, found, _ONE)  # it also multiplies by one
+    return found
+
+
+def _norms(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """A norm of each tensor: it is finite if the tensor is, unless it overflows."""
+    if any(tensor.is_sparse or hasattr(tensor, "full_tensor") for tensor in tensors):
+        return [_norm(tensor) for tensor in tensors]
+    return _foreach_norm(tensors)
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    norm = torch.linalg.vector_norm(values)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def largest_values(loss: Tensor | None, grads: Gradients) -> list[Tensor]:
+    """Numbers on the device that are finite if the loss and every element of the gradients is: the largest ones."""
+    tensors = [each for each in grads.tensors() if each.numel()]
+    if any(map(is_dtensor, tensors)):
+        largest = reduce_shards(tensors, lambda own: torch.stack(_largest_of_each(own)).amax())
+    elif torch.compiler.is_compiling():  # plain operations, which fuse with what computes the gradients
+        largest = [each.abs().amax() for each in _join_short(tensors)]
+    else:
+        largest = _largest_of_each(tensors)
+    return [*largest] if loss is None else [loss, *largest]
+
+
+def _join_short(tensors: list[Tensor]) -> list[Tensor]:
+    """Joins short gradients on a GPU: the compiler makes one kernel for each, which takes as long as one for all."""
+    short = [each for each in tensors if each.is_cuda and each.numel() <= _SHORT]
+    groups = [short[start : start + _JOINED] for start in range(0, len(short), _JOINED)]
+    rest = [each for each in tensors if not (each.is_cuda and each.numel() <= _SHORT)]
+    return [*rest, *(torch.cat([each.reshape(-1) for each in group]) for group in groups)]
+
+
+def _largest_of_each(tensors: list[Tensor]) -> list[Tensor]:
+    if len({each.dtype for each in tensors}) == 1:  # otherwise torch launches one kernel for each tensor
+        (tensors,) = split_long([tensors], _TENSORS_PER_LAUNCH)
+    return list(_foreach_norm(tensors, torch.inf))
+
+
+class FiniteFlags:
+    """Decides on the device whether an update may be applied, so that the host never waits.
+
+    >>> flags = FiniteFlags(torch.device("cpu"))
+    >>> flags.check([torch.tensor(1.0), torch.tensor(2.0)])
+    >>> flags.end_step()
+    >>> flags.check([torch.tensor(1.0), torch.tensor(float("nan"))])
+    >>> flags.end_step()
+    >>> flags.allowed.item(), flags.found_nonfinite, flags.first_bad_step
+    (False, True, 2)
+
+    From the first step on whose values are not finite, no update is allowed until `clear`: the host, which learns of it
+    later, finds the weights as they were before that step. Each operation here runs in every step, so there are few.
+    """
+
+    __slots__ = ("allowed", "good_steps", "nonfinite", "weightless")
+
+    def __init__(self, device: torch.device) -> None:
+        self.nonfinite = torch.zeros((), device=device)  # 0, and NaN from the first bad step on
+        self.good_steps = torch.zeros((), dtype=torch.int64, device=device)  # before the first bad one
+        # Whether the last batch had weight 0; on the CPU only, where the host reads it.
+        self.weightless = torch.zeros((), dtype=torch.bool, device=device)
+        self.allowed: Tensor | None = None  # whether the last checked update may be applied
+
+    def check(self, values: list[Tensor], weight: float | Tensor = 1) -> None:
+        """Checks numbers that are finite if all is well; a batch of weight 0 is not a reason to stop."""
+        stacked, device = _stack(values, self.nonfinite.device), self.nonfinite.device
+        if not isinstance(weight, Tensor):
+            self.nonfinite.add_(_nan_unless_finite(stacked))
+            self.allowed = self.nonfinite == 0
+            if device.type == "cpu":
+                self.weightless.zero_()
+            return
+        weightless = weight.detach().to(device) == 0
+        if torch.compiler.is_compiling():
+            # Computed separately: if one is derived from the other, triton's compiler can fail.
+            self.allowed = self.nonfinite + _nan_unless_finite(torch.where(weightless, torch.inf, stacked)) == 0
+            self.nonfinite.add_(_nan_unless_finite(torch.where(weightless, 0, stacked)))
+        else:
+            self.nonfinite.add_(_nan_unless_finite(stacked).masked_fill_(weightless, 0))
+            self.allowed = weightless <= self.nonfinite  # 0 <= 0 is True; nothing is <= NaN
+        if device.type == "cpu":
+            self.weightless.copy_(weightless)
+
+    def end_step(self) -> None:
+        """Counts the step if all was finite so far."""
+        self.good_steps.add_(self.nonfinite == 0)
+
+    @property
+    def found_nonfinite(self) -> bool:
+        """Whether a step was bad; waits for the device."""
+        return self.nonfinite.item() != 0
+
+    @property
+    def first_bad_step(self) -> int:
+        """The number of the first bad step, from 1; waits for the device."""
+        return int(self.good_steps.item()) + 1
+
+    def clear(self) -> None:
+        """Starts again."""
+        for tensor in self.tensors():
+            tensor.zero_()
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that a step writes."""
+        return [self.nonfinite, self.good_steps, self.weightless]
+
+
+def _stack(values: list[Tensor], device: torch.device) -> Tensor:
+    """The values as one tensor of one type, with few operations if many have the same type."""
+    kinds = dict.fromkeys((value.dtype, value.device) for value in values)
+    wide = torch.float64 if any(dtype == torch.float64 for dtype, _ in kinds) else torch.float32
+    groups = [[value.detach() for value in values if (value.dtype, value.device) == kind] for kind in kinds]
+    parts = [torch.stack(group).to(device, wide) for group in groups]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _nan_unless_finite(values: Tensor) -> Tensor:
+    """0, or NaN if a value is not finite."""
+    largest = torch.linalg.vector_norm(values, torch.inf)
+    return largest - largest
+
+
+class NonFiniteSearch:
+    """Finds where the first value that is not finite comes from."""
+
+    def __init__(self, model: nn.Module, supervised: Supervised | None, precision: str, device: torch.device) -> None:
+        self._model, self._supervised, self._precision, self._device = model, supervised, precision, device
+
+    def describe(self, batch: Any, loss: Tensor | None, grads: Gradients, *, always_forward: bool = False) -> str:
+        """Names the origin: the batch, a parameter, a module's output, the loss, or a gradient.
+
+        `always_forward`: other ranks run their forward pass with this one, so it is never left out.
+        """
+        before = self._nonfinite_before_forward(batch)
+        if before is not None and not always_forward:
+            return before
+        try:
+            inside = self._first_nonfinite_module(batch)
+        except Exception as error:  # the search must not hide what it is looking for
+            return f"a second forward pass to find the module failed ({type(error).__name__}: {error})"
+        if before is not None or inside is not None:
+            return before or str(inside)
+        if loss is not None and not _all_finite(loss):
+            return "every module's output is finite, so it is the loss itself (log or division at zero, or an overflow)"
+        bad = next((name for name, tensor in grads.items() if not _all_finite(tensor)), "?")
+        return f"loss and outputs are finite; the gradient of {bad!r} is not (sqrt or division at zero, or an overflow)"
+
+    def _nonfinite_before_forward(self, batch: Any) -> str | None:
+        for name, tensor in _named_tensors(batch, "the batch"):
+            if not _all_finite(tensor):
+                return f"{name} already holds NaN or infinity: look at the data"
+        for name, parameter in named_parameters(self._model).items():
+            if not _all_finite(parameter):
+                return f"the parameter {name!r} is not finite"
+        return None
+
+    def _first_nonfinite_module(self, batch: Any) -> str | None:
+        """Runs the batch again with hooks on all modules; random numbers and running statistics are restored."""
+        found: list[str] = []
+
+        def watch(name: str) -> Any:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                if not found and any(not _all_finite(tensor) for _, tensor in _named_tensors(output, "")):
+                    whose = f"that of {name!r} ({type(module).__name__})" if name else "the model's own"
+                    found.append(f"the first output that is not finite is {whose}")
+
+            return hook
+
+        model = self._model
+        before = [buffer.clone() for buffer in model.buffers()]
+        handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+        try:
+            with preserve_rng(), torch.no_grad(), autocast(self._precision, self._device):
+                self._forward(batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+            for buffer, own in zip(model.buffers(), before, strict=True):
+                buffer.copy_(own)
+        return found[0] if found else None
+
+    def _forward(self, batch: Any) -> None:
+        if self._supervised is not None:
+            parts = self._supervised.parts(batch)
+            self._model(*parts.args, **parts.kwargs)
+            return
+        answer = self._model.train_step(batch)  # pyright: ignore[reportCallIssue]
+        if isinstance(answer, Generator):
+            for _ in answer:
+                pass
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]  the part that this rank has
+    return bool(torch.isfinite(tensor.coalesce().values() if tensor.is_sparse else tensor).all())
+
+
+def _named_tensors(value: Any, name: str) -> list[tuple[str, Tensor]]:
+    return [(where, leaf) for where, leaf in named_leaves(value, name) if isinstance(leaf, Tensor)]

@@ -1,0 +1,148 @@
+"""A fit from its first batch to its end: signals, exceptions, and the best weights however it ends."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stoker.checkpoint import random_state
+from stoker.distributed import propagate_failures
+from stoker.engine._fit import Fit
+from stoker.engine._planning import place_data, warn_about_plan
+from stoker.engine._precision import tf32_if_requested
+from stoker.engine._train import begin, train
+from stoker.engine._weights import WeightCopy, copy_weights, restore_weights
+from stoker.engine.executors import Executor, make_executor
+from stoker.errors import NotFinite
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What `continue_` needs of a fit that has ended."""
+
+    last_weights: WeightCopy | None  # where the model was when the best weights took their place
+    random: Mapping[str, Any]  # the generators
+    seconds: float  # of training
+
+
+def run(
+    fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callable[[], None] = lambda: None
+) -> Ending:
+    """Trains. Afterwards the model has the best weights, also if an exception ends the fit.
+
+    `resumed` is the state that was loaded; `on_begin` is called when everything is ready.
+    """
+    started = time.monotonic()
+    ending = Ending(None, {}, 0.0)
+    with fit.signals.installed(can_save=fit.checkpointer is not None):
+        try:
+            with propagate_failures(fit.ranks.world), tf32_if_requested(fit.settings.precision):
+                _train(fit, resumed, on_begin)
+                state = fit.state
+                fit.ranks.broadcast_buffers([state.model, None if state.ema is None else state.ema.model, state.loss])
+        except BaseException as error:
+            _handle_failure(fit, error)
+            raise
+        finally:
+            if fit.checkpointer is not None:
+                fit.checkpointer.close()
+            if fit.step.reducer is not None:
+                fit.step.reducer.release()
+            fit.ctx.batch = None  # a finished fit frees its data
+            ending = Ending(None, random_state(), time.monotonic() - fit.ctx.started)
+            try:
+                ending = Ending(use_best_weights(fit), ending.random, ending.seconds)
+            finally:
+                fit.recorder.write_end(time.monotonic() - started, fit.state.progress.skipped)
+                fit.recorder.record.close()
+    return ending
+
+
+def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], None]) -> None:
+    """Trains with an executor, and with the data where the executor wants it."""
+    device = torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
+    with device, _placed_data(fit) as is_near, _executor(fit) as executor:
+        selects_rows = (
+            is_near
+            and fit.plan.mode != "eager"
+            and fit.train.has_row_selections
+            and not fit.hooks.has("on_train_batch_begin")
+        )
+        on_begin()
+        begin(fit, resumed)
+        warn_about_plan(fit)
+        train(fit, executor, selects_rows=selects_rows)
+        executor.synchronize()
+
+
+@contextmanager
+def _placed_data(fit: Fit) -> Iterator[bool]:
+    """Moves data to the GPU for the length of a fit; yields whether columns are where the step runs."""
+    train, valid, lines = fit.train, fit.valid, fit.describe()
+    if fit.device.type == "cuda":
+        fit.train, fit.valid, fit.plan.data = place_data(fit)
+        fit.state.train, fit.state.valid = fit.train, fit.valid
+    _update_plan_facts(fit, lines)
+    lines = fit.describe()
+    try:
+        yield fit.device.type == "cpu" or fit.train is not train
+    finally:
+        fit.train.close()  # batches that were prepared for an epoch that does not come
+        fit.train, fit.valid = fit.state.train, fit.state.valid = train, valid
+        _update_plan_facts(fit, lines)
+
+
+def _update_plan_facts(fit: Fit, lines: list[str]) -> None:
+    """Writes the plan into the facts of the run, if it has changed."""
+    if fit.recorder.update_facts is not None and fit.describe() != lines:
+        fit.recorder.update_facts({"plan": fit.describe()})
+
+
+@contextmanager
+def _executor(fit: Fit) -> Iterator[Executor]:
+    executor = make_executor(fit.step, fit.plan, fit.device, exact=fit.checkpointer is not None)
+    if fit.checkpointer is not None:
+        fit.checkpointer.synchronize_with(executor.synchronize)
+    try:
+        yield executor
+    except NotFinite:
+        raise
+    except BaseException as error:
+        with suppress(Exception):
+            error.position = executor.drain()  # pyright: ignore[reportAttributeAccessIssue]
+        raise
+    finally:
+        if fit.checkpointer is not None:
+            fit.checkpointer.synchronize_with(lambda: None)
+        executor.close()
+
+
+def _handle_failure(fit: Fit, error: BaseException) -> None:
+    """Records an exception, saves the last good state, and tells callbacks."""
+    position = getattr(error, "position", None)
+    if position is not None and isinstance(error, NotFinite):  # it was noticed some batches later
+        fit.ctx.epoch, fit.ctx.batch_number = position
+    fit.ctx.stopping = fit.ctx.stopping or f"{type(error).__name__}: {error}"
+    fit.recorder.write_error(error)
+    if fit.checkpointer is not None:
+        fit.checkpointer.rescue(error, position)
+    fit.hooks.fire("on_exception", fit.ctx)
+
+
+def use_best_weights(fit: Fit) -> WeightCopy | None:
+    """Puts the best weights into the model; returns the last ones if they are others, for `continue_`."""
+    state = fit.state
+    chosen = state.best_weights
+    if chosen is None and state.ema is not None:
+        chosen = copy_weights(state.ema.model)
+    if chosen is None:
+        with state.optimizer.evaluation_weights() as differ:
+            chosen = copy_weights(state.model) if differ else None
+    if chosen is None:
+        return None
+    last = copy_weights(state.model)
+    restore_weights(state.model, chosen)
+    return last

@@ -1,0 +1,422 @@
+"""Running totals of a phase: losses weighted by samples, and metric states. They stay on the device until read."""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stoker._tree import OpaqueValue, first_tensor, flatten, map_tensors
+from stoker.distributed import World
+from stoker.engine._batch import count_samples
+from stoker.errors import StateMismatch
+from stoker.metrics import Metric, flatten_value, weight_of
+from stoker.record import Event
+from stoker.steps import Output
+
+_CPU = torch.device("cpu")
+_foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+
+
+class TotalsSnapshot(NamedTuple):
+    """The totals at some moment."""
+
+    states: list[Any]
+    sums: dict[str, float | Tensor]
+    weights: dict[str, float | Tensor]
+    samples: int
+
+
+class RunningTotals:
+    """Adds up the losses and updates the metrics of the batches of a phase.
+
+    >>> totals = RunningTotals([], torch.device("cpu"))
+    >>> totals.add_loss("loss", torch.tensor(1.0), weight=30)
+    >>> totals.add_loss("loss", torch.tensor(4.0), weight=10)
+    >>> totals.values("train")
+    {'train/loss': 1.75}
+
+    With `in_place=True` every total is a tensor that is allocated once and then written in place, so that CUDA graphs
+    and compiled programs can add to it. A metric that is not `static` has a state that grows, or holds values that are
+    not tensors: its state is replaced by each update, and it is updated outside of such programs.
+    """
+
+    __slots__ = (
+        "_describe_position",
+        "_device",
+        "_in_place",
+        "_is_static",
+        "_metrics",
+        "_states",
+        "_sums",
+        "_weights",
+        "samples",
+        "started",
+    )
+
+    def __init__(
+        self,
+        metrics: Sequence[Metric],
+        device: torch.device,
+        *,
+        in_place: bool = False,
+        describe_position: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._metrics, self._device, self._in_place = metrics, device, in_place
+        self._describe_position = describe_position
+        self._sums: dict[str, float | Tensor] = {}
+        self._weights: dict[str, float | Tensor] = {}
+        self._states = self._initial_states()
+        self._is_static = [
+            bool(getattr(metric, "static", False)) and _holds_only_tensors_on(device, state)
+            for metric, state in zip(metrics, self._states, strict=True)
+        ]
+        self.samples, self.started = 0, time.monotonic()
+
+    def _initial_states(self) -> list[Any]:
+        states: dict[Any, Any] = {}  # metrics with equal `counts` share one state
+        keys = [place if _counts(metric) is None else (_counts(metric),) for place, metric in enumerate(self._metrics)]
+        for key, metric in zip(keys, self._metrics, strict=True):
+            if key not in states:
+                state = metric.init(self._device)
+                # In place, every tensor needs memory of its own: an initial state may hold one tensor twice.
+                states[key] = map_tensors(torch.clone, state) if self._in_place else state
+        return [states[key] for key in keys]
+
+    def reset(self) -> None:
+        """Starts again for another epoch."""
+        self.samples, self.started = 0, time.monotonic()
+        fresh = self._initial_states()
+        if not self._in_place:
+            self._states, self._sums, self._weights = fresh, {}, {}
+            return
+        for total in (*self._sums.values(), *self._weights.values()):
+            if isinstance(total, Tensor):
+                total.zero_()
+        self._write_states(list(enumerate(fresh)), expand=True)
+
+    def add_loss(
+        self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False, read: bool = True
+    ) -> None:
+        """Adds a batch's loss, weighted by what it is a mean over; a loss that is a sum is divided by its weight.
+
+        `read=False` forbids to read values on the host, as in a CUDA graph.
+        """
+        if is_sum:
+            loss = loss / weight
+        if read and not self._in_place and loss.device.type == "cpu":  # plain numbers are faster, and float64 as well
+            share = float(weight)
+            total: float | Tensor = loss.item() * share if share else 0.0  # a mean over nothing is NaN
+        else:
+            wide = torch.float32 if loss.device.type == "mps" else torch.float64
+            share = weight.to(wide) if isinstance(weight, Tensor) else weight
+            total = loss.detach().to(wide) * share
+            if isinstance(share, Tensor):
+                total.masked_fill_(share <= 0, 0)
+        if not self._in_place:
+            self._sums[name] = self._sums.get(name, 0.0) + total
+            self._weights[name] = self._weights.get(name, 0.0) + share
+            return
+        if name not in self._sums:
+            for totals in (self._sums, self._weights):
+                totals[name] = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._sums[name].add_(total)  # pyright: ignore[reportAttributeAccessIssue]  a tensor, in place
+        self._weights[name].add_(share)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def update(self, output: Output, *, static: bool | None = None) -> None:
+        """Updates all metrics from a step's output; or only those that are static, or only the others."""
+        done: dict[Any, tuple[Any, Any]] = {}  # metrics with equal counts and the same state are updated once
+        written: list[tuple[int, Any]] = []
+        with torch.no_grad():
+            for place, metric in enumerate(self._metrics):
+                if static is not None and self._is_static[place] is not static:
+                    continue
+                state, counts = self._states[place], _counts(metric)
+                key = None if counts is None else (counts, id(state))
+                if key is not None and key in done:
+                    new = done[key][1]
+                else:
+                    try:
+                        new = metric.update(state, output)
+                    except Exception as error:
+                        error.add_note(f"in the metric {metric.name!r}{self._describe_position()}")
+                        raise
+                    if key is not None:
+                        done[key] = state, new  # the old state too, so that its id is not used again
+                if self._in_place and self._is_static[place]:
+                    written.append((place, new))
+                else:
+                    self._states[place] = new
+            self._write_states(written)
+
+    def update_growing(self, output: Output | None) -> None:
+        """Updates the metrics that are not static; what they keep of the output must not be overwritten later."""
+        if output is not None and not all(self._is_static):
+            self.update(output, static=False)
+
+    def _write_states(self, new_states: Sequence[tuple[int, Any]], *, expand: bool = False) -> None:
+        """Writes new states over the old ones in place; a state that does not fit is replaced.
+
+        `expand`: an initial value may have no dimensions where sums over classes have one.
+        """
+        targets, values, replaced = list[Tensor](), list[Tensor](), dict[int, Any]()
+        for place, new in new_states:
+            old = self._states[place]
+            if new is old or id(old) in replaced:
+                self._states[place] = replaced.get(id(old), old)
+                continue
+            pair = _matching_tensors(old, new, expand=expand)
+            replaced[id(old)] = old if pair is not None else map_tensors(torch.clone, new)
+            self._states[place] = replaced[id(old)]
+            if pair is not None:
+                targets += pair[0]
+                values += pair[1]
+        copy_all(targets, values)
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """The metrics that are counted besides the losses."""
+        return self._metrics
+
+    @property
+    def grows(self) -> bool:
+        """Whether some metric has to be updated outside of CUDA graphs and compiled programs."""
+        return not all(self._is_static)
+
+    @property
+    def losses(self) -> list[str]:
+        """The names of the losses so far: "loss", or those of the objectives."""
+        return [name for name in self._sums if len(self._sums) == 1 or float(self._weights[name])]
+
+    def values(self, phase: str, *, losses_only: bool = False) -> dict[str, float]:
+        """The values so far, as `phase/name`; waits for the device."""
+        values = {f"{phase}/{name}": _mean(self._sums[name], self._weights[name]) for name in self.losses}
+        if not losses_only:
+            for metric, state in zip(self._metrics, self._states, strict=True):
+                values.update(flatten_value(f"{phase}/{metric.name}", metric.compute(state)))
+        return values
+
+    def empty_copy(self) -> "RunningTotals":
+        """Totals of the same metrics that have counted nothing."""
+        return RunningTotals(self._metrics, self._device, describe_position=self._describe_position)
+
+    def merge_ranks(self, world: World) -> "RunningTotals":
+        """The totals of all ranks, on every rank; this object itself if there is one rank."""
+        if world.size == 1:
+            return self
+        merged = self.empty_copy()
+        merged.load_state_dict(merge_states(self._metrics, world.all_gather(self.state_dict())))
+        return merged
+
+    # --- what CUDA graphs and compiled programs have to know
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that a training step writes."""
+        sums = [each for each in (*self._sums.values(), *self._weights.values()) if isinstance(each, Tensor)]
+        pairs = zip(self._states, self._is_static, strict=True)
+        return [*sums, *(tensor for state, static in pairs if static for tensor in flatten(state)[0])]
+
+    def references(self) -> tuple[Any, ...]:
+        """What `restore_references` puts back after tracing has replaced totals by traced ones."""
+        return list(self._states), dict(self._sums), dict(self._weights)
+
+    def restore_references(self, references: tuple[Any, ...]) -> None:
+        """Puts back the totals that `references` returned."""
+        self._states, self._sums, self._weights = references
+
+    # --- saving
+
+    def snapshot(self) -> TotalsSnapshot:
+        """The totals so far. Later additions do not change it, and nothing waits for the device."""
+        if not self._in_place:  # totals are replaced, never written
+            return TotalsSnapshot(list(self._states), dict(self._sums), dict(self._weights), self.samples)
+        states, sums, weights = map_tensors(torch.clone, (self._states, self._sums, self._weights))
+        return TotalsSnapshot(states, sums, weights, self.samples)
+
+    def state_dict(self, snapshot: TotalsSnapshot | None = None) -> dict[str, Any]:
+        """The totals so far, or those of a snapshot, as tensors and plain values; the tensors are not copies."""
+        at = self.snapshot() if snapshot is None else snapshot
+        states = dict(zip((metric.name for metric in self._metrics), at.states, strict=True))
+        for name, state in states.items():
+            if (odd := _unsavable_type(state)) is not None:
+                raise StateMismatch(
+                    f"the metric {name!r} keeps a {odd} in its state, which can't be saved: a state is made of tensors "
+                    "and plain values, in mappings, lists and tuples"
+                )
+        return {
+            "metrics": states,
+            # Parts of a state that are on the host although the device is another one.
+            "on_host": {} if self._device == _CPU else {name: _parts_on_host(state) for name, state in states.items()},
+            "sums": at.sums,
+            "weights": at.weights,
+            "samples": at.samples,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned, for metrics of the same names; otherwise changes nothing."""
+        expected, names = {"metrics", "on_host", "sums", "weights", "samples"}, [each.name for each in self._metrics]
+        if not isinstance(state, Mapping) or set(state) != expected:
+            given = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise StateMismatch(
+                f"the saved running totals do not match: expected {', '.join(sorted(expected))}; got {given}"
+            )
+        if set(state["metrics"]) != set(names):
+            saved = ", ".join(state["metrics"]) or "none"
+            raise StateMismatch(
+                f"the saved metrics do not match: expected {', '.join(names) or 'none'}; got {saved}"
+            )
+        on_host = state["on_host"]
+        self._states = [_copy_to(self._device, state["metrics"][name], on_host.get(name, ())) for name in names]
+        sums, weights = (_copy_to(self._device, state[key]) for key in ("sums", "weights"))
+        if self._in_place:
+            sums, weights = ({name: self._as_tensor(each) for name, each in part.items()} for part in (sums, weights))
+        self._sums, self._weights = dict(sums), dict(weights)
+        self.samples, self.started = state["samples"], time.monotonic()
+
+    def _as_tensor(self, total: float | Tensor) -> Tensor:
+        if isinstance(total, Tensor):
+            return total.to(self._device, torch.float64)
+        return torch.full((), total, dtype=torch.float64, device=self._device)
+
+
+class PendingProgress:
+    """A progress event whose losses are still being copied from the device."""
+
+    __slots__ = ("_arrived", "_event", "_values")
+
+    def __init__(self, event: Event, totals: RunningTotals, phase: str) -> None:
+        self._event = event
+        sums, weights = totals._sums, totals._weights
+        on_gpu = any(isinstance(each, Tensor) and each.is_cuda for each in (*sums.values(), *weights.values()))
+        self._values = {f"{phase}/{name}": (_to_host(sums[name]), _to_host(weights[name])) for name in sums}
+        self._arrived = torch.cuda.Event() if on_gpu else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def has_arrived(self) -> bool:
+        """Whether the values can be read without waiting."""
+        return self._arrived is None or self._arrived.query()
+
+    def complete(self) -> Event:
+        """The event with its values."""
+        return replace(self._event, values={name: _mean(*pair) for name, pair in self._values.items()})
+
+
+def _to_host(value: float | Tensor) -> float | Tensor:
+    if not isinstance(value, Tensor):
+        return value
+    return value.to("cpu", non_blocking=True) if value.is_cuda else value.item()  # into torch's own pinned memory
+
+
+def merge_states(metrics: Sequence[Metric], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merges the states of several `RunningTotals` in their order, so that every rank comes to the same bits."""
+    first, *others = states
+    merged = dict(first["metrics"])
+    for other in others:
+        merged = {metric.name: metric.merge(merged[metric.name], other["metrics"][metric.name]) for metric in metrics}
+    return {
+        "metrics": merged,
+        "on_host": first["on_host"],
+        "sums": _add_by_name([state["sums"] for state in states]),
+        "weights": _add_by_name([state["weights"] for state in states]),
+        "samples": sum(state["samples"] for state in states),
+    }
+
+
+def _add_by_name(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(float(part[name]) for part in parts if name in part) for name in names}
+
+
+def copy_all(targets: list[Tensor], values: list[Tensor]) -> None:
+    """Writes values over targets, with one launch for all of a type; a value may share memory with another target."""
+    memory = {_memory_of(target) for target in targets}
+    pairs = [
+        (target, value.clone() if _memory_of(value) in memory else value)
+        for target, value in zip(targets, values, strict=True)
+        if value is not target
+    ]
+    with torch.no_grad():
+        if torch.compiler.is_compiling():  # the compiler fuses single copies with what computes the values
+            for target, value in pairs:
+                target.copy_(value)
+            return
+        for dtype in {target.dtype for target, _ in pairs}:
+            same = [(target, value) for target, value in pairs if target.dtype == dtype]
+            _foreach_copy_([target for target, _ in same], [value for _, value in same])
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _matching_tensors(old: Any, new: Any, *, expand: bool) -> tuple[list[Tensor], list[Tensor]] | None:
+    """The tensors of both states; None if the new ones can't be written over the old ones."""
+    try:
+        (old_tensors, old_structure), (new_tensors, new_structure) = flatten(old), flatten(new)
+    except OpaqueValue:
+        return None
+    if old_structure != new_structure:
+        return None
+    for a, b in zip(old_tensors, new_tensors, strict=True):
+        exact = (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+        if not exact and not (expand and b.dim() == 0 and a.device == b.device):
+            return None
+    if expand:
+        new_tensors = [b.to(a.dtype).expand_as(a) for a, b in zip(old_tensors, new_tensors, strict=True)]
+    return old_tensors, new_tensors
+
+
+def _holds_only_tensors_on(device: torch.device, state: Any) -> bool:
+    try:
+        tensors, structure = flatten(state)
+    except OpaqueValue:
+        return False
+    return all(each.device == device for each in tensors) and _leaf_count(structure) == len(tensors)
+
+
+def _leaf_count(structure: Any) -> int:
+    own = structure.kind is Tensor or structure.kind is None
+    return int(own) + sum(map(_leaf_count, structure.children))
+
+
+def _counts(metric: Metric) -> Any:
+    return getattr(metric, "counts", None)  # optional in the contract of a metric
+
+
+def _unsavable_type(value: Any) -> str | None:
+    """The type of something in a state that is neither a tensor nor a plain value; None if all can be saved."""
+    if value is None or isinstance(value, Tensor | bool | int | float | str | bytes):
+        return None
+    if isinstance(value, Mapping) or type(value) in (list, tuple):
+        parts = value.values() if isinstance(value, Mapping) else value
+        return next((odd for each in parts if (odd := _unsavable_type(each)) is not None), None)
+    return type(value).__name__
+
+
+def _parts_on_host(state: Any) -> list[str]:
+    if not isinstance(state, Mapping):
+        return []
+    return [name for name, each in state.items() if (found := first_tensor(each)) is not None and found.device == _CPU]
+
+
+def _copy_to(device: torch.device, value: Any, on_host: Collection[str] = ()) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copy_to(_CPU if name in on_host else device, each) for name, each in value.items()}
+    return map_tensors(lambda tensor: tensor.detach().to(device, copy=True), value)
+
+
+def _mean(total: float | Tensor, weight: float | Tensor) -> float:
+    whole = float(weight)
+    return float(total) / whole if whole else float("nan")
+
+
+def loss_weight(output: Output, value: Any, *, read: bool = True) -> float | Tensor:
+    """What the loss of an output is a mean over: what the output says, otherwise the samples in the batch."""
+    if not hasattr(output, "count") and not hasattr(output, "targets"):
+        return count_samples(value)
+    weight = weight_of(output)
+    # On the CPU nothing has to be waited for, and a plain number is cheaper for the accumulator.
+    return weight.item() if read and isinstance(weight, Tensor) and weight.device.type == "cpu" else weight

@@ -1,0 +1,31 @@
+"""How the training step runs: eagerly, recorded in CUDA graphs, or compiled.
+
+An executor has six methods (`Executor`). It needs two things from a step: the tensors that the step writes, and a
+fingerprint of what the step's Python depends on. All executors do the same to the same tensors.
+"""
+
+from typing import Any
+
+import torch
+
+from stoker.engine._step import TrainStep
+from stoker.engine.executors._executor import DeferredEager, Eager, Executor
+from stoker.engine.executors._plan import Mode, Plan, choose_plan
+
+__all__ = ["Executor", "Mode", "Plan", "choose_plan", "make_executor"]
+
+
+def make_executor(step: TrainStep, plan: Plan, device: torch.device, *, exact: bool) -> Executor:
+    """The executor for a plan. `exact`: the run is saved, and a resumed one has to come to the same bits."""
+    executor: Any
+    if plan.mode == "eager":
+        executor = DeferredEager(step, plan, device) if plan.defers_check else Eager(step, plan)
+    elif plan.mode == "gradient" or device.type != "cuda":
+        from stoker.engine.executors._compiled import Compiled
+
+        executor = Compiled(step, plan, exact=exact)
+    else:
+        from stoker.engine.executors._cuda_graph import CudaGraph
+
+        executor = CudaGraph(step, plan, device, exact=exact)
+    return executor

@@ -45,7 +45,7 @@ def run_rank(size):
     world = joined()
     found = {**measure_messages(world, *CALLS[size]), "update, plain loop": measure_plain_updates(world, EPOCHS[size])}
     found["update, fit"] = measure_fit_updates(EPOCHS[size])
-    of_all = world.gathered(found)
+    of_all = world.all_gather(found)
     if world.is_first:
         slowest = {name: [max(times) for times in zip(*(each[name] for each in of_all), strict=True)] for name in found}
         alone = measure_parts() if world.size == 1 else {}
@@ -54,11 +54,12 @@ def run_rank(size):
 
 def measure_messages(world, back_to_back, during_steps, gathers):
     """µs on this rank of what ranks send each other."""
-    from stoker.distributed import Accord
     from stoker.loop._agree import _NOTHING as NOTHING  # what a fit sends after most batches
     from stoker.loop._merge import merged
 
-    accord, state = Accord(world, every=1), rank_state()
+    from stoker.distributed import Agreement
+
+    accord, state = Agreement(world, every=1), rank_state()
     found = {
         "agreement, beside a step": [microseconds(lambda: accord.hand_in(NOTHING), during_steps, pause=STEP)],
         "agreement, at once": [microseconds(lambda: accord.hand_in(NOTHING), back_to_back) for _ in range(3)],
@@ -68,7 +69,7 @@ def measure_messages(world, back_to_back, during_steps, gathers):
     for count in METRICS:
         merge = partial(merged, running_totals(count), world)
         found[f"merge, {count} metrics"] = [microseconds(merge, gathers) for _ in range(3)]
-    found["gather, checkpoint"] = [microseconds(lambda: world.gathered(state), gathers) for _ in range(3)]
+    found["gather, checkpoint"] = [microseconds(lambda: world.all_gather(state), gathers) for _ in range(3)]
     return found
 
 
@@ -85,9 +86,9 @@ def microseconds(function, calls, pause=0.0):
 def running_totals(count):
     """The loss and metrics of a rank at the end of an epoch."""
     import torch
+    from stoker.loop._tally import Tally
 
     from stoker import metrics
-    from stoker.loop._tally import Tally
     from stoker.steps import ClassificationOutput
 
     totals = Tally([metrics.Accuracy(name=f"accuracy {number}") for number in range(count)], torch.device("cpu"))
@@ -106,20 +107,21 @@ def rank_state():
 
 def measure_parts():
     """The work for each rank's state in a merge and in a gather: µs and bytes."""
-    from stoker.distributed._wire import packed, unpacked
     from stoker.loop._merge import added
+
+    from stoker.distributed import pack, unpack
 
     found = {}
     for count in METRICS:
         totals = running_totals(count)
-        message = packed(totals.state_dict())
+        message = pack(totals.state_dict())
 
         def merge_64(totals=totals, message=message):
-            added(totals.metrics, [unpacked(message) for _ in range(64)])
+            added(totals.metrics, [unpack(message) for _ in range(64)])
 
         found[f"merge, {count} metrics"] = {"us": microseconds(merge_64, 20) / 64, "bytes": len(message)}
-    message = packed(rank_state())
-    found["gather, checkpoint"] = {"us": microseconds(lambda: unpacked(message), 200), "bytes": len(message)}
+    message = pack(rank_state())
+    found["gather, checkpoint"] = {"us": microseconds(lambda: unpack(message), 200), "bytes": len(message)}
     from benchmarks.record import measure_writing
 
     return {"of each state": found, "us of an event": statistics.median(measure_writing("record", "5"))}

@@ -22,8 +22,7 @@ PACKAGES = [
     "checkpoint",
     "view",
     "callbacks",
-    "program",
-    "loop",
+    "engine",
     "learner",
     "cli",
 ]

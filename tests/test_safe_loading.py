@@ -1,4 +1,4 @@
-"""Loading runs no code: a whole run is saved, resumed and loaded while all that could run some is made to raise."""
+"""Loading runs no code: a run is saved, resumed and loaded while everything that unpickles raises."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ run, how = sys.argv[1:]
 def trap(name, usual=None):
     def raising(*arguments, **settings):
         if usual is not None and sys._getframe(1).f_globals["__name__"].startswith("importlib."):
-            return usual(*arguments)  # Python's own files of bytecode
+            return usual(*arguments)  # Python's own bytecode files
         raise RuntimeError(f"{name} was called")
 
     return raising
@@ -44,14 +44,14 @@ if how == "trapped":
     sys.exit()
 
 
-def made():
+def make():
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 4))
 
 
 torch.manual_seed(0)
-model = made()
+model = make()
 x, y = torch.randn(96, 6), torch.randint(0, 4, (96,))
-given = stoker.Learner(
+learner = stoker.Learner(
     model, loss=nn.CrossEntropyLoss(), metrics=[metrics.Accuracy()], accumulate=2, ema=0.9, precision="bf16", seed=1
 )
 
@@ -61,7 +61,7 @@ def fail(ctx):
         raise SystemExit(3)
 
 
-fitted = given.fit(
+fitted = learner.fit(
     data.Loader((x, y), batch_size=16, shuffle=3, transform=lambda x, y: (x + 0.1 * torch.randn(6), y)),
     valid=(x[:32], y[:32]),
     epochs=3,
@@ -72,8 +72,8 @@ fitted = given.fit(
     callbacks=[callbacks.EarlyStopping(patience=9), callbacks.on(train_batch_begin=fail)],
     show=False,
 )
-loaded = stoker.Fitted.load(run, given)
-ready = stoker.load_for_inference(run, made())
+loaded = stoker.Fitted.load(run, learner)
+ready = stoker.load_for_inference(run, make())
 assert all(torch.equal(a, b) for a, b in zip(ready.state_dict().values(), fitted.model.state_dict().values()))
 assert loaded.history["valid/loss"] == fitted.history["valid/loss"]
 stoker.load(model, stoker.save(model, run + "/model"))
@@ -90,13 +90,13 @@ def run(folder, how):
 def test_a_whole_run_is_saved_resumed_and_loaded_without_unpickling(tmp_path):
     first = run(tmp_path / "run", "fail")
     assert first.returncode == 3, first.stderr
-    for resumes in (1, 1):  # gone on with, and then given back as it is
+    for resumes in (1, 1):  # resumed, and then returned unchanged
         again = run(tmp_path / "run", "whole")
         assert again.returncode == 0, again.stderr
         assert again.stdout == f"Completed 3 epochs {resumes}\n"
     kinds = {path.suffix for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert kinds == {".json", ".jsonl", ".txt", ".safetensors"}, "and no file is of another kind"
+    assert kinds == {".json", ".jsonl", ".txt", ".safetensors"}, "there are other files"
 
 
-def test_the_trap_is_one(tmp_path):
+def test_the_traps_raise(tmp_path):
     assert run(tmp_path, "trapped").stdout == "pickle.loads was called\nmarshal.loads was called\n"

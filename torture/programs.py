@@ -170,7 +170,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     kind, folder = sys.argv[1], Path(sys.argv[2])
-    digests = joined().gathered(digest(RANKED_PROGRAMS[kind](folder), folder))
+    digests = joined().all_gather(digest(RANKED_PROGRAMS[kind](folder), folder))
     if stoker.world().is_first:
         print("digest", *digests)
 

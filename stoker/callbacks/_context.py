@@ -159,7 +159,7 @@ class Context(BatchContext):
         """Adds a warning to the record; it is shown on the console. Warnings of other ranks reach rank 0's record."""
         self._append("warning", text=text)
         if self._requests.pending is not None:
-            self._requests.pending.setdefault("said", []).append(text)
+            self._requests.pending.setdefault("warnings", []).append(text)
 
     def _append(self, kind: str, **content: Any) -> None:
         position = {"epoch": self.epoch, "batch": self.batch_number, "update": self.update}

@@ -196,4 +196,4 @@ def _with_new(saved: Sequence[Saved], new: Saved) -> list[Saved]:
 @lru_cache(maxsize=1)  # a group has threads and connections, and only one saver writes at a time
 def _separate_group(world: World) -> World:
     """The same ranks for the thread that writes, so that its messages do not mix with those of the training."""
-    return world.apart()
+    return world.with_own_group()

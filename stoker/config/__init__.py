@@ -1,6 +1,6 @@
-"""Annotations in, a frozen value out that is checked, compared, saved and loaded; the one type to know is `Config`.
+"""config: annotated classes whose values are checked, compared, saved and loaded. `Config` is the base class.
 
-Any room may import this one; it imports none. Reading a file runs no code and imports nothing by name.
+Every package may import this one. Loading a file runs no code and imports nothing by name.
 """
 
 from stoker.config._config import Config

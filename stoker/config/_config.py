@@ -1,18 +1,31 @@
-"""Configs: annotations in, a frozen value out that is checked, compared, saved and loaded."""
+"""Config: annotated fields become a frozen, checked value that can be saved, loaded and set from a command line."""
 
+import contextlib
 import dataclasses
 import functools
+import json
 import os
 import sys
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Union, dataclass_transform, get_args, get_origin
 
-from stoker.config._args import parse_args
-from stoker.config._dump import dump_fields
-from stoker.config._jsonfile import read_json, write_json
-from stoker.config._parse import Reading, read, read_fields, resolve
-from stoker.errors import ConfigError
+from stoker._files import read_json, write_json
+from stoker.config._values import (
+    Conversion,
+    convert,
+    convert_fields,
+    convert_union,
+    fields_to_json,
+    resolve_annotations,
+    to_json,
+    type_name,
+)
+from stoker.errors import ConfigError, MissingExtra
+
+if TYPE_CHECKING:
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 C = TypeVar("C", bound="Config")
 
@@ -35,19 +48,19 @@ class Config:
     stoker.errors.ConfigError: hidden_size: expected int, got "512"
 
     Fields hold bool, int, float, str, None, paths, enums, `Literal`, list, tuple, dict, unions of these, dataclasses
-    and other configs. Every value is checked when the config is made: an int becomes a float where one is wanted,
-    numpy's scalars become Python's, lists and tuples become each other, a str becomes a path, containers are copied;
-    everything else that doesn't fit is a `ConfigError`. Checks of your own go into `__post_init__`. A field of the
-    type `Callable` is held and compared, but the config can't be saved.
+    and other configs. The constructor checks every value: an int becomes a float where one is expected, numpy's
+    scalars become Python's, lists and tuples become each other, a str becomes a path, containers are copied; anything
+    else that does not fit is a `ConfigError`. Add your own checks in `__post_init__`. A field of type `Callable` is
+    kept and compared, but such a config can't be saved.
     """
 
-    _checked: ClassVar[bool] = True  # says to `stoker.config._parse` that an instance has no faults
+    _is_config: ClassVar[bool] = True  # tells `_values` that instances need no check
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
             raise ConfigError(
-                f"{cls.__name__} defines __init__, but a config's constructor is made of its annotations; "
+                f"{cls.__name__} defines __init__, but the constructor of a config is made from its annotations; "
                 "put checks into __post_init__"
             )
         try:
@@ -55,40 +68,43 @@ class Config:
         except (TypeError, ValueError) as error:  # a mutable default, or a field without a default after one with
             raise ConfigError(f"{cls.__name__} can't be a config: {error}") from error
         for field in dataclasses.fields(cls):
-            if field.name in _TAKEN:
+            if field.name in _METHODS:
                 raise ConfigError(f"{cls.__name__}.{field.name}: a config has a method of this name; choose another")
-        _resolve_here(cls, sys._getframe(1).f_locals)
-        _check_first(cls)
+        # Quoted annotations of a class inside a function can only be resolved here, with the function's variables.
+        # A name that is defined later raises NameError; `field_types` looks for it in the module when it is needed.
+        with contextlib.suppress(NameError):
+            type.__setattr__(cls, "_resolved", resolve_annotations(cls, sys._getframe(1).f_locals))
+        _check_in_constructor(cls)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The config that `to_dict` gave; what is unknown, missing or mistyped is one error that lists it all.
+        """Makes the config from what `to_dict` gave; one error lists all unknown, missing and mistyped fields.
 
         >>> class Model(Config):
         ...     hidden_size: int
         >>> Model.from_dict({"hiden_size": 512, "hidden_size": "512"})
         Traceback (most recent call last):
-        stoker.errors.ConfigError: 2 faults in Model
-          hiden_size: no such field; did you mean 'hidden_size'?
+        stoker.errors.ConfigError: 2 errors in Model
+          hiden_size: unknown field; did you mean 'hidden_size'?
           hidden_size: expected int, got "512"
 
-        What fits the annotation already (a path, an enum's member, another config) is taken as it is.
+        Values that already have the annotated type (a path, an enum's member, another config) are accepted too.
         """
-        return _built(cls, data)
+        return _from_json(cls, data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Nothing but dicts, lists, strings, numbers and None, as in JSON; a new copy each time.
+        """The config as dicts, lists, strings, numbers and None, as in JSON; a new copy each time.
 
-        Enums are their names, paths strings, tuples lists, NaN and the infinities strings. Where a union has several
+        Enums become their names, paths strings, tuples lists, NaN and infinities strings. In a union of several
         configs, `"kind"` holds the name of the class.
         """
-        how = Reading(json=False)  # again, because a list inside can have changed
-        read_fields({field.name: getattr(self, field.name) for field in _made_of(self)}, type(self), "", how)
-        how.check(type(self).__name__)
-        return dump_fields(self)
+        how = Conversion(json=False)  # checked again, because a list in it can have been changed
+        convert_fields(_field_values(self), type(self), "", how)
+        how.raise_errors(type(self).__name__)
+        return fields_to_json(self)
 
     def replace(self, **changes: Any) -> Self:
-        """The same config with some fields changed; a dotted name reaches into a nested one.
+        """A copy with some fields changed; a dotted name changes a field of a nested config.
 
         >>> class Model(Config):
         ...     dropout: float = 0.5
@@ -98,23 +114,26 @@ class Config:
         >>> Training().replace(epochs=5, **{"model.dropout": 0.1})
         Training(model=Model(dropout=0.1), epochs=5)
         """
-        how = Reading(json=False)
-        changed = _replaced(self, changes, "", how)
-        how.check(type(self).__name__)
+        how = Conversion(json=False)
+        changed = _replace(self, changes, "", how)
+        how.raise_errors(type(self).__name__)
         return changed
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the config as readable JSON, all of it or nothing, and returns the path."""
-        return write_json(Path(path), self.to_dict())
+        """Writes the config as indented JSON, atomically, and returns the path."""
+        path = Path(path)
+        write_json(path, self.to_dict())
+        return path
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The config that `save` wrote; no code is run and no name out of the file is imported."""
-        return _built(cls, read_json(Path(path)), source=str(path))
+        """Loads what `save` wrote; runs no code and imports nothing that the file names."""
+        data = read_json(Path(path), expected="a config in JSON, as `save` writes it")
+        return _from_json(cls, data, source=str(path))
 
     @classmethod
     def from_args(cls, args: Sequence[str] | None = None) -> Self:
-        """The config that a command line describes (`sys.argv` where no `args` are given); needs `stoker[cli]`.
+        """Makes the config from command-line arguments (by default `sys.argv`); needs `stoker[cli]`.
 
         >>> class Training(Config):
         ...     epochs: int = 3
@@ -122,83 +141,136 @@ class Config:
         >>> Training.from_args(["--epochs", "5"])
         Training(epochs=5, lr=0.001)
 
-        Nested fields have dotted flags (`--model.dropout 0.1`), `--help` lists them all, and `--config file.json`
-        starts from a saved config in place of the defaults.
+        Nested fields have dotted flags (`--model.dropout 0.1`), `--help` lists all flags, and `--config file.json`
+        uses a saved config in place of the defaults.
         """
-        return parse_args(cls, list(sys.argv[1:] if args is None else args))
+        return _parse_args(cls, list(sys.argv[1:] if args is None else args))
 
 
-_TAKEN = {"from_dict", "to_dict", "replace", "save", "load", "from_args"}
+_METHODS = {"from_dict", "to_dict", "replace", "save", "load", "from_args"}
 
 
-def _resolve_here(cls: type[Config], scope: Mapping[str, Any]) -> None:
-    """Looks annotations in quotes up where the class stands, which inside a function is the only place to find them."""
-    try:
-        resolved = resolve(cls, scope)
-    except NameError:  # of something that comes later: `field_hints` looks in the module, at the first use
-        return
-    type.__setattr__(cls, "_resolved", resolved)
-
-
-def _check_first(cls: type[Config]) -> None:
-    """Puts the check in front of the constructor, so that a `__post_init__` sees only values that fit."""
-    made = cls.__init__
+def _check_in_constructor(cls: type[Config]) -> None:
+    """Wraps the constructor so that values are converted before `__post_init__` sees them."""
+    construct = cls.__init__
     names = [field.name for field in dataclasses.fields(cls) if field.init and not field.kw_only]
 
-    @functools.wraps(made)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        how = Reading(json=False)
+    @functools.wraps(construct)
+    def convert_and_construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        how = Conversion(json=False)
         if len(args) > len(names):
-            how.fault(cls.__name__, f"takes {', '.join(names) or 'no values'} by place, got {len(args)} values")
-        placed = dict(zip(names, args, strict=False))
-        for name in placed.keys() & kwargs.keys():
-            how.fault(name, "given twice, by place and by name")
-        values = read_fields({**_defaults(cls, kwargs.keys() | placed.keys()), **placed, **kwargs}, cls, "", how)
-        how.check(cls.__name__)
-        made(self, **values)
+            how.add_error(cls.__name__, f"takes at most {len(names)} positional arguments, got {len(args)}")
+        positional = dict(zip(names, args, strict=False))
+        for name in positional.keys() & kwargs.keys():
+            how.add_error(name, "given both by position and by name")
+        given = {**positional, **kwargs}
+        values = convert_fields({**_defaults(cls, given.keys()), **given}, cls, "", how)
+        how.raise_errors(cls.__name__)
+        construct(self, **values)
 
-    type.__setattr__(cls, "__init__", checked)
+    type.__setattr__(cls, "__init__", convert_and_construct)
 
 
-def _defaults(cls: type[Config], given: set[str]) -> dict[str, Any]:
-    found = {}
+def _defaults(cls: type[Config], given: Any) -> dict[str, Any]:
+    defaults = {}
     for field in dataclasses.fields(cls):
         if field.init and field.name not in given:
             if field.default is not dataclasses.MISSING:
-                found[field.name] = field.default
+                defaults[field.name] = field.default
             elif field.default_factory is not dataclasses.MISSING:
-                found[field.name] = field.default_factory()
-    return found
+                defaults[field.name] = field.default_factory()
+    return defaults
 
 
-def _made_of(record: Any) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(record) if field.init]
+def _field_values(instance: Any) -> dict[str, Any]:
+    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance) if field.init}
 
 
-def _built(cls: type[C], data: Any, *, source: str = "") -> C:
-    how = Reading(json=True)
-    config = read(data, cls, "", how)
-    how.check(cls.__name__, source)
+def _from_json(cls: type[C], data: Any, *, source: str = "") -> C:
+    how = Conversion(json=True)
+    config = convert(data, cls, "", how)
+    how.raise_errors(cls.__name__, source)
     return config
 
 
-def _replaced(record: Any, changes: Mapping[str, Any], path: str, how: Reading) -> Any:
-    """A dataclass with some fields changed, the dotted ones inside the nested dataclasses."""
-    values = {field.name: getattr(record, field.name) for field in _made_of(record)}
+def _replace(instance: Any, changes: Mapping[str, Any], path: str, how: Conversion) -> Any:
+    """A copy of a dataclass with some fields changed, dotted ones inside nested dataclasses."""
+    values = _field_values(instance)
     values.update({name: value for name, value in changes.items() if "." not in name})
-    inner: dict[str, dict[str, Any]] = {}
+    nested: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         if "." in name:
             head, rest = name.split(".", 1)
-            inner.setdefault(head, {})[rest] = value
-    for head, rest in inner.items():
+            nested.setdefault(head, {})[rest] = value
+    for head, rest in nested.items():
         place = f"{path}.{head}" if path else head
         if dataclasses.is_dataclass(values.get(head)):
-            values[head] = _replaced(values[head], rest, place, how)
+            values[head] = _replace(values[head], rest, place, how)
         elif head in values:
-            how.fault(f"{place}.{next(iter(rest))}", f"{place} is {how.shown(values[head])}, which has no fields")
+            how.add_error(f"{place}.{next(iter(rest))}", f"{place} is {how.show(values[head])}, which has no fields")
         else:
-            values[head] = None  # read_fields says that there is no such field
-    before = len(how.faults)
-    values = read_fields(values, type(record), path, how)
-    return dataclasses.replace(record, **values) if len(how.faults) == before else record
+            values[head] = None  # `convert_fields` reports the unknown field
+    before = len(how.errors)
+    values = convert_fields(values, type(instance), path, how)
+    return dataclasses.replace(instance, **values) if len(how.errors) == before else instance
+
+
+def _parse_args(cls: type[C], args: list[str]) -> C:
+    """Parses arguments with tyro; `--config FILE` gives the defaults."""
+    try:
+        import tyro
+    except ImportError as error:
+        raise MissingExtra('from_args needs tyro: pip install "stoker[cli]"') from error
+    file = None
+    if not any(field.name == "config" for field in dataclasses.fields(cls)):
+        args, file = _split_config_file(args)
+    doc = (cls.__doc__ or "").strip()
+    if doc.startswith(f"{cls.__name__}("):  # the signature that dataclasses use as a docstring
+        doc = ""
+    description = f"{doc}\n\n--config FILE.json starts from a saved config.".strip()
+    defaults = {} if file is None else {"default": cls.load(file)}
+    return tyro.cli(cls, args=args, description=description, registry=_json_flags(), **defaults)
+
+
+def _split_config_file(args: list[str]) -> tuple[list[str], str | None]:
+    """The arguments without `--config FILE`, and the file."""
+    for place, word in enumerate(args):
+        if word.startswith("--config="):
+            return args[:place] + args[place + 1 :], word.removeprefix("--config=")
+        if word == "--config":
+            if place + 1 == len(args):
+                raise ConfigError("--config: expected a file after it, one that `save` wrote")
+            return args[:place] + args[place + 2 :], args[place + 1]
+    return args, None
+
+
+def _json_flags() -> "ConstructorRegistry":
+    """Makes a field whose class has `_from_word` (a schedule, which nests others) a single flag that takes JSON."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def _one_word(info: "PrimitiveTypeInfo") -> "PrimitiveConstructorSpec[Any] | None":
+        hint: Any = info.type
+        members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
+        if not any(hasattr(member, "_from_word") for member in members or (hint,)):
+            return None
+
+        def from_word(word: str) -> Any:
+            if not members:
+                return hint._from_word(word)
+            how = Conversion(json=True)
+            value = convert(json.loads(word), hint, "", how)
+            how.raise_errors(type_name(hint))
+            return value
+
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="JSON",
+            instance_from_str=lambda words: from_word(words[0]),
+            is_instance=lambda value: convert_union(value, members or (hint,), "", Conversion(json=False))[0] >= 0,
+            str_from_instance=lambda value: [json.dumps(to_json(value, hint, ""))],
+        )
+
+    return registry

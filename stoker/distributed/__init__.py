@@ -1,10 +1,11 @@
-"""distributed: takes the environment and gives a `World`, a value handed down; collectives vanish at size 1.
+"""The processes that train together: `World` is a value with collectives, which are identities for one process.
 
-`joined` meets the other processes. `Parallel` is what a user says about them. `Accord` makes one rank's wish the
-decision of all, and `failing` makes one rank's failure that of all.
+`join` finds the other processes. `Parallel` is what a user says about them. `Agreement` makes one rank's request the
+decision of all, and `propagate_failures` makes one rank's failure that of all. The functions for sharded tensors
+(`DTensor`) take ordinary tensors as well.
 """
 
-from stoker.distributed._accord import Accord
+from stoker.distributed._agreement import Agreement
 from stoker.distributed._dtensor import (
     copy_into,
     from_local,
@@ -19,9 +20,9 @@ from stoker.distributed._dtensor import (
     stored_values,
     to_local,
 )
-from stoker.distributed._failing import failing
-from stoker.distributed._join import device_of, joined, left, world
-from stoker.distributed._mesh import data_world
+from stoker.distributed._failures import propagate_failures
+from stoker.distributed._join import join, leave, local_device, world
+from stoker.distributed._messages import pack, unpack
 from stoker.distributed._parallel import Parallel, as_parallel
 from stoker.distributed._rank_zero import (
     FailedElsewhere,
@@ -32,46 +33,47 @@ from stoker.distributed._rank_zero import (
     rank_zero,
     run_on_rank_zero,
 )
-from stoker.distributed._shard import blocks_of, is_distributed, is_sharded, sharded
+from stoker.distributed._sharding import data_world, find_blocks, is_distributed, is_sharded, shard_model
 from stoker.distributed._world import Group, World
 
+joined = join  # its earlier name
+
 __all__ = [
-    "Accord",
+    "Agreement",
     "FailedElsewhere",
     "Group",
     "Parallel",
     "World",
     "as_parallel",
     "barrier",
-    "blocks_of",
     "broadcast_result",
     "copy_into",
     "data_world",
     "describe_failure",
-    "device_of",
-    "failing",
+    "find_blocks",
     "from_local",
     "full_tensor",
     "gather_results",
     "is_distributed",
     "is_dtensor",
     "is_sharded",
+    "join",
     "joined",
-    "left",
+    "leave",
+    "local_device",
     "local_region",
     "map_shards",
+    "pack",
     "place_like",
+    "propagate_failures",
     "rank_zero",
     "reduce_shards",
     "reshard",
     "run_on_rank_zero",
     "shard_like",
-    "sharded",
+    "shard_model",
     "stored_values",
     "to_local",
+    "unpack",
     "world",
 ]
-Agreement = Accord
-propagate_failures = failing
-World.all_gather = World.gathered
-World.broadcast_object = World.told

@@ -1,4 +1,4 @@
-"""What a user says about many processes: replicas or shards, and how."""
+"""What a user says about training with many processes: replicas or shards, and how."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast, get_args
@@ -11,7 +11,7 @@ Classes = type[nn.Module] | tuple[type[nn.Module], ...]
 Mode = Literal["auto", "ddp", "fsdp"]
 
 _CHOICES = {"mode": get_args(Mode), "param_dtype": (None, "bf16", "fp16"), "reduce_dtype": (None, "fp32", "bf16")}
-_OF_SHARDS = ("wrap", "param_dtype", "reduce_dtype", "reshard", "offload", "recompute")
+_FOR_FSDP = ("wrap", "param_dtype", "reduce_dtype", "reshard", "offload", "recompute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +21,16 @@ class Parallel:
     >>> Parallel(mode="fsdp", wrap=nn.TransformerEncoderLayer, param_dtype="bf16", recompute=True).reshard
     True
 
-    - `mode`: "ddp" gives every process the whole model, "fsdp" a shard of it. "auto" takes a model that is distributed
-      already as it is, and else "ddp" where there are several processes.
-    - `wrap`: what FSDP gathers at once: modules of these classes, or modules of at least so many parameters; None: the
-      repeated blocks of the model.
-    - `param_dtype`, `reduce_dtype`: what FSDP computes and adds gradients in; None: as the parameters are.
+    - `mode`: "ddp" gives every process the whole model, "fsdp" a shard of it. "auto" leaves a model that is distributed
+      already as it is, and otherwise uses "ddp" if there are several processes.
+    - `wrap`: what FSDP gathers at once: modules of these classes, or modules with at least so many parameters; None:
+      the repeated blocks of the model.
+    - `param_dtype`, `reduce_dtype`: the dtypes in which FSDP computes and adds up gradients; None: the parameters'.
     - `reshard`: frees a block's parameters after its forward; False needs more memory and fewer messages.
     - `offload`: keeps shards on the CPU between uses.
-    - `recompute`: doesn't keep the activations of these classes (True: of what is wrapped) but computes them again.
+    - `recompute`: computes the activations of these classes (True: of what is wrapped) again in the backward pass.
     - `mesh`, `data`: a device mesh, and the names of its dimensions that split the batch; None: all but tp, cp and pp.
-    - `bucket_mb`: gradients travel in messages of about this size.
+    - `bucket_mb`: the approximate size of the messages in which gradients are sent.
     - `timeout`: seconds that a rank waits for the others; None: 600.
     """
 
@@ -51,8 +51,8 @@ class Parallel:
             _check_choice(name, getattr(self, name), choices)
         if self.mode != "fsdp":
             for field in fields(self):
-                if field.name in _OF_SHARDS and getattr(self, field.name) != field.default:
-                    raise InvalidArgument(f'{field.name} is about shards: say mode="fsdp", not mode="{self.mode}"')
+                if field.name in _FOR_FSDP and getattr(self, field.name) != field.default:
+                    raise InvalidArgument(f'{field.name} needs mode="fsdp", and the mode is "{self.mode}"')
         for name in ("bucket_mb", "timeout"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not value > 0):
@@ -74,7 +74,7 @@ class Parallel:
 
 
 def as_parallel(value: str | Parallel) -> Parallel:
-    """A `Parallel` out of what a user says: a mode, or the thing itself.
+    """A `Parallel` from a mode or a `Parallel`.
 
     >>> as_parallel("ddp").mode
     'ddp'
@@ -91,9 +91,9 @@ def _check_choice(name: str, value: object, choices: tuple[Any, ...]) -> None:
     if value in choices:
         return
     words = [choice for choice in choices if choice is not None]
-    near = did_you_mean(value, words) if isinstance(value, str) else ""
+    hint = did_you_mean(value, words) if isinstance(value, str) else ""
     listed = " or ".join(f'"{word}"' for word in words) + (" or None" if None in choices else "")
-    raise InvalidArgument(f"{name} has to be {listed}, not {value!r}{near}")
+    raise InvalidArgument(f"{name} has to be {listed}, not {value!r}{hint}")
 
 
 def _check_classes(name: str, value: object) -> None:
@@ -108,7 +108,7 @@ def _check_mesh(mesh: Any, data: tuple[str, ...] | None) -> None:
         raise WrongType(f"data has to be a tuple of names, such as ({data!r},), not {data!r}")
     if mesh is None:
         if data is not None:
-            raise InvalidArgument(f"data={data!r} names dimensions of a mesh, and there is no mesh: give mesh= too")
+            raise InvalidArgument(f"data={data!r} names dimensions of a mesh, so it needs mesh=")
         return
     names = mesh.mesh_dim_names
     if not names:

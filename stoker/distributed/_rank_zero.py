@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from stoker import errors
-from stoker.distributed._join import joined, world
+from stoker.distributed._join import join, world
 from stoker.distributed._world import World
 from stoker.errors import PeerFailed, StokerError
 
@@ -35,7 +35,7 @@ def rank_zero(function: Callable[P, R]) -> Callable[P, R | None]:
 
 def barrier() -> None:
     """Waits until every process calls it; does nothing with one process."""
-    joined().barrier()
+    join().barrier()
 
 
 class FailedElsewhere(PeerFailed):
@@ -55,16 +55,16 @@ def run_on_rank_zero(world: World, work: Callable[[], T]) -> T | None:
         return work()
     world.barrier()
     if not world.is_first:
-        failure = world.told(None)
+        failure = world.broadcast_object(None)
         if failure is not None:
             raise _recreate(*failure)
         return None
     try:
         result = work()
     except Exception as error:
-        world.told((type(error).__name__, str(error)))
+        world.broadcast_object((type(error).__name__, str(error)))
         raise
-    world.told(None)
+    world.broadcast_object(None)
     return result
 
 
@@ -93,7 +93,7 @@ def gather_results(world: World, work: Callable[[], T]) -> list[T]:
     except Exception as error:
         failure = error
     try:
-        results = world.gathered((result, failure and describe_failure(failure)))
+        results = world.all_gather((result, failure and describe_failure(failure)))
     except RuntimeError as error:  # torch: a closed connection, or a timeout
         raise PeerFailed("the connection to the other ranks was lost while they saved or read a checkpoint") from error
     if failure is not None:

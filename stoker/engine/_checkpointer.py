@@ -214,7 +214,9 @@ class Checkpointer:
     def _report(self, written: Sequence[Saved]) -> None:
         for saved in written:
             extra = {"name": saved.name, "reason": saved.reason, "bytes": saved.bytes}
-            self._ctx.record.append(Event("checkpoint", time.time(), saved.epoch, saved.batch, saved.update, extra=extra))
+            self._ctx.record.append(
+                Event("checkpoint", time.time(), saved.epoch, saved.batch, saved.update, extra=extra)
+            )
 
     # The executor's `synchronize`, while the fit runs: nothing is saved that may turn out to be not finite.
     _before_saving: Callable[[], None] = staticmethod(lambda: None)

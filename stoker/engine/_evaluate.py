@@ -75,7 +75,7 @@ class Evaluator:
                 pred = view(*parts.args, **parts.kwargs)
             pred = self._after_pred(pred)
             with autocast(self._precision, self._device):
-                output: Output = supervised.judge(pred, parts)
+                output: Output = supervised.score(pred, parts)
         else:
             name = "valid_step" if hasattr(view, "valid_step") else "train_step"
             with autocast(self._precision, self._device):

@@ -199,5 +199,7 @@ def _add_sums(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any
     """Adds two sums as an `Accumulator` saves them; of sparse ones the entries are joined."""
     if "indices" not in one:
         return {**one, "values": one["values"] + other["values"]}
-    parts = {name: torch.cat([one[name], other[name]], dim=-1 if name == "indices" else 0) for name in ("indices", "values")}
+    parts = {
+        name: torch.cat([one[name], other[name]], dim=-1 if name == "indices" else 0) for name in ("indices", "values")
+    }
     return {**parts, "coalesced": False}

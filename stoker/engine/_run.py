@@ -28,9 +28,7 @@ class Ending:
     seconds: float  # of training
 
 
-def run(
-    fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callable[[], None] = lambda: None
-) -> Ending:
+def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callable[[], None] = lambda: None) -> Ending:
     """Trains. Afterwards the model has the best weights, also if an exception ends the fit.
 
     `resumed` is the state that was loaded; `on_begin` is called when everything is ready.

@@ -19,10 +19,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from stoker._select import named_parameters
 from stoker._tree import tensors_in
 from stoker.callbacks import Context, Hooks, mixed_loss
-from stoker.engine._forward import call_as_forward
 from stoker.engine._batch import Batch, count_samples
-from stoker.engine._finite import FiniteFlags, NonFiniteSearch, is_finite, largest_values
 from stoker.engine._fingerprint import SideEffects, find_user_hooks, fingerprint_modules
+from stoker.engine._finite import FiniteFlags, NonFiniteSearch, is_finite, largest_values
+from stoker.engine._forward import call_as_forward
 from stoker.engine._precision import autocast
 from stoker.engine._rank_sync import RankSync
 from stoker.engine._replayable import CannotReplay, tensors_only
@@ -241,11 +241,9 @@ class TrainStep:
             result.pred = self.ctx.pred
         with autocast(self.settings.precision, self.device):
             if batch.mix is None:
-                return supervised.judge(result.pred, parts)
+                return supervised.score(result.pred, parts)
             other, share = batch.mix
-            loss = mixed_loss(
-                supervised.loss, result.pred, parts.targets, other, share, sample_weight=parts.weight
-            )
+            loss = mixed_loss(supervised.loss, result.pred, parts.targets, other, share, sample_weight=parts.weight)
             return SupervisedOutput(loss, result.pred, parts.targets, parts.weight)
 
     def _reduced_forward(self, reducer: GradientReducer, batch: Batch, call: Callable[[], Any]) -> Any:
@@ -371,9 +369,7 @@ class TrainStep:
         open_windows = [each for each in self.state.accumulators.values() if len(each)]
         return [self._close_window(each, batch, lr, read=read) for each in open_windows]
 
-    def _close_window(
-        self, window: Accumulator, batch: Batch, lr: Any, *, read: bool, refused: bool = False
-    ) -> Update:
+    def _close_window(self, window: Accumulator, batch: Batch, lr: Any, *, read: bool, refused: bool = False) -> Update:
         if self.sums_on_each_rank and self.reducer is not None:
             grads, weight = self.reducer.reduce_window(window)
         else:
@@ -449,7 +445,7 @@ class TrainStep:
             )
             self._restore_buffers()
             return None, Update(refused=refused)
-        self._raise_nonfinite(loss, grads, batch)
+        raise self._nonfinite_error(loss, grads, batch)
 
     def _count_norm(self, norm: Tensor, *, read: bool) -> None:
         """Adds the gradient norm of an update; if the device allows no update, nothing changes."""
@@ -487,8 +483,8 @@ class TrainStep:
         origin = search.describe(batch.gather(), loss, grads, always_forward=self.ranks.model_is_distributed)
         return what, f"epoch {batch.epoch}, batch {batch.number}", origin
 
-    def _raise_nonfinite(self, loss: Tensor | None, grads: Gradients, batch: Batch) -> NoReturn:
-        """Stops the run; of several ranks, the message is about the first one whose own loss it was."""
+    def _nonfinite_error(self, loss: Tensor | None, grads: Gradients, batch: Batch) -> NotFinite:
+        """The error that stops the run; of several ranks, it is about the first one whose own loss it was."""
         own = self._suspect is not None or (loss is not None and not bool(loss.isfinite()))
         what, where, origin = self._suspect or self._locate(loss, grads, batch)
         if self.ranks.world.size > 1:
@@ -498,7 +494,7 @@ class TrainStep:
             what = f"{what} of rank {rank}"
         # Running statistics have seen the batch: as they were when the epoch began.
         self._restore_buffers(only_nonfinite=True)
-        raise on_every_rank(
+        return on_every_rank(
             NotFinite(
                 f"{what} is not finite at {where}: {origin}. The update was not applied. "
                 "Lower the learning rate, clip (clip_norm=1.0), or skip such batches with Learner(on_nan='skip')"
@@ -546,7 +542,9 @@ class TrainStep:
     def refresh(self) -> None:
         """Looks at the model again: a callback may have changed it."""
         state = self.state
-        others = [module for module in (None if state.ema is None else state.ema.model, state.loss) if module is not None]
+        others = [
+            module for module in (None if state.ema is None else state.ema.model, state.loss) if module is not None
+        ]
         self._modules = [each for model in (state.model, *others) for each in model.modules()]
         self._differentiators.clear()
 
@@ -636,7 +634,9 @@ class HostState(NamedTuple):
     def tensors(self) -> list[Tensor]:
         """All state tensors there are."""
         optimizer = [tensor for rule in self.optimizer for own in rule.values() for tensor in own.values()]
-        return tensors_in((self.totals, [each for each in optimizer if each is not None], list(self.accumulators.values())))
+        return tensors_in(
+            (self.totals, [each for each in optimizer if each is not None], list(self.accumulators.values()))
+        )
 
 
 class LearningRates:
@@ -660,7 +660,9 @@ class LearningRates:
         if lr == self.last and type(lr) is float:
             return
         by_name = isinstance(lr, Mapping)
-        if self.tensors is None or (tuple(lr) if by_name else None) != (tuple(self.last) if isinstance(self.last, Mapping) else None):
+        if self.tensors is None or (tuple(lr) if by_name else None) != (
+            tuple(self.last) if isinstance(self.last, Mapping) else None
+        ):
             # float64 as Python's numbers on the CPU; fused kernels of a GPU read float32.
             dtype = torch.float64 if self._device.type == "cpu" else torch.float32
             new = {key: torch.zeros((), dtype=dtype, device=self._device) for key in (lr if by_name else (None,))}

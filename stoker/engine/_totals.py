@@ -264,9 +264,7 @@ class RunningTotals:
             )
         if set(state["metrics"]) != set(names):
             saved = ", ".join(state["metrics"]) or "none"
-            raise StateMismatch(
-                f"the saved metrics do not match: expected {', '.join(names) or 'none'}; got {saved}"
-            )
+            raise StateMismatch(f"the saved metrics do not match: expected {', '.join(names) or 'none'}; got {saved}")
         on_host = state["on_host"]
         self._states = [_copy_to(self._device, state["metrics"][name], on_host.get(name, ())) for name in names]
         sums, weights = (_copy_to(self._device, state[key]) for key in ("sums", "weights"))

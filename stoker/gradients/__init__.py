@@ -1,24 +1,24 @@
-"""A loss and a model in, gradients out, as a value: take, clip, scale, add, accumulate.
+"""From a loss and a model to gradients, as a value: take, clip, scale, add, accumulate, reduce over processes.
 
-The one type to know is `Gradients`. The room touches autograd and, for the length of a call, `.grad`; it never
-writes a parameter.
+`Gradients` is the type to know. This package uses autograd and, during a call, `.grad`; it never writes a parameter.
 """
 
-from stoker.gradients._accumulate import Accumulator
-from stoker.gradients._backward import backward, needs_backward
-from stoker.gradients._differentiator import Differentiator
+from stoker.gradients._accumulator import Accumulator
+from stoker.gradients._backward import Differentiator, backward, needs_backward
 from stoker.gradients._gradients import Gradients
-from stoker.gradients._shared import Shared
-from stoker.gradients._spread import spread
+from stoker.gradients._reducer import GradientReducer
+from stoker.gradients._split import split_for_capture, split_long
+
+Shared = GradientReducer  # its earlier name
 
 __all__ = [
     "Accumulator",
     "Differentiator",
+    "GradientReducer",
     "Gradients",
     "Shared",
     "backward",
     "needs_backward",
-    "spread",
+    "split_for_capture",
+    "split_long",
 ]
-GradientReducer = Shared
-split_long = spread

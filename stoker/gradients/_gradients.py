@@ -1,13 +1,16 @@
-"""Gradients as a value: a mapping from parameter names to tensors that is moved, never shared."""
+"""Gradients as a value: a mapping from parameter names to tensors that is consumed by whoever uses it.
 
-from collections.abc import Callable, Iterator, Mapping
+Nothing here reads a value on the host, so nothing waits for the device. The arithmetic is torch's own, bit for bit.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stoker._select import Models, Selector, describe, named_parameters, parameter_names, select_names
-from stoker.distributed import stored_values
+from stoker.distributed import map_shards, reduce_shards, stored_values
 from stoker.errors import (
     GradientsConsumed,
     InvalidArgument,
@@ -16,7 +19,6 @@ from stoker.errors import (
     WrongType,
     did_you_mean,
 )
-from stoker.gradients._clip import clamped, finite, norm_factor, positive, scaled, single, total_norm
 
 
 class Gradients(Mapping[str, Tensor]):
@@ -30,31 +32,31 @@ class Gradients(Mapping[str, Tensor]):
     >>> list(grads), list(bias)
     (['weight'], ['bias'])
 
-    They are moved, not shared: an optimizer's step, `take`, `scale`, `map`, `clip_norm`, `clip_value`, `+` and an
-    accumulator use them up and give what is to be used from then on. Used-up ones are empty, and using them again
-    raises `GradientsConsumed`, which says who had them. `clone`, `detach` and `to` make copies that share nothing.
+    An optimizer's step, `take`, `scale`, `map`, `clip_norm`, `clip_value`, `+` and an accumulator consume them and
+    return what to use from then on. Consumed gradients are empty; using them again raises `GradientsConsumed`, which
+    says what consumed them. `clone`, `detach` and `to` make copies that share no memory.
     """
 
-    __slots__ = ("_gone", "_model", "_parameters", "_tensors")
+    __slots__ = ("_consumers", "_model", "_parameters", "_tensors")
 
     def __init__(self, tensors: Mapping[str, Tensor], model: Models) -> None:
         parameters = named_parameters(model)
         for name, tensor in tensors.items():
             if name not in parameters:
-                raise NoSuchParameter(f"{name!r} is no parameter of this model{did_you_mean(name, parameters)}")
+                raise NoSuchParameter(f"this model has no parameter {name!r}{did_you_mean(name, parameters)}")
             if tensor.shape != parameters[name].shape:
                 given, expected = list(tensor.shape), list(parameters[name].shape)
-                raise InvalidArgument(f"the gradient of {name!r} has shape {given}, the parameter {expected}")
+                raise InvalidArgument(f"the gradient of {name!r} has shape {given}, and the parameter has {expected}")
         self._model = model
         self._parameters = parameters
         self._tensors = {name: tensors[name] for name in parameters if name in tensors}
-        self._gone: list[str] = []  # who took gradients out, for the error that may follow
+        self._consumers: list[str] = []  # what has taken gradients, for error messages
 
     @classmethod
     def _of(cls, tensors: dict[str, Tensor], parameters: dict[str, nn.Parameter], model: Models) -> "Gradients":
-        """Without checks, for tensors that come from this room."""
+        """Without checks, for tensors that this package has made."""
         grads = cls.__new__(cls)
-        grads._model, grads._parameters, grads._tensors, grads._gone = model, parameters, tensors, []
+        grads._model, grads._parameters, grads._tensors, grads._consumers = model, parameters, tensors, []
         return grads
 
     # --- as a mapping
@@ -65,11 +67,11 @@ class Gradients(Mapping[str, Tensor]):
         name = self._own_name(key) if isinstance(key, str) else self._name_of(key)
         if name in self._tensors:
             return self._tensors[name]
-        if not self._tensors and self._gone:
+        if not self._tensors and self._consumers:
             raise self._consumed()
         if name in self._parameters:
-            raise NoSuchParameter(f"{name!r} has no gradient here: {self._whereabouts()}")
-        raise NoSuchParameter(f"{name!r} is no parameter of this model{did_you_mean(name, self._parameters)}")
+            raise NoSuchParameter(f"{name!r} has no gradient here: {self._why_missing()}")
+        raise NoSuchParameter(f"this model has no parameter {name!r}{did_you_mean(name, self._parameters)}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -83,94 +85,96 @@ class Gradients(Mapping[str, Tensor]):
         return key in self._tensors or (isinstance(key, str) and self._own_name(key) in self._tensors)
 
     def __eq__(self, other: object) -> bool:
-        return self is other  # a mapping would compare tensors element by element
+        return self is other  # Mapping's would compare tensors element by element
 
     def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return id(self)
 
     def parameter(self, name: str) -> nn.Parameter:
-        """The parameter that a gradient belongs to."""
+        """The parameter of a gradient."""
         return self._parameters[name]
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that the gradients belong to, in their order."""
+        """The parameters, in the order of the gradients."""
         return [self._parameters[name] for name in self._tensors]
 
     def tensors(self) -> list[Tensor]:
-        """The gradients themselves, in their order."""
+        """The gradients, in the model's order."""
         return list(self._tensors.values())
 
-    # --- moving
+    # --- consuming
 
     def use(self, by: str) -> dict[str, Tensor]:
-        """Moves everything out, as an optimizer's step does; `by` names the user in later errors."""
+        """Moves all tensors out, as an optimizer's step does; `by` names the caller in later errors."""
         if not self._tensors:
             raise self._consumed()
         tensors, self._tensors = self._tensors, {}
-        self._gone = [by]
+        self._consumers = [by]
         return tensors
 
     def take(self, selector: Selector) -> "Gradients":
-        """Moves the chosen ones out: a module, a parameter, a name with everything below it, a glob, or a list."""
+        """Moves the selected ones out: a module, a parameter, a name with everything below it, a glob, or a list."""
         if not self._tensors:
             raise self._consumed()
         here = {name: self._parameters[name] for name in self._tensors}
         try:
             chosen = select_names(selector, here, self._model)
         except NoSuchParameter:
-            select_names(selector, self._parameters, self._model)  # misspelt: this one says so
-            raise NoSuchParameter(f"{describe(selector)} chooses no gradient here: {self._whereabouts()}") from None
+            select_names(selector, self._parameters, self._model)  # raises if the selector is misspelt
+            raise NoSuchParameter(f"{describe(selector)} selects no gradient here: {self._why_missing()}") from None
         taken = {name: self._tensors.pop(name) for name in here if name in chosen}
-        self._gone.append(f"take({describe(selector)})")
+        self._consumers.append(f"take({describe(selector)})")
         return self._of(taken, self._parameters, self._model)
 
-    def _moved(self, by: str, change: Callable[[list[Tensor]], list[Tensor]]) -> "Gradients":
-        tensors = self.use(f"{by}; what it returned is what to use now")
+    def _change(self, by: str, change: Callable[[list[Tensor]], list[Tensor]]) -> "Gradients":
+        tensors = self.use(f"{by}; use what it returned")
         changed = change(list(tensors.values()))
         return self._of(dict(zip(tensors, changed, strict=True)), self._parameters, self._model)
 
-    # --- arithmetic: each uses these gradients up and returns the new ones
+    # --- arithmetic: each consumes these gradients and returns new ones
 
     def scale(self, factor: float | Tensor) -> "Gradients":
-        """All of them times a number or a 0-d tensor. Uses these up."""
-        factor = single(factor, "a factor") if isinstance(factor, Tensor) else factor
-        return self._moved(f"scale({_short(factor)})", lambda tensors: scaled(tensors, factor))
+        """All of them times a number or a 0-d tensor. Consumes these."""
+        factor = as_scalar(factor, "a factor") if isinstance(factor, Tensor) else factor
+        text = "a tensor" if isinstance(factor, Tensor) else f"{factor:g}"
+        return self._change(f"scale({text})", lambda tensors: _scale(tensors, factor))
 
     def clip_norm(self, limit: float, *, kind: float = 2.0, norm: Tensor | None = None) -> "Gradients":
-        """All of them scaled down so that their norm together is at most `limit`. Uses these up.
+        """All of them scaled down so that their total norm is at most `limit`. Consumes these.
 
-        The numbers are those of `torch.nn.utils.clip_grad_norm_`. `norm` is their norm, where it is known already.
+        The numbers are those of `torch.nn.utils.clip_grad_norm_`. `norm` is the total norm, if it is known already.
         """
-        limit = positive(limit, "clip_norm")
-        factor = norm_factor(self.norm(kind) if norm is None else norm, limit)
-        return self._moved(f"clip_norm({limit})", lambda tensors: scaled(tensors, factor))
+        limit = _positive(limit, "clip_norm")
+        # The small number and the clamp are torch's; a branch would wait for the device.
+        factor = torch.clamp(limit / ((self.norm(kind) if norm is None else norm) + 1e-6), max=1.0)
+        return self._change(f"clip_norm({limit})", lambda tensors: _scale(tensors, factor))
 
     def clip_value(self, limit: float) -> "Gradients":
-        """Every element brought between -limit and limit. Uses these up."""
-        limit = positive(limit, "clip_value")
+        """Every element clamped to [-limit, limit]. Consumes these."""
+        limit = _positive(limit, "clip_value")
         for name, tensor in self._tensors.items():
             if tensor.is_complex():
                 raise UnsupportedGradient(
-                    f"clip_value can't limit the complex gradient of {name!r}: complex numbers have no order; "
-                    "use clip_norm, or take the real ones out and clip those"
+                    f"clip_value can't clamp the complex gradient of {name!r}: complex numbers have no order; "
+                    "use clip_norm, or take the real gradients and clip those"
                 )
-        return self._moved(f"clip_value({limit})", lambda tensors: clamped(tensors, limit))
+        return self._change(f"clip_value({limit})", lambda tensors: _clamp(tensors, limit))
 
     def map(self, function: Callable[[str, Tensor], Tensor]) -> "Gradients":
-        """`function(name, tensor)` in place of every gradient. Uses these up."""
+        """`function(name, tensor)` in place of every gradient. Consumes these."""
         names = list(self._tensors)
-        return self._moved("map", lambda tensors: [function(*pair) for pair in zip(names, tensors, strict=True)])
+        return self._change("map", lambda tensors: [function(*pair) for pair in zip(names, tensors, strict=True)])
 
     def __add__(self, other: "Gradients") -> "Gradients":
-        """The sum of both, with whatever only one of them has. Uses both up."""
+        """The sum of both; what only one of them has is kept. Consumes both."""
         if not isinstance(other, Gradients):
             return NotImplemented
         if other is self:
             raise InvalidArgument("gradients can't be added to themselves: use scale(2)")
-        parameters = merged(self._parameters, other._parameters, "on each side")
+        parameters = merge_parameters(self._parameters, other._parameters, "on the two sides")
         if not other._tensors:
             raise other._consumed()
-        mine, theirs = self.use("+; the sum is what to use now"), other.use("+; the sum is what to use now")
+        mine, theirs = self.use("+; use the sum"), other.use("+; use the sum")
         both = {name: mine[name] + theirs[name] if name in theirs else mine[name] for name in mine} | {
             name: theirs[name] for name in theirs if name not in mine
         }
@@ -181,43 +185,44 @@ class Gradients(Mapping[str, Tensor]):
     def __radd__(self, other: Any) -> "Gradients":
         return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
 
-    # --- questions: nothing is used up, and nothing waits for the device
+    # --- questions: nothing is consumed
 
     def norm(self, kind: float = 2.0) -> Tensor:
-        """The norm of all of them together, a 0-d tensor on their device."""
+        """The norm over all elements, a 0-d tensor on their device. A collective if they are sharded."""
         if not self._tensors:
             raise self._consumed()
-        return total_norm(self.tensors(), kind)
+        totals = reduce_shards(self.tensors(), lambda own: torch.nn.utils.get_total_norm(own, float(kind)))
+        return totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals), float(kind))
 
     def all_finite(self) -> Tensor:
-        """Whether no element is infinite or NaN, a 0-d boolean tensor on their device."""
+        """Whether no element is infinite or NaN, a 0-d boolean tensor. A collective if they are sharded."""
         if not self._tensors:
             raise self._consumed()
-        return finite(self.tensors())
+        return torch.stack(reduce_shards(self.tensors(), _all_finite)).all()
 
     # --- copies
 
     def clone(self) -> "Gradients":
-        """A copy, to keep or to step twice with."""
-        return self._copied(lambda tensor: tensor.clone())
+        """A copy, to keep or for a second step."""
+        return self._copy(lambda tensor: tensor.clone())
 
     def detach(self) -> "Gradients":
         """A copy without a graph, of gradients made with `create_graph=True`."""
-        return self._copied(lambda tensor: tensor.detach().clone())
+        return self._copy(lambda tensor: tensor.detach().clone())
 
     def to(self, *args: Any, **kwargs: Any) -> "Gradients":
-        """A copy on another device or in another type, with `torch.Tensor.to`'s arguments."""
-        return self._copied(lambda tensor: tensor.to(*args, **{**kwargs, "copy": True}))
+        """A copy on another device or in another dtype, with the arguments of `torch.Tensor.to`."""
+        return self._copy(lambda tensor: tensor.to(*args, **{**kwargs, "copy": True}))
 
-    def _copied(self, copy: Callable[[Tensor], Tensor]) -> "Gradients":
+    def _copy(self, copy: Callable[[Tensor], Tensor]) -> "Gradients":
         if not self._tensors:
             raise self._consumed()
         return self._of({name: copy(tensor) for name, tensor in self._tensors.items()}, self._parameters, self._model)
 
-    # --- names and texts
+    # --- names and error messages
 
     def _own_name(self, name: str) -> str:
-        """The name here of a tied parameter that is looked up by another of its names."""
+        """The name that a tied parameter has here, given another of its names."""
         if name in self._parameters:
             return name
         twins = [parameter for place, parameter in parameter_names(self._model) if place == name]
@@ -225,24 +230,24 @@ class Gradients(Mapping[str, Tensor]):
 
     def _name_of(self, parameter: object) -> str:
         if not isinstance(parameter, Tensor):
-            raise WrongType(f"gradients are looked up by name or by parameter, not by {type(parameter).__name__}")
+            raise WrongType(f"a gradient is looked up by name or by parameter, not by {type(parameter).__name__}")
         for name, each in self._parameters.items():
             if each is parameter:
                 return name
-        raise NoSuchParameter(f"{describe(parameter)} is no parameter of this model")
+        raise NoSuchParameter(f"{describe(parameter)} is not a parameter of this model")
 
-    def _whereabouts(self) -> str:
-        if self._gone:
-            return f"it was not reached by the loss, is frozen, or was moved out by {', '.join(self._gone)}"
+    def _why_missing(self) -> str:
+        if self._consumers:
+            return f"the loss does not depend on it, it is frozen, or it was taken by {', '.join(self._consumers)}"
         return "the loss does not depend on it, or it is frozen"
 
     def _consumed(self) -> GradientsConsumed:
-        by = ", ".join(self._gone) or "nothing: there never were any"
+        by = ", ".join(self._consumers) or "nothing: there were none from the start"
         return GradientsConsumed(f"these gradients are used up (by {by}); make new ones with stoker.backward")
 
     def __repr__(self) -> str:
         if not self._tensors:
-            return f"Gradients(used up by {', '.join(self._gone)})" if self._gone else "Gradients(none)"
+            return f"Gradients(used up by {', '.join(self._consumers)})" if self._consumers else "Gradients(none)"
         count = sum(tensor.numel() for tensor in self._tensors.values())
         width = max(map(len, self._tensors))
         lines = [f"Gradients of {len(self)} parameters, {count:,} elements, norm {float(self.norm().detach()):.4g}"]
@@ -255,21 +260,68 @@ class Gradients(Mapping[str, Tensor]):
         return "\n".join(lines[:33] + ([f"  … and {len(lines) - 33} more"] if len(lines) > 33 else []))
 
 
-def merged(mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter], where: str) -> dict[str, nn.Parameter]:
-    """The parameters of both, in the order of whichever knows more; each has to be one parameter with one name."""
+def merge_parameters(
+    mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter], where: str
+) -> dict[str, nn.Parameter]:
+    """The parameters of both, in the order of the larger one; raises if they are not of one model."""
     more, less = (mine, theirs) if len(mine) >= len(theirs) else (theirs, mine)
     names = {id(parameter): name for name, parameter in more.items()}
     for name, parameter in less.items():
         if more.get(name, parameter) is not parameter:
-            raise InvalidArgument(f"{name!r} is another parameter {where}: these are gradients of two models")
+            raise InvalidArgument(f"{name!r} is a different parameter {where}: these are gradients of two models")
         other = names.setdefault(id(parameter), name)
         if other != name:
             raise InvalidArgument(
-                f"{other!r} and {name!r} are two names of one parameter: give backward the same models, "
-                "by the same names, for gradients that are added"
+                f"{other!r} and {name!r} are two names of one parameter: to add gradients, give backward the same "
+                "models under the same names"
             )
     return {**more, **less}
 
 
-def _short(factor: float | Tensor) -> str:
-    return "a tensor" if isinstance(factor, Tensor) else f"{factor:g}"
+def as_scalar(value: Tensor, what: str) -> Tensor:
+    """A tensor of one element as a 0-d tensor, so that it changes no shape; raises for more elements."""
+    if value.numel() != 1:
+        raise InvalidArgument(f"{what} is one number, got a tensor of shape {list(value.shape)}")
+    return value.reshape(())
+
+
+def apply_to_values(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Applies a function to the elements; for a sparse tensor only to those that it stores."""
+    if not tensor.is_sparse:
+        return function(tensor)
+    changed = tensor.coalesce().clone()
+    changed.values().copy_(function(changed.values()))
+    return changed
+
+
+def _scale(tensors: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
+    """New tensors, because autograd may return one tensor for two parameters, or one that the user still holds."""
+    return map_shards(tensors, lambda own: _scale_local(own, factor))
+
+
+def _scale_local(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:
+    devices = {tensor.device for tensor in tensors}
+    factors: dict[Any, Any] = {each: factor.to(each) if isinstance(factor, Tensor) else factor for each in devices}
+    if len(devices) == 1 and not torch.compiler.is_compiling() and not any(tensor.is_sparse for tensor in tensors):
+        changed = torch._foreach_mul(tensors, factors[tensors[0].device])  # pyright: ignore[reportPrivateImportUsage]
+    else:
+        changed = [tensor * factors[tensor.device] for tensor in tensors]
+    return [new.to(tensor.dtype) for new, tensor in zip(changed, tensors, strict=True)]
+
+
+def _clamp(tensors: Sequence[Tensor], limit: float) -> list[Tensor]:
+    def clamp(values: Tensor) -> Tensor:
+        return torch.clamp(values, -limit, limit)
+
+    return map_shards(tensors, lambda own: [apply_to_values(each, clamp) for each in own])
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> Tensor:
+    flags = [torch.isfinite(tensor).all() for tensor in tensors]
+    return torch.stack([flag.to(flags[0].device) for flag in flags]).all()
+
+
+def _positive(limit: float, name: str) -> float:
+    if not float(limit) > 0:
+        raise InvalidArgument(f"{name} needs a limit above 0, got {limit!r}")
+    return float(limit)

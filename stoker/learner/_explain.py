@@ -10,7 +10,7 @@ import torch
 from stoker._select import assign, describe, named_parameters
 from stoker.checkpoint import Checkpoint
 from stoker.data import Loader
-from stoker.distributed import device_of, world
+from stoker.distributed import local_device, world
 from stoker.engine import Fit, preserve_rng, upgrade_state
 from stoker.learner._arguments import FitArguments
 from stoker.learner._identity import list_changes
@@ -51,7 +51,7 @@ _NO_CHECKPOINT = "has no complete checkpoint and starts again"
 def explain(learner: "Learner", arguments: FitArguments) -> str:
     """Describes a fit that is prepared and not run; any rank may call it alone."""
     here = world()
-    own = device_of(here)
+    own = local_device(here)
     with preserve_rng(), torch.cuda.device(own) if here.size > 1 and own.type == "cuda" else nullcontext():
         prepared = prepare(learner, arguments, seed=seed_of(find_run(arguments)), world=here, dry=True)
         fit = prepared.fit

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stoker._tree import named_leaves
 from stoker.callbacks import CSV, Callback, Tracker
 from stoker.data import Loader
-from stoker.distributed import Parallel, World, blocks_of, data_world, is_distributed, is_sharded, sharded
+from stoker.distributed import Parallel, World, data_world, find_blocks, is_distributed, is_sharded, shard_model
 from stoker.engine import EMA, Fit, length_of, seeded
 from stoker.errors import InvalidArgument
 from stoker.gradients import GradientReducer
@@ -40,10 +40,10 @@ def distribute_model(
     if dry or is_sharded(model) or parallel.mode != "fsdp":
         return None if ema is None else EMA(model, ema)
     twin = None if ema is None else copy.deepcopy(model)  # a sharded model cannot be copied
-    sharded(model, parallel, world)
+    shard_model(model, parallel, world)
     if ema is None or twin is None:
         return None
-    sharded(twin, parallel, world)
+    shard_model(twin, parallel, world)
     return EMA(model, ema, twin)
 
 
@@ -165,7 +165,7 @@ def describe_ranks(fit: Fit) -> Iterator[str]:
     processes = "1 process" if world.size == 1 else f"{world.size} processes"
     yield f"ranks      {processes}, this is rank {world.rank}; each has 1/{split.size} of every batch of `batch_size`"
     if is_sharded(model) or parallel.mode == "fsdp":
-        blocks = "" if is_sharded(model) else f", {len(blocks_of(model, parallel.wrap))} blocks"
+        blocks = "" if is_sharded(model) else f", {len(find_blocks(model, parallel.wrap))} blocks"
         yield f"sharding   FSDP2{blocks}: each rank has 1/{split.size} of weights, gradients and optimizer state"
     elif fit.ranks.model_is_distributed:
         yield "gradients  reduced by the model, which is already distributed"

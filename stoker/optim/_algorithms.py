@@ -21,7 +21,7 @@ from torch.optim.rprop import rprop
 from torch.optim.sgd import sgd
 
 from stoker.errors import InvalidArgument
-from stoker.gradients import spread
+from stoker.gradients import split_for_capture
 from stoker.optim._algorithm import (
     Algorithm,
     Rate,
@@ -83,7 +83,7 @@ class Adam(Algorithm):
             adam(parameters, grads, *lists, lr=lr, found_inf=skip, has_complex=False, **self.arguments)
             return True
         _add_all(state["step"], 1)
-        self._call_kernel(spread(columns, _ADAM_LAUNCH), lr, skip)
+        self._call_kernel(split_for_capture(columns, _ADAM_LAUNCH), lr, skip)
         _subtract_all(state["step"], [skip] * len(parameters))
         return True
 
@@ -335,7 +335,7 @@ class SGD(Algorithm):
         if skip is None or any(buffer is None for buffer in buffers):  # a first step creates buffers
             return False
         grads = without_shared_memory(grads) if self.nesterov else grads
-        parameters, grads, *lists = spread([parameters, grads, *([buffers] if buffers else [])], _SGD_LAUNCH)
+        parameters, grads, *lists = split_for_capture([parameters, grads, *([buffers] if buffers else [])], _SGD_LAUNCH)
         self._call_torch(parameters, grads, lists[0] if lists else [], lr, skip)
         return True
 

@@ -1,22 +1,21 @@
-"""A step: a model and a batch in, a typed output out.
+"""A step: from a model and a batch to a typed output.
 
-Takes a `torch.nn.Module` and gives `valid(model)`, a view of it for validation, and the outputs that a step returns.
-The one type to know is `Output`, anything with a `.loss`: `ClassificationOutput` and its siblings add what the metrics
-need.
+`Output` is the type to know: anything with a `.loss`. `ClassificationOutput` and its siblings add what metrics need.
+`Supervised` is the step of models that have none of their own. `valid(model)` is a view of a model for validation.
 """
 
-from stoker.steps._loss import LossFunction, per_sample, weighted_mean
-from stoker.steps._objective import Objective
+from stoker.steps._losses import LossFunction, per_sample, weighted_mean
 from stoker.steps._outputs import (
     ClassificationOutput,
     MultiLabelOutput,
+    Objective,
     Output,
     RegressionOutput,
     SequenceOutput,
 )
 from stoker.steps._summary import Layer, Summary, summary
 from stoker.steps._supervised import Parts, Supervised, SupervisedOutput
-from stoker.steps._valid import valid, was_viewed
+from stoker.steps._valid import valid
 
 __all__ = [
     "ClassificationOutput",
@@ -34,6 +33,5 @@ __all__ = [
     "per_sample",
     "summary",
     "valid",
-    "was_viewed",
     "weighted_mean",
 ]

@@ -1,6 +1,6 @@
-"""What a step gives back: the loss, and what the metrics need. Anything that has a `.loss` is an output.
+"""What a step returns: the loss, and what metrics need. Anything that has a `.loss` is an output.
 
-Construction looks at types and shapes only: no value is read, so the device is never waited for.
+Construction checks types and shapes only. It reads no values, so it does not wait for the device.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -27,10 +27,10 @@ class Output(Protocol):
         ...
 
 
-class _Judged:
+class _Counted:
     """What the outputs below have in common: they know what their loss is a mean over.
 
-    A metric that adds `loss * count` up over batches, and divides by the sum of `count`, weighs samples, not batches.
+    The sum of `loss * count` over batches, divided by the sum of `count`, is a mean over samples, not batches.
     """
 
     __slots__ = ()
@@ -39,17 +39,17 @@ class _Judged:
 
     @property
     def counted(self) -> torch.Size:
-        """The shape of what counts one by one: samples, or the positions in them."""
+        """The shape of `weights`: of the samples, or of the positions in them."""
         raise NotImplementedError
 
     @property
     def weights(self) -> Tensor:
-        """How much each sample (or position) counts: `weight`, or ones. On the device, in float32 at least."""
-        return _spread(self.weight, self.counted, like=self.targets)
+        """How much each sample (or position) counts: `weight`, or ones. On the device, in at least float32."""
+        return _expand_weight(self.weight, self.counted, like=self.targets)
 
     @property
     def count(self) -> Tensor:
-        """How much the loss stands for: the sum of `weights`, as a scalar on the device."""
+        """What the loss is a mean over: the sum of `weights`, as a scalar on the device."""
         return self.weights.sum()
 
     def detach(self) -> Self:
@@ -57,14 +57,14 @@ class _Judged:
         tensors = {name: value.detach() for name, value in _tensors(self).items()}
         return replace(self, **tensors)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
-    def __repr__(self) -> str:  # values would wait for the device, and fill the screen
+    def __repr__(self) -> str:  # shapes only: printing values would wait for the device
         shapes = ", ".join(f"{name}={_shape(value)}" for name, value in _tensors(self).items())
         return f"{type(self).__name__}({shapes})"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ClassificationOutput(_Judged):
-    """One of several classes for each sample, or for each position in it (pixels, say).
+class ClassificationOutput(_Counted):
+    """One of several classes for each sample, or for each position in it (such as pixels).
 
     >>> logits, targets = torch.randn(8, 10), torch.randint(10, (8,))
     >>> output = ClassificationOutput(torch.nn.functional.cross_entropy(logits, targets), logits, targets)
@@ -73,8 +73,8 @@ class ClassificationOutput(_Judged):
     >>> output.predictions.shape, output.count
     (torch.Size([8]), tensor(8.))
 
-    Shapes are those of `cross_entropy`: the classes stand in dimension 1 of `logits`; `targets` are class numbers, or
-    probabilities in the shape of the logits. A `weight` has one number a sample, or one a target.
+    Shapes are those of `cross_entropy`: dimension 1 of `logits` are the classes; `targets` are class numbers, or
+    probabilities in the shape of the logits. A `weight` has one number per sample, or one per target.
     """
 
     loss: Tensor
@@ -88,11 +88,11 @@ class ClassificationOutput(_Judged):
         if logits.ndim < 2:
             raise InvalidArgument(
                 f"logits need a dimension for the classes, [samples, classes, ...]; got {_shape(logits)} "
-                "(for one yes-or-no logit a sample there is MultiLabelOutput)"
+                "(for one binary logit per sample use MultiLabelOutput)"
             )
         if targets.shape != self.counted and not (targets.shape == logits.shape and targets.is_floating_point()):
             raise InvalidArgument(
-                f"logits of shape {_shape(logits)} go with targets of shape {list(self.counted)} (class numbers) or "
+                f"logits of shape {_shape(logits)} need targets of shape {list(self.counted)} (class numbers) or "
                 f"{_shape(logits)} (probabilities, floating point); got {_shape(targets)} of {targets.dtype}"
             )
         _check_weight(self.weight, self.counted)
@@ -108,15 +108,15 @@ class ClassificationOutput(_Judged):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class MultiLabelOutput(_Judged):
-    """A yes or no for each label of each sample; with a single label, a binary classification.
+class MultiLabelOutput(_Counted):
+    """Whether each label applies to each sample; with a single label, a binary classification.
 
     >>> logits, targets = torch.tensor([[0.3, -2.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets)
     >>> MultiLabelOutput(loss, logits, targets).predictions.tolist()
     [[True, False], [True, True]]
 
-    Logits and targets have one shape, samples first. A `weight` has one number a sample.
+    Logits and targets have the same shape, samples first. A `weight` has one number per sample.
     """
 
     loss: Tensor
@@ -135,12 +135,12 @@ class MultiLabelOutput(_Judged):
 
     @property
     def predictions(self) -> Tensor:
-        """Whether a label is more likely than not (its logit is positive)."""
+        """Whether a label is more likely than not: its logit is positive."""
         return self.logits > 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class RegressionOutput(_Judged):
+class RegressionOutput(_Counted):
     """Numbers for each sample.
 
     >>> predictions, targets, weight = torch.zeros(4, 2), torch.ones(4, 2), torch.tensor([1.0, 1.0, 2.0, 0.5])
@@ -148,7 +148,7 @@ class RegressionOutput(_Judged):
     >>> RegressionOutput(loss, predictions, targets, weight).count
     tensor(4.5000)
 
-    Predictions and targets have one shape, samples first. A `weight` has one number a sample.
+    Predictions and targets have the same shape, samples first. A `weight` has one number per sample.
     """
 
     loss: Tensor
@@ -167,8 +167,8 @@ class RegressionOutput(_Judged):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class SequenceOutput(_Judged):
-    """A token for each place of each sequence; `mask` is True where a place counts and False at padding.
+class SequenceOutput(_Counted):
+    """A token for each position of each sequence; `mask` is True where a position counts and False at padding.
 
     >>> logits, targets = torch.randn(2, 5, 100), torch.tensor([[7, 8, 9, 0, 0], [4, 5, 6, 7, 8]])
     >>> mask = targets != 0
@@ -176,8 +176,8 @@ class SequenceOutput(_Judged):
     >>> output.predictions.shape, output.count
     (torch.Size([2, 5]), tensor(8.))
 
-    The vocabulary is the last dimension of `logits`. A `weight` has one number a sequence, or one a token; where the
-    mask is False it counts for nothing.
+    The vocabulary is the last dimension of `logits`. A `weight` has one number per sequence, or one per token; it is
+    ignored where the mask is False.
     """
 
     loss: Tensor
@@ -195,8 +195,8 @@ class SequenceOutput(_Judged):
             )
         if self.mask is not None and (self.mask.shape != self.counted or self.mask.dtype != torch.bool):
             raise InvalidArgument(
-                f"a mask has the shape of the targets, {list(self.counted)}, and is of torch.bool, True where a token "
-                f"counts; got {_shape(self.mask)} of {self.mask.dtype}"
+                f"a mask has the shape of the targets, {list(self.counted)}, and the dtype torch.bool, True where a "
+                f"token counts; got {_shape(self.mask)} of {self.mask.dtype}"
             )
         _check_weight(self.weight, self.counted)
 
@@ -207,7 +207,7 @@ class SequenceOutput(_Judged):
     @property
     def weights(self) -> Tensor:
         """How much each token counts: `weight` or one where the mask is True, else zero."""
-        weights = _spread(self.weight, self.counted, like=self.targets)
+        weights = _expand_weight(self.weight, self.counted, like=self.targets)
         return weights if self.mask is None else weights.where(self.mask, 0)
 
     @property
@@ -216,7 +216,7 @@ class SequenceOutput(_Judged):
         return self.logits.argmax(-1)
 
 
-def _tensors(output: _Judged) -> dict[str, Tensor]:
+def _tensors(output: _Counted) -> dict[str, Tensor]:
     given = {field.name: getattr(output, field.name) for field in fields(output)}  # pyright: ignore[reportArgumentType]
     return {name: value for name, value in given.items() if value is not None}
 
@@ -225,28 +225,43 @@ def _shape(value: Tensor) -> list[int]:
     return list(value.shape)
 
 
-def _check_tensors(output: _Judged) -> None:
+def _check_tensors(output: _Counted) -> None:
     for name, value in _tensors(output).items():
         if not isinstance(value, Tensor):
-            raise WrongType(f"{name} of a {type(output).__name__} is a torch.Tensor; got {type(value).__name__}")
+            raise WrongType(f"{name} of a {type(output).__name__} must be a torch.Tensor; got {type(value).__name__}")
 
 
 def _check_same(name: str, given: Tensor, targets: Tensor) -> None:
     if given.shape != targets.shape:
         raise InvalidArgument(
-            f"{name} and targets have one shape; got {name} {_shape(given)} and targets {_shape(targets)}, "
-            "which would broadcast into something else or not fit at all; reshape one of them"
+            f"{name} and targets must have the same shape; got {name} {_shape(given)} and targets {_shape(targets)}, "
+            "which would be broadcast, or not match at all; reshape one of them"
         )
 
 
 def _check_weight(weight: Tensor | None, counted: torch.Size) -> None:
     if weight is not None and weight.shape != counted and weight.shape != counted[:1]:
         shapes = " or ".join(str(list(shape)) for shape in dict.fromkeys((counted[:1], counted)))
-        raise InvalidArgument(f"a weight here has the shape {shapes}; got {_shape(weight)}")
+        raise InvalidArgument(f"weight must have the shape {shapes}; got {_shape(weight)}")
 
 
-def _spread(weight: Tensor | None, counted: torch.Size, *, like: Tensor) -> Tensor:
+def _expand_weight(weight: Tensor | None, counted: torch.Size, *, like: Tensor) -> Tensor:
     if weight is None:
         return torch.ones(counted, dtype=torch.float32, device=like.device)
-    wide = weight if weight.dtype == torch.float64 else weight.float()  # half precision counts to 2048 only
+    wide = weight if weight.dtype == torch.float64 else weight.float()  # half precision is exact only up to 2048
     return wide.reshape(wide.shape + (1,) * (len(counted) - wide.ndim)).expand(counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A loss for a part of the model. A `train_step` yields objectives; each is differentiated and its part updated.
+
+    >>> Objective("critic", torch.tensor(0.3)).name
+    'critic'
+
+    `name` selects the part (a name with everything below it, or a glob), and is the name of the loss in the history.
+    The step continues after the update, so that a later objective sees the new weights.
+    """
+
+    name: str
+    loss: Tensor

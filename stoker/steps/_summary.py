@@ -1,12 +1,12 @@
-"""A model at a glance: its layers with their outputs, parameters, memory and operations, for one batch."""
+"""An overview of a model: its layers with output shapes, parameters, memory and operations for one batch."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from stoker._text import format_size
+from stoker._tree import tensors_in
 from stoker.errors import InvalidArgument
 from stoker.steps._supervised import Supervised
 from stoker.steps._valid import valid
@@ -14,14 +14,14 @@ from stoker.steps._valid import valid
 
 @dataclass(frozen=True)
 class Layer:
-    """One module of a model, as it was called."""
+    """One module of a model, as it was called in a forward pass."""
 
     name: str
     kind: str
-    output: str  # the shape, or the shapes
-    parameters: int  # of its own, without its submodules'
+    output: str  # the shape or shapes
+    parameters: int  # without those of submodules
     trainable: int
-    flops: int  # with its submodules'
+    flops: int  # with those of submodules
     output_bytes: int
     depth: int
     leaf: bool
@@ -29,13 +29,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Summary:
-    """The layers of a model in the order of their calls, and the sums; prints as a table."""
+    """The layers of a model in the order of their calls, and the totals; prints as a table."""
 
     layers: tuple[Layer, ...]
     parameters: int
     trainable: int
     parameter_bytes: int
-    activation_bytes: int  # of the leaves' outputs, which is about what training keeps
+    activation_bytes: int  # of the outputs of leaf modules, about what training keeps in memory
     flops: int
 
     def __str__(self) -> str:
@@ -50,16 +50,16 @@ class Summary:
             "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
         rule = "─" * max(map(len, lines))
-        sums = [
+        totals = [
             f"parameters   {self.parameters:,} ({self.trainable:,} trainable), {format_size(self.parameter_bytes)}",
             f"activations  {format_size(self.activation_bytes)} for this batch",
             f"FLOPs        {self.flops:,} for one forward pass of this batch",
         ]
-        return "\n".join([lines[0], rule, *lines[1:], rule, *sums])
+        return "\n".join([lines[0], rule, *lines[1:], rule, *totals])
 
 
 def summary(model: nn.Module, batch: Any) -> Summary:
-    """What a model is made of and what one batch costs; the batch is one of training's, with or without its target.
+    """The layers of a model and the cost of one batch, which is a training batch with or without its target.
 
     >>> import torch
     >>> print(summary(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.ones(16, 4)))
@@ -74,67 +74,71 @@ def summary(model: nn.Module, batch: Any) -> Summary:
     activations  1.2 kB for this batch
     FLOPs        1,536 for one forward pass of this batch
 
-    It runs one forward pass on a view of the model, which changes nothing in it.
+    It runs one forward pass on a view of the model; the model does not change.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # where it is used: it is slow to import
+    from torch.utils.flop_counter import FlopCounterMode  # slow to import
 
-    rows: dict[str, Layer] = {}
-    order: list[str] = []
+    calls: dict[str, _Call] = {}
     counter = FlopCounterMode(display=False)
     parts = Supervised(model, None).inputs(batch)
-    handles: list[Any] = []
+    view = valid(model)  # its hooks leave the model alone
+    for name, module in view.named_modules():
+        _record_calls(name, module, counter, calls)
     try:
-        for name, module in model.named_modules():
-            handles += _watched(name, module, counter, rows, order)
         with counter:
-            valid(model)(*parts.args, **parts.kwargs)
+            view(*parts.args, **parts.kwargs)
     except TypeError as error:
         raise InvalidArgument(f"{type(model).__name__} can't be called with this batch: {error}") from error
-    finally:
-        for handle in handles:
-            handle.remove()
     own = list(model.parameters())
+    trainable = {each.data_ptr() for each in own if each.requires_grad}  # the view's own don't require gradients
+    layers = tuple(_layer(name, call, trainable) for name, call in calls.items())
     return Summary(
-        layers=tuple(rows[name] for name in order if name in rows),
+        layers=layers,
         parameters=sum(each.numel() for each in own),
         trainable=sum(each.numel() for each in own if each.requires_grad),
         parameter_bytes=sum(each.numel() * each.element_size() for each in own),
-        activation_bytes=sum(layer.output_bytes for layer in rows.values() if layer.leaf),
+        activation_bytes=sum(layer.output_bytes for layer in layers if layer.leaf),
         flops=counter.get_total_flops(),
     )
 
 
-def _watched(name: str, module: nn.Module, counter: Any, rows: dict[str, Layer], order: list[str]) -> list[Any]:
-    before: list[int] = []
+@dataclass
+class _Call:
+    module: nn.Module
+    flops: int = 0
+    output: str = ""
+    output_bytes: int = 0
+
+
+def _record_calls(name: str, module: nn.Module, counter: Any, calls: dict[str, _Call]) -> None:
+    """Adds hooks that enter the last call of a module into `calls`, in the order of the first calls."""
+
+    before: list[int] = []  # a module may call itself
 
     def enter(*_: Any) -> None:
         before.append(counter.get_total_flops())
-        if name not in order:
-            order.append(name)
+        calls.setdefault(name, _Call(module))
 
     def leave(_module: nn.Module, _args: Any, output: Any) -> None:
-        own = [each for each in module._parameters.values() if each is not None]
-        tensors = _tensors(output)
-        rows[name] = Layer(
-            name=name,
-            kind=type(module).__name__,
-            output=", ".join(str(list(tensor.shape)) for tensor in tensors[:3]) + (", …" if len(tensors) > 3 else ""),
-            parameters=sum(each.numel() for each in own),
-            trainable=sum(each.numel() for each in own if each.requires_grad),
-            flops=counter.get_total_flops() - before.pop(),
-            output_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-            depth=name.count(".") + 1 if name else 0,
-            leaf=not any(True for _ in module.children()),
-        )
+        call, tensors = calls[name], tensors_in(output)
+        call.flops = counter.get_total_flops() - before.pop()
+        call.output = ", ".join(str(list(tensor.shape)) for tensor in tensors[:3]) + (", …" if len(tensors) > 3 else "")
+        call.output_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave)
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for part in value.values() for tensor in _tensors(part)]
-    if isinstance(value, tuple | list):
-        return [tensor for part in value for tensor in _tensors(part)]
-    return []
+def _layer(name: str, call: _Call, trainable: set[int]) -> Layer:
+    parameters = list(call.module.parameters(recurse=False))
+    return Layer(
+        name=name,
+        kind=type(call.module).__name__,
+        output=call.output,
+        parameters=sum(each.numel() for each in parameters),
+        trainable=sum(each.numel() for each in parameters if each.data_ptr() in trainable),
+        flops=call.flops,
+        output_bytes=call.output_bytes,
+        depth=name.count(".") + 1 if name else 0,
+        leaf=next(call.module.children(), None) is None,
+    )

@@ -98,26 +98,26 @@ def _save_on_rank_zero(tensors: Mapping[str, Tensor], write: Callable[[Fetch], P
         return write(tensors.__getitem__)
     world = joined()
     if not world.is_first:
-        while (name := world.told(None)) is not None:
+        while (name := world.broadcast_object(None)) is not None:
             full_tensor(tensors[name])
-        path, failure = world.told(None)
+        path, failure = world.broadcast_object(None)
         if failure is not None:
             raise PeerFailed(f"rank 0 could not save the model: {failure}")
         return Path(path)
 
     def fetch(name: str) -> Tensor:
         if is_dtensor(tensors[name]):
-            world.told(name)
+            world.broadcast_object(name)
         return full_tensor(tensors[name])
 
     try:
         written = write(fetch)
     except Exception as error:
-        world.told(None)
-        world.told((None, f"{type(error).__name__}: {error}"))
+        world.broadcast_object(None)
+        world.broadcast_object((None, f"{type(error).__name__}: {error}"))
         raise
-    world.told(None)
-    world.told((str(written), None))
+    world.broadcast_object(None)
+    world.broadcast_object((str(written), None))
     return written
 
 

@@ -80,7 +80,7 @@ def test_with_several_processes_requests_wait_until_the_ranks_exchange_them():
         ctx.save(reason)
         ctx.warn(reason)
     assert ctx.stopping is None and requests.save_reason is None
-    assert requests.pending == {"stop": "first", "save": "second", "said": ["first", "second"]}
+    assert requests.pending == {"stop": "first", "save": "second", "warnings": ["first", "second"]}
 
 
 @pytest.mark.parametrize(

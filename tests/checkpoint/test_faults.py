@@ -1,6 +1,7 @@
 """The disk fails or is full, the process is killed, the power is cut: at every operation of a save."""
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -167,28 +168,28 @@ def test_a_disk_that_disappears_at_any_operation_keeps_old_checkpoints(operation
         shutil.rmtree(store.folder)
 
 
-def kill_everywhere(folder: str) -> None:
-    """Forks a child for every operation, which is killed there, and prints what each left behind."""
+def kill_everywhere(folder: str, torn: bool) -> None:
+    """Forks a child for every operation, which is killed there, and prints what each left behind.
+
+    With `torn`, half of the data is written before the kill.
+    """
     warnings.simplefilter("ignore", DeprecationWarning)  # about a fork with threads
     os.fsync = lambda file: None  # a kill loses nothing that the system has
     begin = save_twice(Path(folder) / "begin").folder
-    for torn in (False, True):
-        at = 0
-        while True:
-            at += 1
-            store = Store(shutil.copytree(begin, Path(folder) / f"{at}{'-torn' * torn}"), run="r")
-            child = os.fork()
-            if child == 0:
-                die_at(at, torn, store)
-            _, status = os.waitpid(child, 0)
-            if os.WIFEXITED(status):
-                assert os.WEXITSTATUS(status) == 0
-                break
-            assert os.WTERMSIG(status) == signal.SIGKILL
-            names = os.listdir(store.folder)
-            newest = newest_of(store)
-            continue_saving(store)
-            print(json.dumps({"at": at, "torn": torn, "newest": newest, "first": "00000010" in names}))
+    for at in itertools.count(1):
+        store = Store(shutil.copytree(begin, Path(folder) / str(at)), run="r")
+        child = os.fork()
+        if child == 0:
+            die_at(at, torn, store)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            return
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        names = os.listdir(store.folder)
+        newest = newest_of(store)
+        continue_saving(store)
+        print(json.dumps({"at": at, "newest": newest, "first": "00000010" in names}))
 
 
 def die_at(at: int, torn: bool, store: Store) -> None:
@@ -221,9 +222,10 @@ def python(program: str, *arguments: object, under: tuple[str, ...] = ()) -> str
     return done.stdout
 
 
-def test_a_kill_at_any_operation_leaves_the_new_or_the_previous_checkpoint(operations, tmp_path):
-    kills = [json.loads(line) for line in python("kill_everywhere(sys.argv[1])", tmp_path).splitlines()]
-    assert len(kills) == 2 * len(operations)  # every operation, and every write in its middle
+@pytest.mark.parametrize("torn", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_kill_at_any_operation_leaves_the_new_or_the_previous_checkpoint(operations, tmp_path, torn):
+    kills = [json.loads(line) for line in python(f"kill_everywhere(sys.argv[1], {torn})", tmp_path).splitlines()]
+    assert len(kills) == len(operations)
     renamed, deleting = [number for number, name in enumerate(operations, 1) if name == "rename"]
     for kill in kills:
         assert kill["newest"] == (20 if kill["at"] <= renamed else 30), kill

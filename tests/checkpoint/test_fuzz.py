@@ -3,6 +3,7 @@
 Damage is random. Forged files have matching sizes and checksums, so that they reach the parsers.
 """
 
+import functools
 import json
 import math
 import os
@@ -338,4 +339,24 @@ def test_links_pipes_and_directories_are_refused(bench, tmp_path):
         bench.folder.unlink()
     bench.folder.mkdir()
     bench.check_newest("an empty directory")
+    assert bench.accepted == 0
+
+
+MALFORMED = [
+    [], None, 3, "x", {"model": 1},  # the last one does not mention the tensors
+    *({"a": {"$what": 1}}, {"a": {"$tuple": 3}}, {"a": {"$tuple": [], "$float": "x"}}, {"a": {"$deque": []}}),
+    *({"a": {"$deque": [], "maxlen": -1}}, {"a": {"$deque": [], "maxlen": 2**70}}, {"a": {"$tensor": "missing"}}),
+    *({"a": {"$mapping": [1]}}, {"a": {"$mapping": [[1]]}}, {"a": {"$mapping": [[[], 1]]}}, {"a": {"$tensor": 3}}),
+    *({"a": {"$mapping": [[1, 1], [1, 2]]}}, {"a": {"$mapping": [[None, 1, 2]]}}, {"a": {"$float": "xyz"}}),
+    *({"a": {"$float": "00"}}, {"a": {"$bytes": "?"}}, {"a": {"$bytes": "é"}}, {"a": {"$dtype": "load"}}),
+    *({"a": {"$dtype": "nn"}}, {"a": {"$dtype": "_dynamo"}}, {"a": functools.reduce(lambda v, _: [v], range(64), 1)}),
+]  # fmt: skip
+
+
+def test_malformed_states_are_refused(bench):
+    plain = json.loads(bench.whole["state.json"])
+    twice = {**plain["model"], "again": plain["model"]["weight"]}
+    for malformed in [*MALFORMED, {**plain, "model": twice}, {**plain, "model": {**plain["model"], "bias": 1}}]:
+        whole = {**plain, **malformed} if isinstance(malformed, dict) and "a" in malformed else malformed
+        bench.check(bench.with_manifest({"state.json": json.dumps(whole).encode()}), whole, forged=True)
     assert bench.accepted == 0

@@ -1,4 +1,4 @@
-"""The contract of `Config`: made, checked, changed, compared, and given by a command line."""
+"""`Config`: constructing, checking, changing, comparing, saving and loading."""
 
 import ast
 import dataclasses
@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 
 import stoker.errors
 from stoker.config import Config
-from stoker.errors import ConfigError
+from stoker.errors import BadFile, ConfigError, MissingExtra, MissingFile
 
 
 class Pool(enum.Enum):
@@ -64,7 +64,7 @@ def test_positional_and_named_construction_with_defaults_and_methods(config):
     ]
 
 
-def test_frozen_hashable_picklable_and_told_apart_by_class():
+def test_a_config_is_frozen_hashable_picklable_and_distinguished_by_class():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Adam().foreach = True  # pyright: ignore[reportAttributeAccessIssue]
     assert len({Adam(), Adam(), Adam(foreach=True)}) == 2
@@ -76,7 +76,7 @@ def test_frozen_hashable_picklable_and_told_apart_by_class():
     assert SGD() != Other() and repr(SGD()) == "SGD(momentum=0.0)"
 
 
-def test_an_int_becomes_a_float_and_a_bool_never_passes_for_a_number():
+def test_an_int_becomes_a_float_and_a_bool_is_never_a_number():
     dropout = ModelConfig(1, 2, dropout=0).dropout
     assert dropout == 0.0 and type(dropout) is float
     with pytest.raises(ConfigError, match=r"^num_classes: expected int, got True$"):
@@ -95,22 +95,22 @@ def test_a_default_is_checked_and_converted_too():
         Loose()
 
 
-def test_construction_names_every_fault_at_once():
+def test_the_constructor_reports_all_errors_at_once():
     with pytest.raises(ConfigError) as caught:
         ModelConfig(num_classes="10", hiden_size=3)  # pyright: ignore
     assert str(caught.value).splitlines() == [
-        "3 faults in ModelConfig",
-        "  hiden_size: no such field; did you mean 'hidden_size'?",
+        "3 errors in ModelConfig",
+        "  hiden_size: unknown field; did you mean 'hidden_size'?",
         "  hidden_size: missing, expected int",
         '  num_classes: expected int, got "10"',
     ]
-    with pytest.raises(ConfigError, match="takes num_classes, hidden_size, dropout by place, got 4 values"):
+    with pytest.raises(ConfigError, match="ModelConfig: takes at most 3 positional arguments, got 4"):
         ModelConfig(1, 2, 0.5, 4)  # pyright: ignore
-    with pytest.raises(ConfigError, match="num_classes: given twice"):
+    with pytest.raises(ConfigError, match="num_classes: given both by position and by name"):
         ModelConfig(1, 2, num_classes=1)  # pyright: ignore
 
 
-def test_the_given_containers_and_the_default_ones_are_not_shared(config):
+def test_containers_are_copied(config):
     mine = [3]
     other = config.replace(layers=mine)
     mine.append(4)
@@ -119,13 +119,13 @@ def test_the_given_containers_and_the_default_ones_are_not_shared(config):
     assert TrainingConfig(config.model, config.optimizer).layers == [1, 2]
 
 
-def test_a_list_that_was_changed_to_something_wrong_is_noticed_when_written(config):
+def test_a_list_that_was_changed_to_a_wrong_type_is_an_error_when_saved(config):
     config.layers.append("x")
     with pytest.raises(ConfigError, match=r'layers\[2\]: expected int, got "x"'):
         config.to_dict()
 
 
-def test_the_users_own_post_init_runs_after_the_check_and_its_fault_has_a_path_in_a_file(tmp_path):
+def test_post_init_runs_after_the_check_and_its_error_has_a_path_in_a_file(tmp_path):
     class Positive(Config):
         size: float
 
@@ -154,11 +154,11 @@ def test_inheritance_adds_fields_and_overrides_defaults(tmp_path):
     wide = Wide(10, 20)
     assert (wide.dropout, wide.width, wide.init()) == (0.0, 4, "a model of 20")
     assert Wide.load(wide.save(tmp_path / "wide.json")) == wide
-    with pytest.raises(ConfigError, match="model: expected ModelConfig, got a Wide.*annotate it with Wide"):
+    with pytest.raises(ConfigError, match="model: expected ModelConfig, got its subclass Wide.*annotate it with Wide"):
         TrainingConfig(wide, Adam())
 
 
-def test_classes_that_can_not_be_configs_say_so_when_they_are_made():
+def test_a_class_that_cannot_be_a_config_is_an_error_when_it_is_defined():
     with pytest.raises(ConfigError, match="Bad can't be a config: mutable default .*list.* use default_factory"):
 
         class Bad(Config):
@@ -181,22 +181,22 @@ def test_classes_that_can_not_be_configs_say_so_when_they_are_made():
             save: bool = True  # pyright: ignore
 
 
-def test_replace_reaches_into_nested_configs_and_names_the_path_of_a_fault(config):
+def test_replace_changes_nested_configs_and_names_the_path_of_an_error(config):
     changed = config.replace(epochs=9, **{"model.dropout": 0, "optimizer.betas": [0.5, 0.6]})
     assert changed.model == ModelConfig(10, 128, 0.0) and changed.optimizer == Adam(betas=(0.5, 0.6))
     assert changed.epochs == 9 and config.epochs == 3 and changed.layers == config.layers
     assert config.replace(optimizer=SGD(), **{"optimizer.momentum": 0.5}).optimizer == SGD(0.5)
     for change, text in {
-        "model.dropuot": r"^model\.dropuot: no such field; did you mean 'dropout'\?$",
+        "model.dropuot": r"^model\.dropuot: unknown field; did you mean 'dropout'\?$",
         "model.dropout": r'^model\.dropout: expected float, got "x"$',
-        "modle.dropout": r"^modle: no such field; did you mean 'model'\?$",
+        "modle.dropout": r"^modle: unknown field; did you mean 'model'\?$",
         "epochs.x": r"^epochs\.x: epochs is 3, which has no fields$",
     }.items():
         with pytest.raises(ConfigError, match=text):
             config.replace(**{change: "x"})
 
 
-def test_plain_dataclasses_nest_are_checked_and_copied():
+def test_nested_dataclasses_are_checked_and_copied():
     @dataclasses.dataclass
     class Crop:
         size: float
@@ -215,7 +215,7 @@ def test_plain_dataclasses_nest_are_checked_and_copied():
         Data(Crop("a"))  # pyright: ignore
 
 
-def test_a_function_is_held_but_not_written():
+def test_a_function_is_kept_but_cannot_be_saved():
     class Active(Config):
         call: Callable[[float], float]
 
@@ -228,7 +228,7 @@ def test_a_function_is_held_but_not_written():
         Active.from_dict({"call": "os.system"})
 
 
-def test_annotations_in_quotes_are_found_in_the_module_or_in_the_function(tmp_path):
+def test_quoted_annotations_are_resolved_in_the_module_or_the_function(tmp_path):
     class Leaf(Config):
         size: "int"
 
@@ -265,8 +265,8 @@ def test_save_and_load(tmp_path, config):
     with pytest.raises(ConfigError) as caught:
         TrainingConfig.load(path)
     assert str(caught.value) == (
-        f"{path}: 2 faults in TrainingConfig\n"
-        "  epoch: no such field; did you mean 'epochs'?\n"
+        f"{path}: 2 errors in TrainingConfig\n"
+        "  epoch: unknown field; did you mean 'epochs'?\n"
         '  model.hidden_size: expected int, got "512"'
     )
     path.write_text("[1]")
@@ -274,14 +274,78 @@ def test_save_and_load(tmp_path, config):
         TrainingConfig.load(path)
 
 
-def test_a_file_never_names_what_is_made():
+def test_a_file_cannot_name_a_class_to_construct():
     with pytest.raises(ConfigError, match='optimizer.kind: expected "Adam" or "SGD", got "subprocess.Popen"'):
         TrainingConfig.from_dict({"model": {}, "optimizer": {"kind": "subprocess.Popen", "args": "true"}})
 
 
-def test_importing_configs_brings_only_the_standard_library():
+def test_config_imports_only_the_standard_library():
     for path in (Path(stoker.errors.__file__).parent / "config").glob("*.py"):
         text = path.read_text()
         tops = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
         roots = {(node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name for node in tops}
         assert {root.split(".")[0] for root in roots} <= sys.stdlib_module_names | {"stoker"}
+
+
+class Flags(Config):
+    model: ModelConfig
+    shape: Literal["flat", "deep"] = "flat"
+    where: Path = Path("runs")
+    quick: bool = False
+    optimizer: Adam | SGD = Adam()
+
+
+def test_from_args_has_a_flag_for_each_field(tmp_path, monkeypatch, capsys):
+    words = ["--model.num-classes", "10", "--model.hidden-size", "8", "--model.dropout", "1", "--quick"]
+    made = Flags.from_args([*words, "--where", "elsewhere", "optimizer:sgd", "--optimizer.momentum", "0.5"])
+    assert made == Flags(ModelConfig(10, 8, 1.0), "flat", Path("elsewhere"), True, SGD(0.5))
+    assert type(made.model.dropout) is float
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    assert Flags.from_args() == Flags(ModelConfig(10, 8, 1.0), quick=True)
+    with pytest.raises(SystemExit) as stop:
+        Flags.from_args(["--help"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0 and "--model.hidden-size INT" in shown and "--config FILE.json" in shown
+    with pytest.raises(SystemExit) as stop:
+        Flags.from_args(["--model.hiden-size", "3"])
+    assert stop.value.code == 2 and "hiden-size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spelling", [["--config", "{}"], ["--config={}"]])
+def test_from_args_starts_from_a_saved_config(tmp_path, spelling):
+    path = Flags(ModelConfig(10, 8), shape="deep").save(tmp_path / "config.json")
+    words = [word.format(path) for word in spelling]
+    assert Flags.from_args([*words, "--model.dropout", "0.25"]) == Flags(ModelConfig(10, 8, 0.25), shape="deep")
+    with pytest.raises(ConfigError, match="--config: expected a file after it"):
+        Flags.from_args(["--config"])
+
+
+def test_a_field_called_config_keeps_its_flag():
+    class Named(Config):
+        config: str = "a"
+
+    assert Named.from_args(["--config", "b"]) == Named("b")
+
+
+def test_without_tyro_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    with pytest.raises(MissingExtra, match=r'pip install "stoker\[cli\]"'):
+        Flags.from_args([])
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"a": 1', b'{"a": 1, "a": 2}', b'{"a": NaN}', b"\x80\x04\x95", b"[" * 100_000]
+)
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path, content):
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(BadFile, match=r"broken\.json: expected a config in JSON, as `save` writes it, but: "):
+        Adam.load(path)
+
+
+def test_a_missing_file_is_an_error_with_a_suggestion(tmp_path):
+    Adam().save(tmp_path / "training.json")
+    with pytest.raises(MissingFile, match=r"there is no file '.*trainig.json'; did you mean 'training.json'\?"):
+        Adam.load(tmp_path / "trainig.json")
+    with pytest.raises(BadFile, match="is a directory; expected the path of a file with a config"):
+        Adam.load(tmp_path)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from stoker.distributed import left
+from stoker.distributed import leave
 
 
 @pytest.fixture(autouse=True)
 def alone_again():
     """A process group that a test has made here is gone after it."""
     yield
-    left()
+    leave()

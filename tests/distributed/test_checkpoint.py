@@ -339,7 +339,7 @@ def move_on(rank, size, folder):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert world.gathered(rank) == list(range(size))  # messages of the training, while the thread's are under way
+    assert world.all_gather(rank) == list(range(size))  # messages of the training, while the thread's are under way
     assert saver.take_finished() == []
     go.set()
     saver.wait()

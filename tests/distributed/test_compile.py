@@ -47,7 +47,12 @@ def both(rank, size):
     found = {}
     for fit in (plain, windows, ghosts, tokens, objectives):
         fitted = fit(compile=True)
-        found[fit.__name__] = came_out(fitted), fitted._prepared.fit.plan.mode, fitted._prepared.fit.plan.reason, fitted._prepared.fit.plan.notes
+        found[fit.__name__] = (
+            came_out(fitted),
+            fitted._prepared.fit.plan.mode,
+            fitted._prepared.fit.plan.reason,
+            fitted._prepared.fit.plan.notes,
+        )
     return found
 
 

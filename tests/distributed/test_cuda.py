@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from stoker.loop._tally import Tally
 from torch import nn
 
 import stoker
 from stoker import Checkpoint, Parallel, callbacks, data, metrics
-from stoker.loop._tally import Tally
 from tests.distributed.fits import CASES, came_out, learner, network, results, samples, whole
 from tests.distributed.processes import launched, run
 from tests.distributed.test_fit import differences

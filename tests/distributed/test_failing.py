@@ -9,8 +9,9 @@ from datetime import timedelta
 import pytest
 import torch
 
-from stoker.distributed import World, failing, joined, left
-from stoker.distributed._failing import _is_lost, _unknown
+from stoker.distributed import World, joined, leave, propagate_failures
+from stoker.distributed._failures import _describe_lost_connection as _unknown
+from stoker.distributed._failures import _is_lost_connection as _is_lost
 from stoker.errors import PeerFailed
 
 from .processes import launched
@@ -20,14 +21,14 @@ def fail_on(rank, size, who):
     """What this rank raises when another fails in the middle of a fit."""
     here = joined("cpu")
     try:
-        with failing(here):
+        with propagate_failures(here):
             here.barrier()
             if rank == who:
                 raise ValueError("sample 7 is bad")
             here.sum(torch.ones(3))
     except (PeerFailed, ValueError) as error:
         told = f"{type(error).__name__}: {error}"
-    left()
+    leave()
     return told
 
 
@@ -43,15 +44,15 @@ def fail_alike_and_go_on(rank, size):
     """A failure of all ranks, which the user catches, is no reason that a later one has."""
     here = joined("cpu")
     for _ in range(2):
-        with pytest.raises(KeyError), failing(here):
+        with pytest.raises(KeyError), propagate_failures(here):
             raise KeyError("alike")
     assert here.sum(torch.ones(())) == size
     told = None
     try:
-        with failing(here):
+        with propagate_failures(here):
             here.barrier()
             if rank == 1:
-                left()
+                leave()
             else:
                 here.barrier()
     except PeerFailed as error:
@@ -75,7 +76,7 @@ def wait_in_vain(rank, size):
         store.wait(["given up"], timedelta(seconds=100))
         return None
     try:
-        with failing(here):
+        with propagate_failures(here):
             here.barrier()
     except PeerFailed as error:
         told = str(error)
@@ -95,15 +96,15 @@ def catch_and_go_on(rank, size):
     told = []
     for fails in (True, False, False):
         try:
-            with failing(here), failing(here):  # as a fit does
+            with propagate_failures(here), propagate_failures(here):  # as a fit does
                 here.barrier()
                 if fails and rank == 1:
                     raise ValueError("sample 7 is bad")
                 here.sum(torch.ones(3))
         except (PeerFailed, ValueError) as error:
             told.append(f"{type(error).__name__}: {error}")
-    left()
-    with failing(joined("cpu")):  # anew
+    leave()
+    with propagate_failures(joined("cpu")):  # anew
         return told, float(joined("cpu").sum(torch.ones(())))
 
 
@@ -114,10 +115,10 @@ def test_after_a_failure_of_one_rank_that_was_caught_nothing_goes_on():
     end = "That error was caught, but ranks are no longer at the same place. End all of them and start anew"
     assert first[0] == third[0] == f"PeerFailed: {known}" and second[0] == "ValueError: sample 7 is bad"
     for after in (*first[1:], *third[1:]):
-        assert after.startswith(f"PeerFailed: ranks can't go on together: {known}. {end}")
+        assert after.startswith(f"PeerFailed: the ranks can't continue together: {known}. {end}")
     for after in second[1:]:
         assert after.startswith(
-            f"PeerFailed: ranks can't go on together: this rank has failed, and others have not. {end}"
+            f"PeerFailed: the ranks can't continue together: this rank has failed, and others have not. {end}"
         )
     assert [len(each) for each in (first, second, third)] == [3, 3, 3]
 
@@ -125,16 +126,16 @@ def test_after_a_failure_of_one_rank_that_was_caught_nothing_goes_on():
 def lose_and_agree(rank, size):
     """What others have made of a lost connection is one; what all have agreed on is a failure of all."""
     here = joined("cpu", timeout=0.5)
-    with pytest.raises(PeerFailed, match="^agreed$"), failing(here):
+    with pytest.raises(PeerFailed, match="^agreed$"), propagate_failures(here):
         raise PeerFailed("agreed")
-    with failing(here):
+    with propagate_failures(here):
         here.barrier()
-    with pytest.raises(PeerFailed) as told, failing(here):
+    with pytest.raises(PeerFailed) as told, propagate_failures(here):
         try:
             raise RuntimeError("[/x/gloo/transport/tcp/pair.cc:5] Connection closed by peer")
         except RuntimeError as error:
             raise PeerFailed("lost while they saved") from error
-    with pytest.raises(PeerFailed, match="can't go on together: lost while they saved. That"), failing(here):
+    with pytest.raises(PeerFailed, match="can't go on together: lost while they saved. That"), propagate_failures(here):
         pass
     return str(told.value)
 
@@ -160,15 +161,15 @@ def test_which_errors_are_lost_connections():
 
 
 def test_alone_nothing_is_changed():
-    with pytest.raises(ValueError, match="as it is"), failing(World()):
+    with pytest.raises(ValueError, match="as it is"), propagate_failures(World()):
         raise ValueError("as it is")
 
 
 FAILS = """
 import os, torch
-from stoker.distributed import failing, joined
+from stoker.distributed import propagate_failures, joined
 here = joined("cpu")
-with failing(here):
+with propagate_failures(here):
     here.barrier()
     if here.rank == 1:
         raise ValueError("sample 7 is bad")

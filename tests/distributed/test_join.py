@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from stoker.checkpoint._saver import _separate_group
-from stoker.distributed import Parallel, World, data_world, device_of, gather_results, joined, left, world
+from stoker.distributed import Parallel, World, data_world, gather_results, joined, leave, local_device, world
 from stoker.errors import InvalidArgument, PeerFailed
 
 from .processes import launched, run
@@ -55,14 +55,14 @@ def test_an_environment_that_makes_no_sense(environment):
         world()
 
 
-def test_each_rank_has_a_device_of_its_own(monkeypatch):
+def test_each_rank_has_a_local_device_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    devices = [device_of(World(rank, 4, rank % 2)) for rank in range(4)]
+    devices = [local_device(World(rank, 4, rank % 2)) for rank in range(4)]
     assert [str(device) for device in devices] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # each process sees only its own
-    assert str(device_of(World(3, 4, 3))) == "cuda:0"
+    assert str(local_device(World(3, 4, 3))) == "cuda:0"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert str(device_of(World(3, 4, 3))) == "cpu"
+    assert str(local_device(World(3, 4, 3))) == "cpu"
 
 
 def join_and_leave(rank, size):
@@ -72,11 +72,11 @@ def join_and_leave(rank, size):
         here = joined("cpu", timeout=60)
         assert here is joined() is world()
         assert (here.rank, here.size, here.local_rank, here.local_size) == (rank, size, rank, size)
-        assert here.control is not None and dist.get_backend(here.texts()) == "gloo"
+        assert here.control is not None and dist.get_backend(here.cpu_group()) == "gloo"
         sums.append(float(here.sum(torch.tensor(1.0))))
-        left()
+        leave()
         assert not dist.is_initialized()
-        left()  # nothing to leave
+        leave()  # nothing to leave
         assert world().control is None and world().size == size
     return sums
 
@@ -92,7 +92,7 @@ def wait_for_another(rank, size):
     here = joined("cpu", timeout=90)
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "dp"))
     split = data_world(here, Parallel(mesh=mesh))
-    groups = [dist.group.WORLD, here.texts(), _separate_group(here).texts(), split.group, split.texts()]
+    groups = [dist.group.WORLD, here.cpu_group(), _separate_group(here).cpu_group(), split.group, split.cpu_group()]
     first = [waits_of(group) for group in groups]
     assert joined("cpu").timeout == joined("cpu", timeout=90).timeout == split.timeout == 90
     later = joined("cpu", timeout=0.5)
@@ -123,7 +123,7 @@ def join_the_users_group(rank, size):
     here = joined()
     assert (here.rank, here.size) == (rank, size) and dist.group.WORLD is group
     assert here.sum(torch.tensor(1.0)) == size
-    left()
+    leave()
     assert dist.is_initialized() and dist.group.WORLD is group  # it is not ours to destroy
     again = joined()
     assert again.sum(torch.tensor(1.0)) == size
@@ -141,9 +141,9 @@ def test_the_users_own_group_is_respected():
 
 ENDS = """
 import os, signal, sys
-from stoker.distributed import Accord, joined
+from stoker.distributed import Agreement, joined
 here = joined("cpu")
-Accord(here).hand_in({})  # stays under way
+Agreement(here).hand_in({})  # stays under way
 print("joined", flush=True)
 if sys.argv[1] == "dead" and here.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)

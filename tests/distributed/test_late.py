@@ -6,10 +6,10 @@ each other can be seen on any machine.
 
 import pytest
 import torch
+from stoker.loop import _program
 from torch import nn
 
 from stoker import callbacks, data
-from stoker.loop import _program
 from tests.distributed.fits import came_out, learner, samples
 from tests.distributed.processes import launched
 from tests.distributed.test_fit import differences

@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 import torch.distributed as dist
 
-from stoker.distributed._meeting import meeting_place
+from stoker.distributed._join import _agree_on_prefix as meeting_place
 from stoker.errors import PeerFailed
 
 WAIT = timedelta(seconds=10)

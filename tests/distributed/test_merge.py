@@ -35,7 +35,7 @@ def merged(rank, size):
         state = metric.init(CPU)
         for start in range(ROWS * (rank - 1) // (size - 1) if rank else ROWS, ROWS * rank // (size - 1), 3):
             state = metric.update(state, output(slice(start, min(start + 3, ROWS * rank // (size - 1)))))
-        states = world.gathered(state)
+        states = world.all_gather(state)
         for other in states[1:]:
             states[0] = metric.merge(states[0], other)
         found.append(flatten_value(metric.name, metric.compute(states[0])))

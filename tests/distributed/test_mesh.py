@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stoker.distributed import Parallel, World, data_world, is_sharded, joined, sharded
+from stoker.distributed import Parallel, World, data_world, is_sharded, joined, shard_model
 from stoker.errors import InvalidArgument
 
 from .processes import run
@@ -21,16 +21,22 @@ def split(rank, size):
     across = data_world(world, Parallel(mesh=mesh, data=("tp",)))
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     hybrid = network()
-    sharded(hybrid, Parallel(mode="fsdp", mesh=both), world)
+    shard_model(hybrid, Parallel(mode="fsdp", mesh=both), world)
     along = network()
-    sharded(along, Parallel(mode="fsdp", mesh=mesh), world)
+    shard_model(along, Parallel(mode="fsdp", mesh=mesh), world)
     assert is_sharded(hybrid) and is_sharded(along)
     three = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("a", "b", "c"))
     with pytest.raises(InvalidArgument, match=r"needs one dimension of the mesh .* not a, b, c: say which with data="):
-        sharded(network(), Parallel(mode="fsdp", mesh=three), world)
+        shard_model(network(), Parallel(mode="fsdp", mesh=three), world)
     return {
-        "dp": (part.rank, part.size, part.gathered(rank), float(part.sum(torch.tensor(float(rank)))), part.told(rank)),
-        "tp": (across.rank, across.size, across.gathered(rank)),
+        "dp": (
+            part.rank,
+            part.size,
+            part.all_gather(rank),
+            float(part.sum(torch.tensor(float(rank)))),
+            part.broadcast_object(rank),
+        ),
+        "tp": (across.rank, across.size, across.all_gather(rank)),
         "hybrid": gradients(hybrid, rank, size),
         "along": gradients(along, part.rank, part.size),
     }

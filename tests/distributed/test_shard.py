@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from stoker.distributed import Parallel, World, blocks_of, is_distributed, is_sharded, joined, sharded
+from stoker.distributed import Parallel, World, find_blocks, is_distributed, is_sharded, joined, shard_model
 from stoker.errors import InvalidArgument
 
 from .processes import launched, run
@@ -63,23 +63,23 @@ BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
 )
 def test_blocks(wrap, expected):
     model = network()
-    assert names_of(model, blocks_of(model, wrap)) == expected
+    assert names_of(model, find_blocks(model, wrap)) == expected
 
 
 def test_blocks_of_other_models():
     sequence = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-    assert names_of(sequence, blocks_of(sequence, None)) == ["0", "2"]
-    assert blocks_of(nn.Linear(2, 2), None) == [] == blocks_of(nn.Linear(2, 2), 1)
+    assert names_of(sequence, find_blocks(sequence, None)) == ["0", "2"]
+    assert find_blocks(nn.Linear(2, 2), None) == [] == find_blocks(nn.Linear(2, 2), 1)
     nested = nn.ModuleDict({"a": nn.ModuleList([nn.Linear(1, 1)]), "b": nn.ModuleList([Block(1), Block(1)])})
-    assert names_of(nested, blocks_of(nested, None)) == ["b.0", "b.1"]  # lists themselves have no forward
+    assert names_of(nested, find_blocks(nested, None)) == ["b.0", "b.1"]  # lists themselves have no forward
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     tied[1].weight = tied[0].weight
-    assert names_of(tied, blocks_of(tied, 5)) == ["0"]  # a weight counts once
+    assert names_of(tied, find_blocks(tied, 5)) == ["0"]  # a weight counts once
 
 
 def test_a_class_that_the_model_has_not():
     with pytest.raises(InvalidArgument, match="wrap: the model has no module of class Conv2d; it has Block, LayerNorm"):
-        blocks_of(network(), nn.Conv2d)
+        find_blocks(network(), nn.Conv2d)
 
 
 def gradients(model, rank, size):
@@ -104,7 +104,7 @@ OPTIONS = {
 
 
 def shard_it(rank, size):
-    """A model in shards, in every way; and one that the user has sharded."""
+    """A model in shards, in every way; and one that the user has shard_model."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     world, found = joined(), {}
@@ -112,7 +112,7 @@ def shard_it(rank, size):
         model = network()
         names = [name for name, _ in model.named_parameters()]
         assert not is_sharded(model) and not is_distributed(model)
-        sharded(model, Parallel(mode="fsdp", **options), world)
+        shard_model(model, Parallel(mode="fsdp", **options), world)
         assert is_sharded(model) and is_distributed(model)
         assert [name for name, _ in model.named_parameters()] == names and isinstance(model, Network)
         wrapped = [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
@@ -120,7 +120,7 @@ def shard_it(rank, size):
         calls = model.blocks[0].calls
         found[kind] = (wrapped, gradients(model, rank, size), outputs.dtype, model.blocks[0].calls - calls)
     before = fully_shard(network())
-    sharded(before, Parallel(mode="fsdp"), world)
+    shard_model(before, Parallel(mode="fsdp"), world)
     assert [name for name, module in before.named_modules() if isinstance(module, FSDPModule)] == [""]
     replica = nn.parallel.DistributedDataParallel(network())
     assert is_distributed(replica) and not is_sharded(replica)
@@ -132,7 +132,7 @@ def test_a_model_in_shards_computes_what_it_did(size):
     expected = gradients(network(), 0, 1)
     for found in run(shard_it, size):
         for kind, (wrapped, grads, dtype, calls) in found.items():
-            blocks = blocks_of(network(), OPTIONS[kind].get("wrap"))
+            blocks = find_blocks(network(), OPTIONS[kind].get("wrap"))
             assert len(wrapped) == len(blocks) + 1, kind
             assert dtype == (torch.bfloat16 if kind == "bf16" else torch.float32)
             assert calls == (2 if kind == "recompute" else 1), kind
@@ -144,7 +144,7 @@ def shard_alone(rank, size):
     """One process that nobody has launched: shards need a group, so it gets one."""
     assert not dist.is_initialized()
     model = network()
-    sharded(model, Parallel(mode="fsdp"), World())
+    shard_model(model, Parallel(mode="fsdp"), World())
     return gradients(model, 0, 1)
 
 
@@ -155,4 +155,4 @@ def test_one_process_can_have_shards_too():
 def test_a_model_in_channels_last_is_refused():
     model = nn.Sequential(nn.Conv2d(2, 3, 3)).to(memory_format=torch.channels_last)
     with pytest.raises(InvalidArgument, match=r"0\.weight is not contiguous .*memory_format=torch\.contiguous_format"):
-        sharded(model, Parallel(mode="fsdp"), World())
+        shard_model(model, Parallel(mode="fsdp"), World())

@@ -12,10 +12,10 @@ from torch import nn
 
 import stoker
 from stoker import Accumulator, backward
-from stoker.distributed import Accord, World, joined
+from stoker.distributed import Agreement, World, joined
 from stoker.errors import InvalidArgument
-from stoker.gradients import Gradients, Shared
-from stoker.gradients._parts import _NEW
+from stoker.gradients import GradientReducer, Gradients
+from stoker.gradients._reducer import _CHECKED as _NEW
 
 from .processes import run
 
@@ -68,7 +68,7 @@ def made(world, mode, **settings):
     model = Net()
     if mode == "fsdp":
         sharded(model, world)
-    return model, Shared(model, world, mode=mode, **{"reduce": "mean", **settings})
+    return model, GradientReducer(model, world, mode=mode, **{"reduce": "mean", **settings})
 
 
 def whole(tensor):
@@ -90,7 +90,7 @@ def batch(world, mode):
         model, shared = made(world, mode, reduce=reduce)
         for times in (1, 2, 3):
             own, targets = part_of(world, x * times, y)
-            loss = F.cross_entropy(shared.through(functools.partial(model, own)), targets, reduction=reduce)
+            loss = F.cross_entropy(shared.forward(functools.partial(model, own)), targets, reduction=reduce)
             grads = shared.backward(loss, len(own))
             assert all(each.grad is None for each in model.parameters())
             assert shared.weight == ROWS
@@ -202,7 +202,7 @@ def halves(world, mode):
     model.last.bfloat16()
     reference.last.bfloat16()
     last = model.last
-    shared = Shared(model, world, mode=mode, reduce="mean")
+    shared = GradientReducer(model, world, mode=mode, reduce="mean")
 
     def scores(net, rows):
         return net.last(torch.tanh(net.tied(net.first(rows))).bfloat16()).float()
@@ -227,7 +227,7 @@ def windows(world, mode):
             for rows, wanted in zip(own.split(2), targets.split(2), strict=True):
                 loss = F.cross_entropy(model(rows), wanted, reduction=reduce)
                 window.add(shared.local(loss), weight=kind(len(rows)) if reduce == "mean" else 1)
-            grads, weight = shared.closed(window)
+            grads, weight = shared.reduce_window(window)
             assert len(window) == 0
             assert shared.weight == weight
             assert weight == ROWS or reduce == "sum"
@@ -247,7 +247,7 @@ def fsdp_windows(world, mode):
         place = slice(count * world.rank // world.size, count * (world.rank + 1) // world.size)
         loss = F.cross_entropy(model(rows[place]), wanted[place])
         window.add(shared.backward(loss, len(rows[place])), weight=shared.weight)
-    grads, weight = shared.closed(window)
+    grads, weight = shared.reduce_window(window)
     assert weight == ROWS
     reference = Net()
     return compared(grads, backward(F.cross_entropy(reference(x), y), reference))
@@ -258,10 +258,10 @@ def an_empty_window(world, mode):
     x, y = samples()
     model, shared = made(world, mode)
     window = Accumulator()
-    assert shared.closed(window)[1] == 0
+    assert shared.reduce_window(window)[1] == 0
     if not world.rank:
         window.add(shared.local(F.cross_entropy(model(x), y)), weight=ROWS)
-    grads, weight = shared.closed(window)
+    grads, weight = shared.reduce_window(window)
     assert weight == ROWS
     reference = Net()
     return compared(grads, backward(F.cross_entropy(reference(x), y), reference))
@@ -271,7 +271,7 @@ def other_parts(world, mode):
     """Ranks that are not at the same objective say so, all of them; also where one has gone on to the next batch."""
     x, y = samples()
     model, shared = made(world, mode)
-    accord = Accord(world)
+    accord = Agreement(world)
 
     def at(part):
         shared.backward(F.cross_entropy(model(x), y), ROWS, part=part)
@@ -289,7 +289,7 @@ def other_parts(world, mode):
             at("last")
         else:
             accord.hand_in({})  # as a fit does between two batches
-            shared.through(lambda: None)
+            shared.forward(lambda: None)
     if world.rank == 1:
         accord.hand_in({})
     accord.settle({})
@@ -302,7 +302,7 @@ def believed_parts(world, mode):
     model, shared = made(world, mode)
     for _ in range(_NEW // 2):
         shared.backward(F.cross_entropy(model(x[:1]), y[:1]), 1, part="last")
-        shared.through(lambda: None)
+        shared.forward(lambda: None)
     other = "first" if world.rank == 1 else "last"
     text = "rank 0 has an objective for 'last' where rank 1 has an objective for 'first'"
     with pytest.raises(InvalidArgument, match=text) if world.size > 1 else contextlib.nullcontext():
@@ -317,7 +317,9 @@ def sparse(world, mode):
     y = samples()[1]
     words = torch.arange(ROWS) % 7
     own, targets = part_of(world, words, y)
-    grads = Shared(model, world, mode=mode, reduce="mean").backward(F.cross_entropy(model(own), targets), len(own))
+    grads = GradientReducer(model, world, mode=mode, reduce="mean").backward(
+        F.cross_entropy(model(own), targets), len(own)
+    )
     expected = backward(F.cross_entropy(model(words), y), model)
     assert expected["0.weight"].is_sparse
     return compared(grads, {name: each.to_dense() if each.is_sparse else each for name, each in expected.items()})
@@ -328,7 +330,7 @@ def buffers(world, mode):
     model, shared = made(world, mode)
     model.scale.fill_(2.0 + world.rank)
     model.seen.fill_(world.rank + 2**40)
-    assert shared.through(lambda: (float(model.scale), int(model.seen))) == (2.0, 2**40)
+    assert shared.forward(lambda: (float(model.scale), int(model.seen))) == (2.0, 2**40)
     return 0.0
 
 
@@ -337,7 +339,7 @@ def layout(world, mode):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)).to(memory_format=torch.channels_last)
     assert not model[0].weight.is_contiguous()
-    shared = Shared(model, world, mode=mode, reduce="mean")
+    shared = GradientReducer(model, world, mode=mode, reduce="mean")
     images = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(world.rank))
     grads = shared.backward(model(images).square().mean(), 2)
     assert grads["0.weight"].stride() == model[0].weight.stride()
@@ -365,7 +367,7 @@ def tensor_parallel(world, mode):
         each.to_local().copy_(value[name])
     window = Accumulator()
     window.add(Gradients(given, model), weight=1)
-    grads, _ = Shared(model, world, mode=mode, reduce="mean").closed(window)
+    grads, _ = GradientReducer(model, world, mode=mode, reduce="mean").reduce_window(window)
     mean = sum(range(1, world.size + 1)) / world.size
     return compared(grads, {name: torch.full(each.shape, mean) for name, each in value.items()})
 
@@ -435,7 +437,7 @@ def test_the_same_bits_in_fresh_processes():
 def test_settings_that_do_not_exist():
     for wrong, text in (
         ({"mode": "dp", "reduce": "mean"}, 'mode is "ddp", "values" or "fsdp", got \'dp\''),
-        ({"mode": "ddp", "reduce": "max"}, 'reduce is "mean" or "sum", got \'max\''),
+        ({"mode": "ddp", "reduce": "max"}, 'reduce must be "mean" or "sum", got \'max\''),
     ):
         with pytest.raises(InvalidArgument, match=re.escape(text)):
-            Shared(Net(), World(), **wrong)
+            GradientReducer(Net(), World(), **wrong)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from stoker.distributed._wire import packed, unpacked
+from stoker.distributed import pack, unpack
 from stoker.errors import WrongType
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -49,7 +49,7 @@ def alike(one, other):
 @settings(deadline=None)
 @given(trees)
 def test_what_goes_in_comes_out(tree):
-    assert alike(tree, unpacked(packed(tree)))
+    assert alike(tree, unpack(pack(tree)))
 
 
 def test_odd_tensors():
@@ -57,7 +57,7 @@ def test_odd_tensors():
     conjugate = torch.tensor([1 + 2j]).conj()
     needs = torch.ones(2, requires_grad=True)
     for given_ in (strided, conjugate, needs, torch.tensor(float("nan")), torch.empty(0, 3, dtype=torch.bfloat16)):
-        back = unpacked(packed(given_))
+        back = unpack(pack(given_))
         torch.testing.assert_close(back, given_.detach(), equal_nan=True, rtol=0, atol=0)
         assert not back.requires_grad
         back.add_(1)  # it is an ordinary tensor, which may be written
@@ -79,7 +79,7 @@ class Colour(enum.IntEnum):
     ids=["float64", "str_", "named tuple", "enum", "bytearray"],
 )
 def test_a_subclass_comes_back_as_what_it_is(value, plain):
-    back = unpacked(packed([value]))[0]
+    back = unpack(pack([value]))[0]
     assert back == plain and type(back) is type(plain)
 
 
@@ -88,18 +88,18 @@ def test_what_can_not_be_sent(value):
     with pytest.raises(
         WrongType, match=r"^deep/0/1 is a builtins\.\w+, which can't be sent to the other ranks: numbers"
     ):
-        packed({"first": (1, [2]), "deep": [(3, value)]})
-    with pytest.raises(WrongType, match=r"^what is sent is a builtins\.\w+, which can't be sent"):
-        packed(value)
+        pack({"first": (1, [2]), "deep": [(3, value)]})
+    with pytest.raises(WrongType, match=r"^the value is a builtins\.\w+, which can't be sent"):
+        pack(value)
 
 
 def test_an_array_can_not_be_sent_and_the_text_says_what_can():
     with pytest.raises(WrongType, match=r"^metrics/odd/all is a numpy\.ndarray, .* torch\.as_tensor takes an array$"):
-        packed({"metrics": {"odd": {"all": np.zeros(4)}}})
+        pack({"metrics": {"odd": {"all": np.zeros(4)}}})
 
 
 def test_a_sparse_tensor_can_not_be_sent():
     with pytest.raises(
         WrongType, match=r"only a plain, dense tensor can be sent .*; take \.to_local\(\) or \.to_dense"
     ):
-        packed(torch.eye(2).to_sparse())
+        pack(torch.eye(2).to_sparse())

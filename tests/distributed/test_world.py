@@ -42,7 +42,7 @@ def take_part(rank, size):
     assert (world.rank, world.size, world.is_first) == (rank, size, rank == 0)
     mine = tensors_of(rank)
     before = [tensor.clone() for tensor in mine]
-    summed = {megabytes: world.summed(mine, bucket_mb=megabytes) for megabytes in (25, 1e-5)}
+    summed = {megabytes: world.sum_all(mine, bucket_mb=megabytes) for megabytes in (25, 1e-5)}
     assert all(torch.equal(*pair) for pair in zip(mine, before, strict=True))
     one = world.sum(torch.tensor([float(rank)], requires_grad=True))
 
@@ -59,8 +59,8 @@ def take_part(rank, size):
         "summed": summed,
         "one": one,
         "broadcast": [tensor.detach().clone() for tensor in flags],
-        "gathered": world.gathered(kept(rank)),
-        "told": world.told(kept(rank + 2)),
+        "gathered": world.all_gather(kept(rank)),
+        "told": world.broadcast_object(kept(rank + 2)),
         "any": [world.any(flag) for flag in (False, rank == size - 1, True)],
         "all": [world.all(flag) for flag in (False, rank == 0, True)],
     }
@@ -95,7 +95,7 @@ def test_alone_nothing_is_needed():
     assert summed is not tensor and torch.equal(summed, tensor) and not summed.requires_grad
     world.broadcast([tensor])
     world.barrier()
-    assert world.gathered((1, None)) == [(1, None)] and world.told("x") == "x"
+    assert world.all_gather((1, None)) == [(1, None)] and world.broadcast_object("x") == "x"
     assert world.any(True) and not world.any(False) and world.all(True) and not world.all(False)
 
 
@@ -109,8 +109,8 @@ def test_what_travels_together():
 
 def test_a_world_that_has_not_been_joined():
     with pytest.raises(
-        InvalidArgument, match=r"rank 1 of 2 has not met the others yet: ask stoker\.distributed\.joined"
+        InvalidArgument, match=r"rank 1 of 2 has not joined the others: ask stoker\.distributed\.joined"
     ):
-        World(1, 2).gathered("x")
-    with pytest.raises(InvalidArgument, match="has not met the others yet"):
+        World(1, 2).all_gather("x")
+    with pytest.raises(InvalidArgument, match="has not joined the others"):
         World(1, 2).sum(torch.ones(1))

@@ -71,7 +71,7 @@ def test_a_metric_that_the_output_can_t_feed_says_so():
 
 def test_a_target_that_is_missing_is_an_error():
     result = linear().fit(line(), epochs=1, show=False)
-    with pytest.raises(stoker.BadData, match="the batch has inputs only, and the loss needs a target"):
+    with pytest.raises(stoker.BadData, match="the batch has no target for the loss"):
         result.evaluate(line()[0])
 
 

@@ -9,10 +9,10 @@ from torch import nn
 
 import stoker
 from stoker import callbacks, metrics, optim
-from stoker.gradients import Gradients
 from stoker.engine import LossScale
-from stoker.loop._pins import pins_of
+from stoker.engine._fingerprint import fingerprint_modules
 from stoker.engine._precision import rounding
+from stoker.gradients import Gradients
 from tests.checkpoint.trees import through
 from tests.engine.fits import line, linear, same
 
@@ -80,17 +80,17 @@ def test_tf32_holds_inside_fit_however_pytorch_was_set(newer):
 
 
 def test_nothing_is_asked_for_that_pytorch_refuses_to_say(newer):
-    before, pins = _all(), pins_of([], [])
+    before, pins = _all(), fingerprint_modules([], [], [])
     linear(precision="fp32").fit(line(), updates=1, show=False)
-    assert _all() == before and pins_of([], []) == pins
+    assert _all() == before and fingerprint_modules([], [], []) == pins
 
 
 def test_a_program_is_made_anew_where_pytorch_was_set_otherwise():
     place = torch.backends.cuda.matmul
-    before, pins = place.fp32_precision, pins_of([], [])
+    before, pins = place.fp32_precision, fingerprint_modules([], [], [])
     place.fp32_precision = "tf32"
     try:
-        assert pins_of([], []) != pins
+        assert fingerprint_modules([], [], []) != pins
     finally:
         place.fp32_precision = before
 
@@ -162,10 +162,10 @@ def test_a_real_nan_is_one_in_fp16_too():
 def test_the_scale_grows_after_many_good_updates_and_falls_to_one_at_most():
     scaler = LossScale()
     for _ in range(2000):
-        scaler.after(True)
+        scaler.adjust(finite=True)
     assert scaler.factor == 2 * 65536
     for _ in range(40):
-        scaler.after(False)
+        scaler.adjust(finite=False)
     assert scaler.factor == 1.0
 
 
@@ -177,7 +177,7 @@ def test_a_scale_goes_on_where_it_was_stopped():
                 state, part = through(part.state_dict()), LossScale()
                 part.load_state_dict(state)
             for scaler in (whole, part):
-                scaler.after(number != 2)
+                scaler.adjust(finite=number != 2)
         assert (part.factor, part.steady) == (whole.factor, whole.steady)
 
 
@@ -195,7 +195,7 @@ def test_what_is_no_state_of_a_scale_is_refused(state):
 def test_the_scale_cancels_out_exactly():
     scaler, model = LossScale(), nn.Linear(2, 1)
     grads = Gradients({"weight": torch.tensor([[0.1, -3.7]]) * 65536, "bias": torch.tensor([1e-3]) * 65536}, model)
-    true = scaler.unscaled(grads)
+    true = scaler.unscale(grads)
     assert torch.equal(true["weight"], torch.tensor([[0.1, -3.7]])) and torch.equal(true["bias"], torch.tensor([1e-3]))
 
 

@@ -1,60 +1,64 @@
-"""The handlers by themselves; signals to real processes are in tests/resume/test_signals.py."""
+"""Signal handlers of a fit; signals to real processes are in tests/resume/test_signals.py."""
 
 import signal
 import threading
 
 import pytest
+from torch import nn
 
-from stoker import InvalidArgument, callbacks, data
-from stoker.loop._signals import _Interrupted, awaited, interruptible, leave
+from stoker import InvalidArgument, callbacks
+from stoker.callbacks import Context, Requests
+from stoker.engine import StopSignals
 from tests.engine.fits import learner, samples
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
-def made(saver=None):
-    """A fit that is over, to ask its parts."""
-    fit = learner().fit(samples(32), epochs=1, show=False)._prepared.fit
-    fit.ctx.stopping, fit.saver = None, saver
-    return fit
+def new_signals(**requests):
+    own = Requests()
+    for name, value in requests.items():
+        setattr(own, name, value)
+    ctx = Context(model=nn.Linear(1, 1), requests=own)
+    ctx.epoch = ctx.batch_number = 1
+    return StopSignals(ctx, own), ctx, own
 
 
 def handlers():
     return {number: signal.getsignal(number) for number in NUMBERS}
 
 
-def test_they_are_taken_and_preserve_rng():
-    fit, before = made(saver=object()), handlers()
-    with interruptible(fit):
+def test_handlers_are_installed_and_restored():
+    (signals, _, _), before = new_signals(), handlers()
+    with signals.installed(can_save=True):
         now = handlers()
         assert all(now[number] is not before[number] for number in NUMBERS)
     assert handlers() == before
-    with pytest.raises(ValueError, match="boom"), interruptible(fit):
+    with pytest.raises(ValueError, match="boom"), signals.installed(can_save=True):
         raise ValueError("boom")
     assert handlers() == before
 
 
-def test_without_a_run_there_is_nothing_to_ask_for():
-    with interruptible(made()):
+def test_sigusr1_is_not_handled_without_a_run():
+    with new_signals()[0].installed(can_save=False):
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
-def test_a_handler_of_the_users_own_stays():
-    mine = []
-    before = signal.signal(signal.SIGTERM, lambda *_: mine.append(1))
+def test_a_handler_of_the_user_stays():
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
     try:
-        with interruptible(made()):
+        with new_signals()[0].installed(can_save=False):
             signal.raise_signal(signal.SIGTERM)
-        assert mine == [1]
+        assert received == [1]
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_another_thread_touches_none():
-    fit, before, seen = made(), handlers(), []
+def test_another_thread_installs_no_handlers():
+    (signals, _, _), before, seen = new_signals(), handlers(), []
 
     def work():
-        with interruptible(fit):
+        with signals.installed(can_save=True):
             seen.append(handlers())
 
     thread = threading.Thread(target=work)
@@ -63,112 +67,110 @@ def test_another_thread_touches_none():
     assert seen == [before]
 
 
-def test_ctrl_c_once_and_twice():
-    fit = made()
-    with interruptible(fit):
+def test_ctrl_c_stops_in_order_and_a_second_one_at_once():
+    signals, ctx, _ = new_signals()
+    with signals.installed(can_save=False):
         signal.raise_signal(signal.SIGINT)
-        assert fit.interrupted and not fit.terminated
-        assert fit.ctx.stopping == "Interrupted in epoch 1, batch 1"
+        assert signals.interrupted and not signals.terminated
+        assert ctx.stopping == "Interrupted in epoch 1, batch 1"
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_sigterm_as_often_as_it_comes():
-    fit = made()
-    with interruptible(fit):
+def test_several_sigterms_are_one():
+    signals, ctx, _ = new_signals()
+    with signals.installed(can_save=False):
         for _ in range(3):
             signal.raise_signal(signal.SIGTERM)
-    assert fit.terminated and fit.interrupted
-    assert fit.ctx.stopping == "Terminated (SIGTERM) in epoch 1, batch 1"
+    assert signals.terminated and signals.interrupted
+    assert ctx.stopping == "Terminated (SIGTERM) in epoch 1, batch 1"
 
 
-def test_the_first_reason_is_kept():
-    fit = made()
-    fit.ctx.stop("enough")
-    leave(fit, "Interrupted")
-    assert fit.ctx.stopping == "enough" and fit.interrupted
+def test_the_first_reason_to_stop_is_kept():
+    signals, ctx, _ = new_signals()
+    ctx.stop("enough")
+    signals.leave("Interrupted")
+    assert ctx.stopping == "enough" and signals.interrupted and signals.reason is None
 
 
-def test_sigusr1_asks_for_a_checkpoint_and_does_nothing_once_it_is_too_late():
-    fit = made(saver=object())
-    with interruptible(fit):
-        fit.ctx._requests.can_save = True
+def test_with_several_processes_a_signal_is_a_request():
+    signals, ctx, requests = new_signals(pending={})
+    signals.leave("Terminated", terminated=True)
+    signals.leave("Interrupted")
+    assert requests.pending == {"leave": "Terminated", "terminated": True}
+    assert not signals.interrupted and ctx.stopping is None
+    signals.accept("Terminated", terminated=True)
+    assert signals.interrupted and signals.terminated and ctx.stopping == signals.reason == "Terminated"
+
+
+def test_sigusr1_requests_a_checkpoint_as_long_as_one_can_be_saved():
+    signals, ctx, requests = new_signals(can_save=True)
+    with signals.installed(can_save=True):
         signal.raise_signal(signal.SIGUSR1)
-        assert fit.ctx._requests.save_reason == "asked for by SIGUSR1" and fit.ctx.stopping is None
-        fit.ctx._requests.can_save, fit.ctx._requests.save_reason = False, None
+        assert requests.save_reason == "requested by SIGUSR1" and ctx.stopping is None
+        requests.can_save, requests.save_reason = False, None
         signal.raise_signal(signal.SIGUSR1)
-        assert fit.ctx._requests.save_reason is None
+        assert requests.save_reason is None
     with pytest.raises(InvalidArgument):
-        fit.ctx.save("by a hook, that is an error")
-
-
-# --- waiting for a batch
+        ctx.save("a callback gets an error")
 
 
 class Workers:
-    """What `awaited` looks at."""
+    """What `interruptible` reads of a loader."""
 
     def __init__(self, workers, source):
         self.workers, self.source = workers, source
 
 
-def batches(fit, at, seen):
-    """Two batches; an interrupt arrives while the second is being made."""
+def interrupted_batches(signals, at):
+    """Two batches; a signal arrives while one of them is being made."""
     for number in (1, 2):
         if number == at:
-            seen.append(fit.waiting)
-            leave(fit, "Interrupted")
+            signals.leave("Interrupted")
         yield number
 
 
-def test_a_wait_for_workers_is_left_at_once():
-    fit, seen = made(), []
-    assert list(awaited(fit, Workers(2, [1]), batches(fit, 2, seen))) == [1]
-    assert seen == [True] and fit.interrupted and not fit.waiting
+def test_a_wait_for_workers_ends_at_once():
+    signals, _, _ = new_signals()
+    assert list(signals.interruptible(Workers(2, [1]), interrupted_batches(signals, 2))) == [1]
+    assert signals.interrupted
 
 
 @pytest.mark.parametrize("loader", [Workers(0, [1]), Workers(2, iter(()))], ids=["no workers", "a stream"])
-def test_what_is_made_in_this_process_is_made_to_its_end(loader):
-    """It may have drawn random numbers, or taken a sample out of a stream."""
-    fit, seen = made(), []
-    assert list(awaited(fit, loader, batches(fit, 2, seen))) == [1, 2]
-    assert seen == [False] and fit.interrupted
+def test_a_batch_made_in_this_process_is_completed(loader):
+    """It may have drawn random numbers, or consumed a sample of a stream."""
+    signals, _, _ = new_signals()
+    assert list(signals.interruptible(loader, interrupted_batches(signals, 2))) == [1, 2]
+    assert signals.interrupted
 
 
-def test_between_two_batches_nothing_is_left():
-    fit = made()
-    walk = awaited(fit, Workers(2, [1]), iter([1, 2]))
-    assert next(walk) == 1 and not fit.waiting
-    leave(fit, "Interrupted")  # in the middle of the user's batch: no exception
-    assert list(walk) == [2]
+def test_a_signal_between_two_batches_raises_nothing():
+    signals, _, _ = new_signals()
+    batches = signals.interruptible(Workers(2, [1]), iter([1, 2]))
+    assert next(batches) == 1
+    signals.leave("Interrupted")
+    assert list(batches) == [2]
 
 
-def test_an_exception_of_a_worker_goes_through():
+def test_an_exception_of_a_worker_is_raised():
     def broken():
         yield 1
         raise ValueError("boom")
 
-    fit = made()
     with pytest.raises(ValueError, match="boom"):
-        list(awaited(fit, Workers(2, [1]), broken()))
-    assert not fit.waiting and not issubclass(_Interrupted, Exception)
+        list(new_signals()[0].interruptible(Workers(2, [1]), broken()))
 
 
-def test_real_loaders_say_what_is_asked_of_them():
-    loader = data.Loader(samples(8), batch_size=4)
-    assert loader.workers == 0 and hasattr(loader.source, "__len__")
-
-
-def test_a_hook_may_interrupt_as_ctrl_c_does():
-    """The batch and the epoch end in order, the interrupt's hook comes, and a Fitted comes out."""
-    said = []
+def test_a_callback_may_interrupt_as_ctrl_c_does():
+    """The batch and the epoch end in order, `on_interrupt` is called, and `fit` returns."""
+    calls = []
     at = callbacks.on(
         train_batch_begin=lambda ctx: signal.raise_signal(signal.SIGINT) if ctx.batch_number == 2 else None,
-        train_batch_end=lambda ctx: said.append(ctx.batch_number),
-        epoch_end=lambda ctx: said.append("epoch"),
-        interrupt=lambda ctx: said.append("interrupt"),
-        fit_end=lambda ctx: said.append("end"),
+        train_batch_end=lambda ctx: calls.append(ctx.batch_number),
+        epoch_end=lambda ctx: calls.append("epoch"),
+        interrupt=lambda ctx: calls.append("interrupt"),
+        fit_end=lambda ctx: calls.append("end"),
     )
     fitted = learner().fit(samples(96), epochs=3, batch_size=16, callbacks=[at], show=False)
-    assert said == [1, 2, "epoch", "interrupt", "end"]
+    assert calls == [1, 2, "epoch", "interrupt", "end"]
     assert fitted.stopped == "Interrupted in epoch 1, batch 2"

@@ -1,10 +1,7 @@
 """fit and the loop that one writes by hand, on the same parts: the same bits. And the loop's own budgets."""
 
-import ast
 import contextlib
-import inspect
 import io
-import traceback
 
 import pytest
 import torch
@@ -13,7 +10,6 @@ from torch import nn
 
 import stoker
 from stoker import Accumulator, Objective, callbacks, data, metrics, optim, schedule
-from stoker.engine import train_epoch
 from tests.engine.fits import Net, copied, learner, line, linear, same, samples, seed_everything, walk
 
 UPDATES = 100
@@ -284,28 +280,3 @@ def test_a_stop_in_the_first_hook_trains_nothing():
     result = linear(model=model).fit(line(), epochs=3, callbacks=[stop], show=False)
     assert (result.epochs, result.updates, result.stopped) == (0, 0, "not today")
     assert same(model, before)
-
-
-def test_the_inner_loop_is_one_screen():
-    lines, _ = inspect.getsourcelines(train_epoch)
-    assert len(lines) <= 40
-    assert isinstance(ast.parse("".join(lines)).body[0], ast.FunctionDef)
-
-
-@pytest.mark.parametrize("own_step", [False, True])
-def test_from_fit_to_the_user_s_loss_there_are_few_frames(own_step):
-    depth = []
-
-    def loss(predictions, targets):
-        frames = [frame.name for frame in traceback.extract_stack()]
-        start = len(frames) - 1 - frames[::-1].index("fit")
-        depth.append(frames[start:-1])
-        return F.mse_loss(predictions, targets)
-
-    class Own(nn.Linear):
-        def train_step(self, batch):
-            return loss(self(batch[0]), batch[1])
-
-    model, given = (Own(3, 1), None) if own_step else (nn.Linear(3, 1), loss)
-    stoker.Learner(model, loss=given, seed=0).fit(line(), updates=1, show=False)
-    assert len(depth[0]) <= 6, depth[0]

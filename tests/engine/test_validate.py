@@ -154,7 +154,9 @@ def test_the_numbers_of_validation_do_not_depend_on_the_batch_size():
 def test_the_average_is_what_is_judged_and_kept():
     result = learner(ema=0.8).fit(samples(), valid=samples(), updates=20, batch_size=16, show=False)
     assert result.evaluate(samples())["loss"] == pytest.approx(result.best.value, rel=1e-6)
-    assert same(result.model, {**copied(result._prepared.fit.state.ema.model), **result._prepared.fit.state.best_weights})
+    assert same(
+        result.model, {**copied(result._prepared.fit.state.ema.model), **result._prepared.fit.state.best_weights}
+    )
 
 
 def schedule_free(**settings):

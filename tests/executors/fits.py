@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
+from stoker.program import _compiled
+from stoker.program._captured import Graphs
 from torch import nn
 
 import stoker
 from stoker import Objective, callbacks, data, metrics, optim, schedule
-from stoker.program import _compiled
-from stoker.program._captured import Graphs
 
 EPOCHS, SIZE, SAMPLES = 8, 8, 52  # 7 batches an epoch, the last one short: 56 updates
 

@@ -9,19 +9,19 @@ from multiprocessing import get_context
 
 import pytest
 import torch
-from torch import nn
-
-import stoker
-from stoker import callbacks, data, metrics, schedule
-from stoker.data import _prefetch
-from stoker.gradients import _spread
-from stoker.gradients._spread import cut
 from stoker.loop import _program
 from stoker.loop._stations import Stations
 from stoker.loop._tally import Tally
 from stoker.program import _captured
 from stoker.program._captured import GROUP, Graphs
 from stoker.program._pool import own_stream
+from torch import nn
+
+import stoker
+from stoker import callbacks, data, metrics, schedule
+from stoker.data import _prefetch
+from stoker.gradients import _split as _spread
+from stoker.gradients import split_long as cut
 from tests.executors.awkward import ALGORITHMS, AWKWARD, FINE, HostRandom, algorithm
 from tests.executors.fits import (
     EPOCHS,
@@ -110,11 +110,11 @@ def test_what_can_not_be_captured_runs_eagerly_and_says_why(name, tmp_path):
     eager = fit(case.feature, eager=True)
     fitted = fit(case.feature, run=tmp_path / "run")
     plan = fitted._prepared.fit.plan
-    assert plan.mode == "eager" and (case.captured or case.why.split(" (")[0]) in plan.why
+    assert plan.mode == "eager" and (case.captured or case.reason.split(" (")[0]) in plan.reason
     assert_same_fit(fitted, eager)
     assert not any("training step" in text for text in said(fitted))  # nobody has asked for another
     lines = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]
-    assert f"           not captured: {plan.why}" in lines
+    assert f"           not captured: {plan.reason}" in lines
 
 
 def test_numbers_that_are_drawn_on_the_host_are_drawn_every_time():
@@ -158,7 +158,7 @@ def _long(dtype):
 def test_long_parameters_in_parts_are_stepped_to_the_same_bits(name, dtype, monkeypatch):
     feature = Feature(lambda: _long(dtype), settings=lambda: {"optimizer": ALGORITHMS[name]()})
     expected, parts = fit(feature, eager=True), []
-    monkeypatch.setattr(_spread, "cut", lambda *given: parts.append(cut(*given)) or parts[-1])
+    monkeypatch.setattr(_spread, "split_long", lambda *given: parts.append(cut(*given)) or parts[-1])
     assert_same_fit(captured(feature), expected)
     if dtype == torch.float32 or "Adam" not in name:  # of several types it leaves the sorting to torch
         assert max(len(some[0]) for some in parts) > 20
@@ -579,7 +579,9 @@ def test_workspaces_that_somebody_clears_were_not_the_graphs_own():
 def test_validation_after_they_were_cleared_records_nothing_again():
     feature = Feature(normed, lambda: samples(48), fit=lambda: {"valid": samples(40)})
     clear = callbacks.on(valid_batch_begin=lambda ctx: torch._C._cuda_clearCublasWorkspaces())
-    assert not [note for note in fit(feature, callbacks=[clear])._prepared.fit.plan.notes if note.startswith("recorded again")]
+    assert not [
+        note for note in fit(feature, callbacks=[clear])._prepared.fit.plan.notes if note.startswith("recorded again")
+    ]
 
 
 def test_a_recording_that_fails_leaves_no_memory_behind():

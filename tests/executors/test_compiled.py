@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from stoker.program import _compiled
 from torch import nn
 
 import stoker
 from stoker import callbacks, data, metrics, optim, schedule
-from stoker.program import _compiled
 from tests.executors.awkward import ALGORITHMS, AWKWARD, FINE, algorithm
 from tests.executors.fits import (
     FEATURES,
@@ -57,14 +57,14 @@ def test_what_no_program_stands_for_runs_eagerly_and_says_why(name, monkeypatch)
         interpreted(monkeypatch)
     fitted = run(case.feature)
     plan = fitted._prepared.fit.plan
-    assert plan.mode == ("gradient" if name in AFTER_GRADIENTS else "eager") and case.why in plan.why
+    assert plan.mode == ("gradient" if name in AFTER_GRADIENTS else "eager") and case.reason in plan.reason
     if name in AFTER_GRADIENTS:
         assert_close(outcome(fitted), outcome(eager), **CLOSE)
         assert said(fitted) == [plan.complaint] and "is compiled up to the gradients only" in plan.complaint
         return
     assert_same(outcome(fitted), outcome(eager))
     assert generators(fitted) == generators(eager)
-    assert said(fitted) == [f"the training step runs eager, not compiled as asked for: {plan.why}"]
+    assert said(fitted) == [f"the training step runs eager, not compiled as asked for: {plan.reason}"]
 
 
 @pytest.mark.parametrize("name", ["sparse", "branch on a tensor"])
@@ -117,8 +117,8 @@ def test_every_algorithm_is_traced_or_refused_with_a_reason(name, monkeypatch):
     interpreted(monkeypatch)
     whole = run(algorithm(name))
     plan = whole._prepared.fit.plan
-    assert plan.mode == ("gradient" if name in REFUSED else "compiled"), plan.why
-    assert REFUSED.get(name, "") in plan.why
+    assert plan.mode == ("gradient" if name in REFUSED else "compiled"), plan.reason
+    assert REFUSED.get(name, "") in plan.reason
     assert_close(outcome(whole), outcome(eager), **CLOSE)
 
 
@@ -150,7 +150,10 @@ def test_what_the_compiler_can_not_do_runs_eagerly(monkeypatch):
     eager = run(FEATURES["batch norm"], eager=True)
     monkeypatch.setattr(_compiled, "_compiled", broken)
     whole = run(FEATURES["batch norm"])
-    assert whole._prepared.fit.plan.mode == "eager" and "RuntimeError: no such compiler: g++" in whole._prepared.fit.plan.reason
+    assert (
+        whole._prepared.fit.plan.mode == "eager"
+        and "RuntimeError: no such compiler: g++" in whole._prepared.fit.plan.reason
+    )
     assert_same(outcome(whole), outcome(eager))
 
 
@@ -295,7 +298,9 @@ def test_the_weights_were_trained(everything):
     compiled = everything[0]
     torch.manual_seed(1)
     start = normed().state_dict()
-    assert all((value - start[name]).abs().max() > 0.01 for name, value in compiled._prepared.ending.last_weights.items())
+    assert all(
+        (value - start[name]).abs().max() > 0.01 for name, value in compiled._prepared.ending.last_weights.items()
+    )
 
 
 def test_compiled_is_the_loop_that_one_would_write(everything):

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stoker.program import _compiled, _convolutions
+from stoker.program._convolutions import convolved, convolved_back, pooled_back
 from torch import nn
 
 from stoker import data, optim
-from stoker.program import _compiled, _convolutions
-from stoker.program._convolutions import convolved, convolved_back, pooled_back
 from tests.executors.fits import Feature, assert_close, interpreted, outcome, run
 
 aten = torch.ops.aten

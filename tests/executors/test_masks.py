@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stoker.program._masks import _mixed, drawn, dropped
 from torch import nn
 
 import stoker
 from stoker import callbacks
-from stoker.program._masks import _mixed, drawn, dropped
 
 MANY = 2**18
 

@@ -1,7 +1,6 @@
 """The plan of a step, in words."""
 
 import pytest
-
 from stoker.program import Plan, size
 
 

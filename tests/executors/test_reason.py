@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from stoker.program._reason import Cannot, reason_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def _chained():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from stoker.program import Verdict, compiling
 
 CPU = torch.device("cpu")

@@ -128,7 +128,7 @@ def test_mistakes_are_errors_and_lose_nothing():
     model, accumulator = nn.Linear(1, 1, bias=False), Accumulator()
     with pytest.raises(GradientsConsumed, match="the accumulator is empty: add gradients before taking them"):
         accumulator.take()
-    with pytest.raises(stoker.InvalidArgument, match='reduce is "mean" or "sum", got \'max\''):
+    with pytest.raises(stoker.InvalidArgument, match='reduce must be "mean" or "sum", got \'max\''):
         Accumulator(reduce="max")
     with pytest.raises(stoker.WrongType, match="add takes Gradients, got Tensor"):
         accumulator.add(torch.ones(1))
@@ -141,7 +141,7 @@ def test_mistakes_are_errors_and_lose_nothing():
     with pytest.raises(stoker.InvalidArgument, match="all 1 gradients in the accumulator had weight 0"):
         accumulator.take()
     other = nn.Linear(1, 1, bias=False)
-    with pytest.raises(stoker.InvalidArgument, match="'weight' is another parameter than before"):
+    with pytest.raises(stoker.InvalidArgument, match="'weight' is a different parameter than before"):
         accumulator.add(Gradients({"weight": torch.ones(1, 1)}, other))
 
 
@@ -165,7 +165,8 @@ def test_one_parameter_under_two_names_is_refused():
     accumulator.add(backward(layer(x).sum(), layer))
     grads = backward(layer(x).sum(), {"layer": layer})
     with pytest.raises(
-        stoker.InvalidArgument, match="'weight' and 'layer.weight' are two names of one parameter: give"
+        stoker.InvalidArgument,
+        match="'weight' and 'layer.weight' are two names of one parameter: to add gradients, give",
     ):
         accumulator.add(grads)
     assert len(accumulator) == len(grads) == 1
@@ -318,7 +319,7 @@ def test_what_does_not_fit_is_listed_and_changes_nothing():
     with pytest.raises(stoker.StateMismatch) as error:
         fresh.load_state_dict(state, other)
     assert str(error.value).split("\n  ") == [
-        "this state of an Accumulator doesn't fit here",
+        "this state of an Accumulator does not match",
         "its reduce is 'mean', here it is 'sum'",
         "weight: not in the model; did you mean 'weigth.weight'?",
         "bias: not in the model",

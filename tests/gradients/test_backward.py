@@ -187,7 +187,7 @@ def test_wrt_limits_it():
     }
     with pytest.raises(stoker.NoSuchParameter, match="'3' matches no parameter"):
         backward(model(torch.ones(1, 4)).sum(), model, wrt="3")
-    with pytest.raises(NotDifferentiable, match="all parameters that '0' chooses are frozen"):
+    with pytest.raises(NotDifferentiable, match="all parameters that '0' selects are frozen"):
         backward(model(torch.ones(1, 4)).sum(), stoker.freeze(model, "0"), wrt="0")
 
 
@@ -260,14 +260,14 @@ def loss_of(kind, model):
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("vector", r"shape \[2\]; gradients are of one number: reduce it with .mean\(\) or .sum\(\)"),
+        ("vector", r"one number, got shape \[2\]; reduce it with .mean\(\) or .sum\(\)"),
         ("empty", r"shape \[0\]"),
-        ("integer", r"of type int64, which has no gradient: count in floats"),
-        ("boolean", r"of type bool"),
-        ("complex", r"of type complex64, which has no gradient: take its real part"),
-        ("detached", r"attached to no graph.*detached on the way"),
-        ("rebuilt", r"attached to no graph.*torch.tensor\(...\)"),
-        ("foreign", r"depends on none of the 4 parameters asked for: it was computed with another model"),
+        ("integer", r"the dtype int64, which has no gradient: compute it in floats"),
+        ("boolean", r"the dtype bool"),
+        ("complex", r"the dtype complex64, which has no gradient: take its real part"),
+        ("detached", r"has no graph.*it was detached"),
+        ("rebuilt", r"has no graph.*torch.tensor\(...\)"),
+        ("foreign", r"depends on none of the 4 selected parameters: it was computed with another model"),
     ],
 )
 def test_a_loss_without_a_gradient_says_which_it_is(kind, text):
@@ -286,9 +286,9 @@ def test_a_loss_under_no_grad_or_valid():
     with pytest.raises(NotDifferentiable, match="inference_mode"):
         backward(loss, model)
     loss = F.mse_loss(stoker.valid(model)(x), torch.ones(2, 3))
-    with pytest.raises(NotDifferentiable, match=r"through stoker.valid\(model\).*call the model itself"):
+    with pytest.raises(NotDifferentiable, match=r"through stoker.valid\(model\)"):
         backward(loss, model)
-    with pytest.raises(NotDifferentiable, match=r"was probably computed through stoker.valid.*or detached on the way"):
+    with pytest.raises(NotDifferentiable, match=r"was computed through stoker.valid.*it was detached"):
         backward(model(x).sum().detach(), model)
 
 
@@ -309,7 +309,7 @@ def test_all_frozen():
 
 @pytest.mark.parametrize("loss", [1.0, None, "loss"])
 def test_not_a_tensor(loss):
-    with pytest.raises(stoker.WrongType, match="a loss is a tensor, got"):
+    with pytest.raises(stoker.WrongType, match="the loss must be a tensor, got"):
         backward(loss, mlp())
 
 

@@ -203,8 +203,8 @@ def test_wrong_validation_data_are_rejected(valid, error, text):
         ((torch.zeros(4, 3), torch.zeros(5, 1)), BadData, "4|5"),
         (None, WrongType, "None"),
         (3, WrongType, "int|3"),
-        (torch.zeros(8, 3), BadData, "the batch has inputs only, and the loss needs a target"),
-        ({"z": torch.zeros(8, 3), "y": torch.zeros(8, 1)}, BadData, r"none of the batch's names \('z', 'y'\)"),
+        (torch.zeros(8, 3), BadData, "the batch has no target for the loss"),
+        ({"z": torch.zeros(8, 3), "y": torch.zeros(8, 1)}, BadData, r"none of the batch's keys \('z', 'y'\)"),
     ],
 )
 def test_wrong_training_data_are_rejected_and_the_model_does_not_change(train, error, text):

@@ -9,6 +9,7 @@ from torch import nn
 
 import stoker
 from stoker import backward, optim
+from tests.optim.models import equal
 
 # name: (settings to try, whether torch has a fused form, whether it has a foreach form)
 SETTINGS = {
@@ -38,102 +39,79 @@ SETTINGS = {
 
 
 def cases(names=tuple(SETTINGS)):
-    """(name, settings, variant) for every algorithm, its settings, and torch's variants: default, foreach, fused."""
+    """(name, settings) for every algorithm, its settings, and torch's variants: default, foreach, fused."""
     for name in names:
         settings, fused, foreach = SETTINGS[name]
-        for each in settings:
-            yield name, each, {}
-            if foreach:
-                yield name, each, {"foreach": True}
-                yield name, each, {"foreach": False}
-            if fused:
-                yield name, each, {"fused": True}
+        variants = [{}, *([{"foreach": True}, {"foreach": False}] if foreach else []), *([{"fused": True}] * fused)]
+        yield from ((name, {**each, **variant}) for each in settings for variant in variants)
 
 
 def label(case):
-    name, settings, variant = case
-    return " ".join([name, *(f"{key}={value}" for key, value in {**settings, **variant}.items())])
+    return " ".join([case[0], *(f"{key}={value}" for key, value in case[1].items())])
 
 
-def config(case):
-    name, settings, variant = case
-    return getattr(optim, name)(**settings, **variant)
-
-
-def torch_optimizer(case, parameters, lr):
-    name, settings, variant = case
-    return getattr(torch.optim, name)(parameters, lr=lr, **settings, **variant)
-
-
-def network(name, dtype=torch.float32, device="cpu"):
-    torch.manual_seed(0)
-    bias = name != "Muon"  # which is for matrices only
-    layers = [nn.Linear(4, 8, bias=bias), nn.Tanh(), nn.Linear(8, 3, bias=bias)]
-    return nn.Sequential(*layers).to(device, dtype)
-
-
-def compare(case, *, device="cpu", dtype=torch.float32, steps=20, tensor_lr=False):
-    """Trains with both and a learning rate that changes at every step; asserts equality after each step."""
-    ours = network(case[0], dtype, device)
-    theirs = copy.deepcopy(ours)
-    optimizer, native = config(case).init(ours), torch_optimizer(case, theirs.parameters(), 0.1)
-    generator = torch.Generator().manual_seed(1)
+def compare(case, model, loss_of, *, steps, lr_of=lambda step: 0.01):
+    """Trains with both and asserts that parameters are equal after each step, and the state at the end."""
+    name, settings = case
+    theirs = copy.deepcopy(model)
+    optimizer = getattr(optim, name)(**settings).init(model)
+    trained = [each for each in theirs.parameters() if each.requires_grad]
+    native = getattr(torch.optim, name)(trained, lr=float(lr_of(0)), **settings)
     for step in range(steps):
-        x = torch.randn(6, 4, generator=generator).to(device, dtype)
-        lr = 0.1 / (step + 1) if case[0] not in ("Rprop", "ASGD") else 0.1  # these start their state from it
-        rate = torch.tensor(lr, device=device) if tensor_lr else lr
-        optimizer.step(backward(ours(x).square().mean(), ours), lr=rate)
+        optimizer.step(backward(loss_of(model, step), model), lr=lr_of(step))
         for group in native.param_groups:
-            group["lr"] = torch.tensor(lr, device=device) if tensor_lr else lr
+            group["lr"] = lr_of(step)
         native.zero_grad()
-        theirs(x).square().mean().backward()
+        loss_of(theirs, step).backward()
         native.step()
-        for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(a, b), f"step {step}: {name}"
+        for (key, a), b in zip(model.named_parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(a, b) and a.isfinite().all(), f"step {step}: {key}"
     state = optimizer.state_dict()["rules"][0]["state"]
-    for name, b in theirs.named_parameters():
-        kept = {key: value for key, value in native.state[b].items() if value is not None}
-        assert set(state.get(name, {})) == set(kept)
-        for key, value in kept.items():
-            assert torch.equal(state[name][key], value), f"{name}: {key}"
+    for key, parameter in theirs.named_parameters():
+        expected = {each: value for each, value in native.state[parameter].items() if value is not None}
+        assert set(state.get(key, {})) == set(expected)
+        for each, value in expected.items():
+            assert torch.equal(state[key][each], value), f"{key}: {each}"
+
+
+def compare_network(case, *, device="cpu", dtype=torch.float32, steps=12, tensor_lr=False):
+    torch.manual_seed(0)
+    bias = case[0] != "Muon"  # it is for matrices only
+    model = nn.Sequential(nn.Linear(4, 8, bias=bias), nn.Tanh(), nn.Linear(8, 3, bias=bias)).to(device, dtype)
+    inputs = torch.randn(steps, 6, 4, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+
+    def lr_of(step):
+        lr = 0.1 if case[0] in ("Rprop", "ASGD") else 0.1 / (step + 1)  # these two start their state from it
+        return torch.tensor(lr, device=device) if tensor_lr else lr
+
+    compare(case, model, lambda net, step: net(inputs[step]).square().mean(), steps=steps, lr_of=lr_of)
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=label)
 def test_parameters_and_state_equal_torch(case):
-    compare(case)
+    compare_network(case)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_learning_rate_can_be_a_tensor(name):
-    compare((name, {}, {}), tensor_lr=True, steps=5)
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_other_dtypes(name):
-    compare((name, {}, {}), dtype=torch.float64, steps=5)
-    compare((name, {}, {}), dtype=torch.bfloat16, steps=5)
+def test_tensor_learning_rates_and_other_dtypes_equal_torch(name):
+    compare_network((name, {}), tensor_lr=True, steps=5)
+    compare_network((name, {}), dtype=torch.float64, steps=5)
+    compare_network((name, {}), dtype=torch.bfloat16, steps=5)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    "case", [case for case in cases() if case[0] != "Adagrad" or "fused" not in case[2]], ids=label
+    "case", [case for case in cases() if case[0] != "Adagrad" or "fused" not in case[1]], ids=label
 )
 def test_parameters_and_state_equal_torch_on_a_gpu(case):
-    compare(case, device="cuda")
+    compare_network(case, device="cuda", steps=20)
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize(
-    "case",
-    [
-        (name, {"capturable": True}, {"foreach": foreach})
-        for name in ("Adam", "AdamW", "NAdam", "RAdam")
-        for foreach in (True, None)
-    ],
-    ids=label,
-)
-def test_capturable_equals_torch_on_a_gpu(case):
-    compare(case, device="cuda", tensor_lr=case[0] != "NAdam")
+@pytest.mark.parametrize("foreach", [True, None])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam"])
+def test_capturable_equals_torch_on_a_gpu(name, foreach):
+    compare_network((name, {"capturable": True, "foreach": foreach}), device="cuda", tensor_lr=name != "NAdam")
 
 
 @pytest.mark.cuda
@@ -158,122 +136,75 @@ class Mixed(nn.Module):
 @pytest.mark.parametrize("real", [False, True], ids=["complex", "mixed"])
 @pytest.mark.parametrize(
     "case",
-    [
-        case
-        for case in cases([name for name in SETTINGS if name not in ("Adafactor", "Muon")])
-        if "fused" not in case[2]
-    ],
+    [case for case in cases([n for n in SETTINGS if n not in ("Adafactor", "Muon")]) if "fused" not in case[1]],
     ids=label,
 )
 def test_complex_parameters_equal_torch(case, real):
     torch.manual_seed(0)
-    ours = Mixed(real)
-    theirs = copy.deepcopy(ours)
-    optimizer, native = (
-        config(case).init(ours),
-        torch_optimizer(case, [p for p in theirs.parameters() if p.requires_grad], 0.01),
-    )
-    for _ in range(4):
-        x = torch.randn(5, 3, dtype=torch.complex64)
-        optimizer.step(backward(ours(x).abs().square().mean(), ours), lr=0.01)
-        native.zero_grad()
-        theirs(x).abs().square().mean().backward()
-        native.step()
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(a, b) and a.isfinite().all()
-    for name, kept in optimizer.state_dict()["rules"][0]["state"].items():
-        for key, value in kept.items():
-            assert torch.equal(value, native.state[theirs.get_parameter(name)][key])
-
-
-@pytest.mark.parametrize("make", [optim.Adam, optim.AdamW])
-def test_a_tensor_lr_that_torch_does_not_support_raises_before_anything_changes(make):
-    model = network("Adam")
-    before = copy.deepcopy(model.state_dict())
-    optimizer = optim.init({"0": optim.SGD(), "*": make(foreach=True)}, model)
-    grads = backward(model(torch.ones(1, 4)).sum(), model)
-    with pytest.raises(
-        stoker.InvalidArgument,
-        match=rf"{make.__name__}\(foreach=True\) is a tensor: with foreach=True torch needs a number",
-    ):
-        optimizer.step(grads, lr=torch.tensor(0.1))
-    assert len(grads) == 4 and all(torch.equal(before[name], now) for name, now in model.state_dict().items())
-    optimizer.step(grads, lr={"0": torch.tensor(0.1), "*": 0.1})  # a number for the one that needs it
+    inputs = torch.randn(4, 5, 3, dtype=torch.complex64)
+    compare(case, Mixed(real), lambda net, step: net(inputs[step]).abs().square().mean(), steps=4)
 
 
 @pytest.mark.parametrize("settings", [{}, {"nesterov": True}, {"dampening": 0.5, "weight_decay": 0.1}], ids=str)
 def test_fused_momentum_can_start_at_different_updates(settings):
     """The reference is one torch optimizer per layer: a single one cannot do it."""
-    ours = network("SGD")
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     theirs = copy.deepcopy(ours)
     optimizer = optim.SGD(momentum=0.9, fused=True, **settings).init(ours)
     native = {
         part: torch.optim.SGD(theirs[int(part)].parameters(), lr=0.1, momentum=0.9, fused=True, **settings)
         for part in "02"
     }
-    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(6, 4)
     for parts in ("0", "0", "02", "2", "02"):
         optimizer.step(backward(ours(x).square().mean(), ours).take(list(parts)), lr=0.1)
         theirs.zero_grad()
         theirs(x).square().mean().backward()
         for part in parts:
             native[part].step()
-        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+        assert equal(ours, theirs)
 
 
 def test_a_gradient_shared_by_two_parameters_is_copied_before_torch_writes_into_it():
-    ours = nn.ParameterDict({"a": torch.ones(3), "b": torch.full((3,), 2.0)})
-    theirs = copy.deepcopy(ours)
-    settings = {"momentum": 0.9, "nesterov": True, "foreach": True}
-    optimizer, native = optim.SGD(**settings).init(ours), torch.optim.SGD(theirs.parameters(), lr=0.1, **settings)
-    for _ in range(3):
-        optimizer.step(backward(((ours["a"] + ours["b"]) ** 2).sum(), ours), lr=0.1)
-        native.zero_grad()
-        ((theirs["a"] + theirs["b"]) ** 2).sum().backward()
-        native.step()
-        assert torch.equal(ours["a"], theirs["a"]) and torch.equal(ours["b"], theirs["b"])
+    model = nn.ParameterDict({"a": torch.ones(3), "b": torch.full((3,), 2.0)})
+    case = "SGD", {"momentum": 0.9, "nesterov": True, "foreach": True}
+    compare(case, model, lambda each, step: ((each["a"] + each["b"]) ** 2).sum(), steps=3)
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
-def test_fused_forms_raise_for_sparse_gradients(name):
-    table = nn.Embedding(6, 2, sparse=True)
-    grads = backward(table(torch.tensor([1])).sum(), table)
-    with pytest.raises(
-        stoker.UnsupportedGradient, match=r"sparse gradient of 'weight': use SGD or Adagrad \(not fused\)"
-    ):
-        getattr(optim, name)(fused=True).init(table).step(grads, lr=0.1)
-    assert len(grads) == 1
+@pytest.mark.parametrize("make", [optim.Adam, optim.AdamW])
+def test_a_tensor_lr_that_torch_does_not_support_raises_before_anything_changes(make):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    before = copy.deepcopy(model)
+    optimizer = optim.init({"0": optim.SGD(), "*": make(foreach=True)}, model)
+    grads = backward(model(torch.ones(1, 4)).sum(), model)
+    text = rf"{make.__name__}\(foreach=True\) is a tensor: with foreach=True torch needs a number"
+    with pytest.raises(stoker.InvalidArgument, match=text):
+        optimizer.step(grads, lr=torch.tensor(0.1))
+    assert len(grads) == 4 and equal(model, before)
+    optimizer.step(grads, lr={"0": torch.tensor(0.1), "*": 0.1})  # a number for the one that needs it
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # from torch's Adagrad
-@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
-def test_sparse_gradients_equal_torch(name):
-    ours = nn.Embedding(6, 2, sparse=True)
-    theirs = copy.deepcopy(ours)
-    optimizer, native = getattr(optim, name)().init(ours), getattr(torch.optim, name)(theirs.parameters(), lr=0.1)
-    for row in (1, 3, 1):
-        rows = torch.tensor([row, row, 2])
-        optimizer.step(backward(ours(rows).square().sum(), ours), lr=0.1)
-        native.zero_grad()
-        theirs(rows).square().sum().backward()
-        native.step()
-        assert torch.equal(ours.weight, theirs.weight)
-
-
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("SGD", "Adagrad", "Muon")])
-def test_unsupported_sparse_gradients_raise_and_are_not_consumed(name):
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "Muon"])
+def test_sparse_gradients_equal_torch_or_raise_without_being_consumed(name):
     table = nn.Embedding(6, 2, sparse=True)
     grads = backward(table(torch.tensor([1])).sum(), table)
-    optimizer = getattr(optim, name)().init(table)
-    with pytest.raises(
-        stoker.UnsupportedGradient, match=f"{name} does not support the sparse gradient of 'weight': use SGD"
-    ):
-        optimizer.step(grads, lr=0.1)
-    assert len(grads) == 1
+    unsupported = [getattr(optim, name)()]
+    if name in ("SGD", "Adagrad"):
+        rows = torch.tensor([[1, 1, 2], [3, 3, 2], [1, 1, 2]])
+        model = copy.deepcopy(table)
+        compare((name, {}), model, lambda each, step: each(rows[step]).square().sum(), steps=3)
+        unsupported = [getattr(optim, name)(fused=True)]
+    for config in unsupported:
+        text = rf"{name} does not support the sparse gradient of 'weight': use SGD or Adagrad \(not fused\)"
+        with pytest.raises(stoker.UnsupportedGradient, match=text):
+            config.init(table).step(grads, lr=0.1)
+        assert len(grads) == 1
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_configs_are_frozen_comparable_and_serialisable(name):
+def test_configs_are_frozen_serialisable_values_with_the_settings_of_torch(name):
     make = getattr(optim, name)
     assert make() == make() and hash(make()) == hash(make())
     assert make.from_dict(make().to_dict()) == make()
@@ -281,12 +212,8 @@ def test_configs_are_frozen_comparable_and_serialisable(name):
         make().maximize = True
     with pytest.raises((TypeError, stoker.ConfigError)):
         make(lr=0.1)  # the learning rate is an argument of the step
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_and_defaults_are_those_of_torch_without_the_learning_rate(name):
     theirs = inspect.signature(getattr(torch.optim, name)).parameters
-    ours = inspect.signature(getattr(optim, name)).parameters
+    ours = inspect.signature(make).parameters
     # no `differentiable`: a step writes into leaf tensors
     assert set(ours) == set(theirs) - {"params", "lr", "differentiable"}
     for key, parameter in ours.items():
@@ -304,16 +231,9 @@ def test_settings_and_defaults_are_those_of_torch_without_the_learning_rate(name
         (lambda: optim.Rprop(etas=(1.5, 1.2)), "Rprop: etas must be below and above 1"),
         (lambda: optim.Muon(adjust_lr_fn="other"), 'Muon: adjust_lr_fn is "original", "match_rms_adamw" or None'),
         (lambda: optim.RMSprop(eps=float("nan")), "RMSprop: eps must be at least 0, got nan"),
+        (lambda: optim.Muon().init(nn.Linear(2, 3)), r"'bias' has shape \[3\]: Muon is for real matrices; use another"),
     ],
 )
-def test_settings_out_of_range_raise_when_the_config_is_made(make, text):
+def test_invalid_settings_and_parameters_raise_before_the_first_step(make, text):
     with pytest.raises(stoker.InvalidArgument, match=text):
         make()
-
-
-def test_muon_raises_for_parameters_that_are_not_matrices():
-    with pytest.raises(
-        stoker.InvalidArgument, match=r"'bias' has shape \[3\]: Muon is for real matrices; use another algorithm"
-    ):
-        optim.Muon().init(nn.Linear(2, 3))
-    optim.init({"bias": optim.AdamW(), "*": optim.Muon()}, nn.Linear(2, 3))

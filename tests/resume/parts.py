@@ -218,12 +218,12 @@ def outcome(part: Part) -> dict[str, Any]:
     found = Store(part.run / "checkpoints", run=run.id).newest()
     assert found.saved is not None
     assert found.problems == []
-    loop = {name: value for name, value in found.state["loop"].items() if name not in WALL_CLOCK}
+    loop = {name: value for name, value in found.state["progress"].items() if name not in WALL_CLOCK}
     place = {name: getattr(found.saved, name) for name in ("epoch", "batch", "update", "ended", "resumable", "values")}
     table = part.run / "epochs.csv"
     events = [event for event in run.record.events if event.kind in TOLD and "no whole checkpoint" not in event.text]
     return {
-        "checkpoint": {**found.state, "loop": loop},
+        "checkpoint": {**found.state, "progress": loop},
         "place": place,
         "record": [[e.kind, e.epoch, e.batch, e.update, e.text, dict(e.values)] for e in events],
         "csv": table.read_text() if table.exists() else None,

@@ -137,50 +137,50 @@ CONTROLS = {
     "model.trainable": (with_callback(Half), MIDDLE, lambda names: [*names, "head.weight", "head.bias"]),
     "model.evaluating": (with_callback(Half), MIDDLE, be([])),
     "optimizer": (PLAIN, MIDDLE, zeros),
-    "average": (Scene(kind="ema"), MIDDLE, zeros),
-    "best": (Scene(epochs=4), Stop("int", "on_train_batch_end", 4, 4), be(None)),
-    "window": (Scene(accumulate=3), MIDDLE, be({})),
-    "scaler": (Scene(kind="fp16"), MIDDLE, be({"factor": 2.0, "steady": 0})),
+    "ema": (Scene(kind="ema"), MIDDLE, zeros),
+    "best_weights": (Scene(epochs=4), Stop("int", "on_train_batch_end", 4, 4), be(None)),
+    "accumulators": (Scene(accumulate=3), MIDDLE, be({})),
+    "loss_scale": (Scene(kind="fp16"), MIDDLE, be({"factor": 2.0, "steady": 0})),
     "random.torch": (PLAIN, MIDDLE, fresh("torch")),
     "random.python": (DRAWS, MIDDLE, fresh("python")),
     "random.numpy": (DRAWS, MIDDLE, fresh("numpy")),
     "loader": (with_data(foreign), MIDDLE, be({})),
     "loader.generators": (with_data(foreign), Stop("raise", "on_epoch_begin", 2), be(GENERATOR)),
     "valid": (with_data(columns, valid=foreign, batch_size=SIZE), MIDDLE, be({"valid": GENERATOR})),
-    "tally.sums": (PLAIN, MIDDLE, zeros),
-    "tally.weights": (PLAIN, MIDDLE, zeros),
-    "tally.metrics": (COUNTED, MIDDLE, zeros),
-    "tally.samples": (PLAIN, Stop("int", "on_train_batch_end", 3, 4), zeros),
-    "norms": (COUNTED, MIDDLE, zeros),
+    "totals.sums": (PLAIN, MIDDLE, zeros),
+    "totals.weights": (PLAIN, MIDDLE, zeros),
+    "totals.metrics": (COUNTED, MIDDLE, zeros),
+    "totals.samples": (PLAIN, Stop("int", "on_train_batch_end", 3, 4), zeros),
+    "gradient_norms": (COUNTED, MIDDLE, zeros),
     "callbacks": (COUNTED, MIDDLE, be({})),
     "callbacks.EarlyStopping": (COUNTED, MIDDLE, be({"best": None, "best_epoch": 0, "waited": 0})),
     "callbacks.ReduceLROnPlateau": (COUNTED, MIDDLE, be({"best": None, "waited": 0, "cooling": 0})),
     "callbacks.FreezeUntil": (COUNTED, Stop("raise", "on_valid_begin", 1), be({"frozen": []})),
     "callbacks.CSV": (COUNTED, Stop("int", "on_epoch_begin", 2), lambda state: state | {"rows": 9}),
-    "loop.epoch": (PLAIN, MIDDLE, be(1)),
-    "loop.batch": (PLAIN, MIDDLE, be(0)),
-    "loop.update": (PLAIN, MIDDLE, be(0)),
-    "loop.stage": (PLAIN, MIDDLE, be("closed")),
-    "loop.lr": (COUNTED, VALIDATING, be(0.5)),
-    "loop.lr_scale": (COUNTED, Stop("int", "on_train_batch_end", 3, 4), be(1.0)),
-    "loop.metrics": (COUNTED, VALIDATING, be({})),
-    "loop.best": (Scene(epochs=4), Stop("int", "on_train_batch_end", 4, 4), be(None)),
-    "loop.state": (PLAIN, MIDDLE, be({})),
-    "loop.validated": (Scene(validate_every=3), Stop("raise", "on_epoch_end", 3), be(-1)),
-    "loop.skipped": (Scene(nan=True), MIDDLE, be(0)),
-    "loop.applied": (Scene(validate_every=3), BETWEEN, be(False)),
-    "loop.before": (with_data(Spoilt, scene=Scene(nan=True), batch_size=SIZE), MIDDLE, be([0, 0])),
-    "loop.stopping": (with_callback(Weary), VALIDATING, be(None)),
-    "loop.events": (PLAIN, MIDDLE, be(0)),
+    "progress.epoch": (PLAIN, MIDDLE, be(1)),
+    "progress.batch": (PLAIN, MIDDLE, be(0)),
+    "progress.update": (PLAIN, MIDDLE, be(0)),
+    "progress.stage": (PLAIN, MIDDLE, be("closed")),
+    "progress.lr": (COUNTED, VALIDATING, be(0.5)),
+    "progress.lr_scale": (COUNTED, Stop("int", "on_train_batch_end", 3, 4), be(1.0)),
+    "progress.metrics": (COUNTED, VALIDATING, be({})),
+    "progress.best": (Scene(epochs=4), Stop("int", "on_train_batch_end", 4, 4), be(None)),
+    "progress.state": (PLAIN, MIDDLE, be({})),
+    "progress.validated_update": (Scene(validate_every=3), Stop("raise", "on_epoch_end", 3), be(-1)),
+    "progress.skipped": (Scene(nan=True), MIDDLE, be(0)),
+    "progress.needs_validation": (Scene(validate_every=3), BETWEEN, be(False)),
+    "progress.epoch_start": (with_data(Spoilt, scene=Scene(nan=True), batch_size=SIZE), MIDDLE, be([0, 0])),
+    "progress.stop_reason": (with_callback(Weary), VALIDATING, be(None)),
+    "progress.events": (PLAIN, MIDDLE, be(0)),
 }  # fmt: skip
 BY_OTHERS = {
     "random.cuda": "there is none here",
-    "loop.seconds": "test_the_time_of_a_run_goes_on",
-    "loop.epoch_seconds": "test_the_time_of_a_run_goes_on",
-    "judged": "test_a_schedule_free_run_needs_its_judged_weights",
+    "progress.seconds": "test_the_time_of_a_run_goes_on",
+    "progress.epoch_seconds": "test_the_time_of_a_run_goes_on",
+    "eval_weights": "test_a_schedule_free_run_needs_its_judged_weights",
     "loss": "test_the_state_of_a_loss_comes_back",
     "identity": "test_another_training_is_refused",
-    "tally.on_host": "there is no other device here",
+    "totals.on_host": "there is no other device here",
 }
 
 
@@ -216,7 +216,7 @@ def test_no_part_of_the_state_can_be_left_out(path, tmp_path, monkeypatch, fast)
 def test_every_part_of_the_state_has_a_control(tmp_path, fast):
     part = start(script_of(Scene(kind="ema", callbacks=True, metrics=True)), tmp_path / "run")
     state = Store(part.run / "checkpoints", run=Run.open(part.run).id).newest().state
-    split = ("model", "random", "tally", "loop")
+    split = ("model", "random", "totals", "progress")
     parts = {f"{name}.{each}" for name in split for each in state[name]} | (set(state) - set(split))
     assert parts == {path for path in {**CONTROLS, **BY_OTHERS} if path in parts}
     assert {path.split(".")[0] for path in {**CONTROLS, **BY_OTHERS}} == set(state)
@@ -227,11 +227,11 @@ def test_every_part_of_the_state_has_a_control(tmp_path, fast):
 def test_the_time_of_a_run_goes_on(tmp_path, monkeypatch, fast):
     script = with_data(lambda: training_data(PLAIN, tmp_path / "none"), minutes=100)
     first = start(script, tmp_path / "run", MIDDLE)
-    short = going_on(script, first.run, "loop.seconds", be(6001.0), monkeypatch)
+    short = going_on(script, first.run, "progress.seconds", be(6001.0), monkeypatch)
     assert short.fitted.stopped == "Stopped after 100 minutes"
 
     first = start(script, tmp_path / "other", MIDDLE)
-    long = going_on(script, first.run, "loop.epoch_seconds", be(1e6), monkeypatch)
+    long = going_on(script, first.run, "progress.epoch_seconds", be(1e6), monkeypatch)
     assert [event.extra["seconds"] > 1e6 for event in long.fitted.record.events_of("epoch")] == [False, True, False]
 
 
@@ -240,7 +240,7 @@ def test_a_schedule_free_run_needs_its_judged_weights(tmp_path, monkeypatch, fas
     newest = Store.newest
     assert torch.equal(load_for_inference(part.run, Net()).head.weight, part.fitted.model.head.weight)
     monkeypatch.setattr(
-        Store, "newest", lambda self: newest(self)._replace(state=newest(self).state | {"judged": None})
+        Store, "newest", lambda self: newest(self)._replace(state=newest(self).state | {"eval_weights": None})
     )
     assert not torch.equal(load_for_inference(part.run, Net()).head.weight, part.fitted.model.head.weight)
 

@@ -10,8 +10,8 @@ import stoker
 from stoker import Callback, Checkpoint, callbacks, optim
 from stoker.checkpoint import Store
 from stoker.cli import main
-from tests.learner.runs import came_out, texts
 from tests.engine.fits import line, linear
+from tests.learner.runs import came_out, texts
 
 RARELY = Checkpoint(every="60 minutes", background=False)
 

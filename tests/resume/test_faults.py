@@ -9,12 +9,12 @@ import time
 
 import pytest
 import torch
+from stoker.loop import _keep
 
 import stoker
 from stoker import callbacks
 from stoker.checkpoint import _disk
 from stoker.errors import CheckpointFailed
-from stoker.loop import _keep
 from stoker.record import Record, Run
 from tests.engine.fits import same
 from tests.resume.scripts import Net, fit

@@ -96,7 +96,7 @@ def moved_to(run, update):
     store = Store(run / "checkpoints", run=Run.open(run).id)
     found = store.newest(lambda saved: saved.resumable)
     state = found.state
-    state["loop"] |= {"update": update, "batch": update}
+    state["progress"] |= {"update": update, "batch": update}
     place = {"epoch": found.saved.epoch, "batch": update, "update": update}
     store.write(state, stoker.checkpoint.Place(**place, reason="moved"))
 

@@ -98,19 +98,19 @@ def test_polynomial_equals_torch_at_every_power(power):
     ours = schedule.polynomial(LR, updates=300, power=power)
     expected = [LR * (1.0 - min(300, update) / 300) ** power for update in range(UPDATES)]
     assert [ours(update) for update in range(UPDATES)] == pytest.approx(expected, rel=1e-12, abs=0)
-    twin = torch_rates(lambda o: lr_scheduler.PolynomialLR(o, total_iters=300, power=power))
-    assert [ours(update) for update in range(UPDATES)] == pytest.approx(twin, rel=1e-9, abs=0)
+    reference = torch_rates(lambda o: lr_scheduler.PolynomialLR(o, total_iters=300, power=power))
+    assert [ours(update) for update in range(UPDATES)] == pytest.approx(reference, rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize("end", [0.0, 0.02])
 def test_cosine_equals_torch_until_its_end_and_then_stays_there(end):
     # torch uses a recurrence and drifts; near zero only its closed form is exact to 1e-12.
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=LR)
-    twin = lr_scheduler.CosineAnnealingLR(optimizer, T_max=300, eta_min=end)
+    reference = lr_scheduler.CosineAnnealingLR(optimizer, T_max=300, eta_min=end)
     ours = schedule.cosine(LR, updates=300, end=end)
     for update in range(301):
-        twin.last_epoch = update
-        assert ours(update) == pytest.approx(twin._get_closed_form_lr()[0], rel=1e-12, abs=1e-16)
+        reference.last_epoch = update
+        assert ours(update) == pytest.approx(reference._get_closed_form_lr()[0], rel=1e-12, abs=1e-16)
     assert {ours(update) for update in range(300, 700)} == {end}
 
 
@@ -118,14 +118,14 @@ def test_cosine_equals_torch_until_its_end_and_then_stays_there(end):
 @pytest.mark.parametrize(("updates", "rise"), [(400, 0.3), (333, 0.21), (2, 0.3)])
 def test_one_cycle_equals_torch(shape, updates, rise):
     ours = schedule.one_cycle(LR, updates=updates, rise=rise, shape=shape)
-    twin = torch_rates(
+    reference = torch_rates(
         lambda o: lr_scheduler.OneCycleLR(
             o, max_lr=LR, total_steps=updates, pct_start=rise, anneal_strategy=shape[:3] if shape == "cosine" else shape
         ),
         updates=updates - 1,
     )
     # torch loses digits near its smallest value by subtracting, so the tolerance is relative to the peak.
-    assert [ours(update) for update in range(updates - 1)] == pytest.approx(twin, rel=1e-12, abs=1e-14)
+    assert [ours(update) for update in range(updates - 1)] == pytest.approx(reference, rel=1e-12, abs=1e-14)
     assert ours(updates - 1) == ours(10**6) == LR / 25 / 1e4
     chosen = schedule.one_cycle(LR, updates=updates, rise=0.0, start=0.1, end=0.2, shape=shape)
     assert chosen(updates - 1) == 0.2

@@ -43,7 +43,16 @@ def test_every_composition_loads_from_its_dict_and_prints_as_code_that_makes_it(
 
 
 def test_schedules_are_saved_to_files_and_frozen(tmp_path):
-    curve = schedule.cosine(1e-3, steps=80, warmup=8).then(0.5 * schedule.constant(1e-4), at=80)
+    curve = schedule.linear(1e-2, 1e-3, updates=80).then(0.5 * schedule.constant(1e-4), at=80)
+    half = {"kind": "Constant", "value": 0.5}, "*", {"kind": "Constant", "value": 1e-4}
+    assert curve.to_dict() == {  # the format of files: it must not change
+        "curve": {
+            "kind": "Then",
+            "first": {"kind": "Linear", "start": 1e-2, "end": 1e-3, "steps": 80},
+            "second": {"kind": "Arithmetic", **dict(zip(("left", "operator", "right"), half, strict=True))},
+            "at": 80,
+        }
+    }
     assert Schedule.load(curve.save(tmp_path / "lr.json")) == curve
     with pytest.raises(dataclasses.FrozenInstanceError):
         curve.curve = None  # pyright: ignore
@@ -69,7 +78,7 @@ def test_a_schedule_can_be_a_field_of_a_config(tmp_path):
 
 
 def test_a_schedule_on_a_command_line_is_a_number_or_json(capsys):
-    curve = schedule.cosine(1e-3, steps=80) * 2
+    curve = schedule.cosine(1e-3, updates=80) * 2
     assert Training.from_args(["--lr", "0.5", "--decay", "2"]) == Training(0.5, schedule.constant(2))
     assert Training.from_args(["--lr", json.dumps(curve.to_dict())]) == Training(curve)
     for wrong in ("cosine", '{"curve": {"kind": "Cosin"}}', '"a"'):
@@ -93,7 +102,7 @@ def test_a_function_is_called_but_cannot_be_saved():
 
     mine = 2 * as_schedule(decay)
     assert mine(3) == 0.5 and mine == 2 * as_schedule(decay) and "as_schedule(" in repr(mine)
-    with pytest.raises(ConfigError, match=r"curve\.right\.call: a function can't be saved, and this is one: <function"):
+    with pytest.raises(ConfigError, match=r"curve\.right\.call: a function can't be saved, got <function"):
         mine.to_dict()
 
 
@@ -125,9 +134,9 @@ def test_update_numbers_are_checked():
     assert curve(np.int64(3)) == curve(torch.tensor(3)) == curve(3) == 3.0  # pyright: ignore
     with pytest.raises(InvalidArgument, match="updates are counted from 0, got -1"):
         curve(-1)
-    for strange in (1.5, "1", None):
+    for wrong in (1.5, "1", None):
         with pytest.raises(WrongType, match="the number of an update is an int, got"):
-            curve(strange)  # pyright: ignore
+            curve(wrong)  # pyright: ignore
 
 
 @quick

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stoker import InvalidArgument
-from stoker.steps._loss import counted_by, is_sum, per_sample, weighted_mean
+from stoker.steps import per_sample, weighted_mean
+from stoker.steps._losses import is_sum
+from stoker.steps._losses import mean_divisor as counted_by
 
 CLASS_WEIGHTS = torch.tensor([1.0, 5.0, 0.25])
 
@@ -100,7 +102,7 @@ def test_gradients_go_through():
 
 def test_errors():
     a = torch.ones(3, 1)
-    with pytest.raises(InvalidArgument, match=r"there are 3 samples and weights of shape \[3, 1\]"):
+    with pytest.raises(InvalidArgument, match=r"expected one weight for each of 3 samples, got shape \[3, 1\]"):
         weighted_mean(nn.MSELoss(), a, a, a)
     with pytest.raises(InvalidArgument, match="sample weights need a loss with reduction='mean', got 'sum'"):
         weighted_mean(nn.MSELoss(reduction="sum"), a, a, torch.ones(3))
@@ -108,7 +110,7 @@ def test_errors():
     def mine(predictions, targets):
         return (predictions - targets).abs().mean()
 
-    with pytest.raises(InvalidArgument, match="samples can't be weighed through mine: it must be a mean"):
+    with pytest.raises(InvalidArgument, match="mine does not support sample weights: it needs a reduction"):
         weighted_mean(mine, a, a, torch.ones(3))
 
 
@@ -156,8 +158,8 @@ def test_losses_that_are_no_mean_or_can_not_leave_it_out_are_refused():
             return (predictions - targets).square().mean()
 
     for loss, text in (
-        (total, "it must be a mean over the batch"),
-        (Stubborn(), "gives one number for the batch also"),
+        (total, "does not support sample weights"),
+        (Stubborn(), "returns one number for the batch even"),
     ):
         with pytest.raises(InvalidArgument, match=text):
             weighted_mean(loss, torch.zeros(2, 1), torch.ones(2, 1), torch.ones(2))

@@ -132,7 +132,7 @@ def test_outputs_are_frozen_and_show_shapes_not_values():
     [
         (
             lambda: ClassificationOutput(LOSS, torch.randn(8, 10), torch.zeros(8, 1)),
-            r"logits of shape \[8, 10\] go with targets of shape \[8\] \(class numbers\) or \[8, 10\] .*; "
+            r"logits of shape \[8, 10\] need targets of shape \[8\] \(class numbers\) or \[8, 10\] .*; "
             r"got \[8, 1\] of torch.float32",
         ),
         (
@@ -145,19 +145,19 @@ def test_outputs_are_frozen_and_show_shapes_not_values():
         ),
         (
             lambda: ClassificationOutput(LOSS, torch.randn(8, 2), torch.zeros(8), torch.ones(7)),
-            r"a weight here has the shape \[8\]; got \[7\]",
+            r"weight must have the shape \[8\]; got \[7\]",
         ),
         (
             lambda: ClassificationOutput(LOSS, torch.randn(8, 2, 3), torch.zeros(8, 3), torch.ones(3)),
-            r"a weight here has the shape \[8\] or \[8, 3\]; got \[3\]",
+            r"weight must have the shape \[8\] or \[8, 3\]; got \[3\]",
         ),
         (
             lambda: MultiLabelOutput(LOSS, torch.randn(8, 4), torch.zeros(8)),
-            r"logits and targets have one shape; got logits \[8, 4\] and targets \[8\]",
+            r"logits and targets must have the same shape; got logits \[8, 4\] and targets \[8\]",
         ),
         (
             lambda: RegressionOutput(LOSS, torch.randn(8, 1), torch.zeros(8)),
-            r"predictions and targets have one shape; got predictions \[8, 1\] and targets \[8\].*reshape",
+            r"predictions and targets must have the same shape; got predictions \[8, 1\] and targets \[8\].*reshape",
         ),
         (lambda: RegressionOutput(LOSS, torch.randn(8), torch.zeros(8), torch.ones(8, 1)), r"\[8\]; got \[8, 1\]"),
         (
@@ -170,7 +170,7 @@ def test_outputs_are_frozen_and_show_shapes_not_values():
         ),
         (
             lambda: SequenceOutput(LOSS, torch.randn(2, 5, 9), torch.zeros(2, 5), torch.ones(2, 5)),
-            r"of torch.bool, True where a token counts; got \[2, 5\] of torch.float32",
+            r"the dtype torch.bool, True where a token counts; got \[2, 5\] of torch.float32",
         ),
         (
             lambda: SequenceOutput(LOSS, torch.randn(2, 5, 9), torch.zeros(2, 5), weight=torch.ones(5)),
@@ -184,9 +184,9 @@ def test_shapes_that_do_not_fit_are_refused_at_construction(make, text):
 
 
 def test_what_is_no_tensor_is_refused():
-    with pytest.raises(WrongType, match="loss of a RegressionOutput is a torch.Tensor; got float"):
+    with pytest.raises(WrongType, match="loss of a RegressionOutput must be a torch.Tensor; got float"):
         RegressionOutput(0.5, torch.ones(2), torch.ones(2))
-    with pytest.raises(WrongType, match="targets of a ClassificationOutput is a torch.Tensor; got list"):
+    with pytest.raises(WrongType, match="targets of a ClassificationOutput must be a torch.Tensor; got list"):
         ClassificationOutput(LOSS, torch.ones(2, 2), [0, 1])
 
 

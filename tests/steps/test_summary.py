@@ -52,6 +52,6 @@ def test_a_batch_that_does_not_fit():
     with pytest.raises(stoker.InvalidArgument, match="Net can't be called with this batch"):
         summary(Net(), {"images": torch.ones(1, 1, 8, 8), "scale": "x"})
     model = Net()
-    with pytest.raises(stoker.BadData, match="none of the batch's names"):
+    with pytest.raises(stoker.BadData, match="none of the batch's keys"):
         summary(model, {"pixels": torch.ones(1, 1, 8, 8)})
     assert not model.head._forward_hooks

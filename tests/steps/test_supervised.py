@@ -93,12 +93,12 @@ def test_a_cross_entropy_says_what_it_is_a_mean_over():
 def test_errors():
     step = Supervised(Two(), F.mse_loss)
     with pytest.raises(
-        BadData, match=r"none of the batch's names \('c', 't'\) is an argument of forward\(a, b, scale\)"
+        BadData, match=r"none of the batch's keys \('c', 't'\) is an argument of forward\(a, b, scale\)"
     ):
         step.parts({"c": x, "t": y})
-    with pytest.raises(BadData, match="a batch of type str can't be taken apart into inputs and a target"):
+    with pytest.raises(BadData, match="a batch of type str can't be split into inputs and a target"):
         step.parts("text")
-    with pytest.raises(BadData, match="the batch has inputs only, and the loss needs a target"):
+    with pytest.raises(BadData, match="the batch has no target for the loss"):
         step.judge(x, step.parts((x,)))
-    with pytest.raises(InvalidArgument, match="there is no loss: give Learner"):
+    with pytest.raises(InvalidArgument, match="there is no loss: pass Learner"):
         Supervised(Two(), None).judge(x, step.parts((x, y, z)))

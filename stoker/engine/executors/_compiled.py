@@ -98,14 +98,21 @@ def trace(step: TrainStep, flat: FlatBatch, run: Callable[[Batch], Any]) -> Trac
 
     replacements = _REPLACEMENTS.get(step.device.type)
     try:
-        with torch.no_grad(), enable_python_dispatcher(), torch.autograd.set_multithreading_enabled(False), tensors_only():
+        with (
+            torch.no_grad(),
+            enable_python_dispatcher(),
+            torch.autograd.set_multithreading_enabled(False),
+            tensors_only(),
+        ):
             graph = make_fx(function, replacements, tracing_mode="fake")(*fixed, *flat.tensors)
     except OpaqueValue as error:
         raise CannotReplay(f"the step returns a {error}, which can't be separated into tensors") from None
     if [id(each) for each in state.tensors()] != [id(each) for each in step.host_state().tensors()]:
         raise NewState
     if any(node.target is _aten._local_scalar_dense.default for node in graph.graph.nodes):
-        raise CannotReplay("the step reads a value on the host, in the optimizer or in your own code (.item(), float())")
+        raise CannotReplay(
+            "the step reads a value on the host, in the optimizer or in your own code (.item(), float())"
+        )
     return Trace(graph, fixed, **found)
 
 

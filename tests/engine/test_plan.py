@@ -21,7 +21,7 @@ def test_a_cpu_is_eager_and_says_no_reason():
 @pytest.mark.parametrize("name", ["pred", "loss", "backward", "step"])
 def test_whoever_comes_between_forward_and_step_is_named(name):
     between = callbacks.on(**{f"train_batch_after_{name}": lambda ctx: None})
-    assert plan(compile=True, callbacks=[between]).why.endswith(
+    assert plan(compile=True, callbacks=[between]).reason.endswith(
         f".on_train_batch_after_{name} comes between forward and step"
     )
 
@@ -36,7 +36,7 @@ def test_whoever_comes_between_forward_and_step_is_named(name):
     ids=["wrapped", "fp16", "skip"],
 )
 def test_settings_that_need_every_batch_looked_at(settings, why):
-    assert why in plan(compile=True, **settings).why
+    assert why in plan(compile=True, **settings).reason
 
 
 def test_a_hook_of_the_users_own_is_called_and_one_of_torch_is_traced(monkeypatch):

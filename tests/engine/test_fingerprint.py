@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.loop._pins import Surroundings, pins_of
+from stoker.engine._fingerprint import SideEffects, fingerprint_modules
 
 
 class Model(nn.Module):
@@ -26,8 +26,8 @@ class Loss:
         return (predictions - targets).square().mean() * self.gamma
 
 
-def pins(model, loss=None):
-    return pins_of(list(model.modules()), list(model.parameters()), loss)
+def fingerprint(model, loss=None):
+    return fingerprint_modules(list(model.modules()), list(model.parameters()), [loss])
 
 
 CHANGES = {
@@ -51,76 +51,76 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_change_shows(name):
     model = Model()
-    before = pins(model)
-    assert hash(before) == hash(pins(model)) and before == pins(model)
+    before = fingerprint(model)
+    assert hash(before) == hash(fingerprint(model)) and before == fingerprint(model)
     CHANGES[name](model)
-    assert pins(model) != before
+    assert fingerprint(model) != before
 
 
 @pytest.mark.parametrize("setting", ["matmul", "deterministic"])
 def test_so_do_settings_of_torch(setting):
     model = nn.Linear(2, 2)
-    before = pins(model)
+    before = fingerprint(model)
     try:
         if setting == "matmul":
             torch.set_float32_matmul_precision("high")
         else:
             torch.use_deterministic_algorithms(True)
-        assert pins(model) != before
+        assert fingerprint(model) != before
     finally:
         torch.set_float32_matmul_precision("highest")
         torch.use_deterministic_algorithms(False)
-    assert pins(model) == before
+    assert fingerprint(model) == before
 
 
 def test_what_a_step_writes_in_place_is_no_change():
     model = nn.LSTM(2, 2)  # which keeps its weights in a list as well
-    before = pins(model)
+    before = fingerprint(model)
     with torch.no_grad():
         for each in model.parameters():
             each.add_(1)
     normed = nn.BatchNorm1d(2)
-    own = pins(normed)
+    own = fingerprint(normed)
     normed(torch.randn(4, 2))
-    assert pins(model) == before and pins(normed) == own
+    assert fingerprint(model) == before and fingerprint(normed) == own
 
 
 def test_a_loss_that_is_no_module_is_looked_at():
     model, loss = Model(), Loss()
-    before = pins(model, loss)
-    assert pins(model, loss) == before
+    before = fingerprint(model, loss)
+    assert fingerprint(model, loss) == before
     loss.gamma = 2.0
-    assert pins(model, loss) != before
+    assert fingerprint(model, loss) != before
 
 
 def test_objects_that_know_each_other_come_to_an_end():
     model, one, two = Model(), Loss(), Loss()
     one.other, two.other = two, one
     model.extra, model.calls = one, [model]
-    assert pins(model) == pins(model)
+    assert fingerprint(model) == fingerprint(model)
 
 
-def test_surroundings_say_what_a_step_has_changed():
+def test_side_effects_say_what_a_step_has_changed():
     model = Model()
-    around = Surroundings(model)
-    assert around.difference(Surroundings(model)) is None
+    around = SideEffects(model)
+    assert around.describe_change(SideEffects(model)) is None
     model.scale = 2.0
-    assert around.difference(Surroundings(model)) == (
+    assert around.describe_change(SideEffects(model)) == (
         "Model sets its attribute `scale` in every step, which only Python can do"
     )
     model.scale, model.mean = 1.0, torch.ones(2)
-    assert around.changed(Surroundings(model)) == (
+    assert around.describe_change(SideEffects(model), generators=False) == (
         "Model replaces its buffer `mean` in every step, which only Python can do"
     )
 
 
-def test_surroundings_name_the_module_and_look_at_the_loss():
+def test_side_effects_name_the_module_and_look_at_the_loss():
     model, loss = Model(), nn.MSELoss()
-    around = Surroundings(model, loss)
+    around = SideEffects(model, loss)
     model.drop.p = 0.1
-    assert "Dropout ('drop') sets its attribute `p`" in around.difference(Surroundings(model, loss))
+    assert "Dropout ('drop') sets its attribute `p`" in around.describe_change(SideEffects(model, loss))
     model.drop.p, loss.calls = 0.5, 1
-    assert "MSELoss ('loss') sets its attribute `calls`" in around.difference(Surroundings(model, loss))
+    assert "MSELoss ('loss') sets its attribute `calls`" in around.describe_change(SideEffects(model, loss))
 
 
 @pytest.mark.parametrize(
@@ -132,35 +132,35 @@ def test_surroundings_name_the_module_and_look_at_the_loss():
     ],
     ids=["python", "numpy", "torch"],
 )
-def test_surroundings_hear_of_numbers_that_are_drawn_and_put_them_back(draw, text):
+def test_side_effects_hear_of_numbers_that_are_drawn_and_put_them_back(draw, text):
     model = Model()
-    around = Surroundings(model)
+    around = SideEffects(model)
     first = draw()
-    now = Surroundings(model)
-    assert text in around.difference(now) and around.changed(now) is None
-    around.preserve_rng()
+    now = SideEffects(model)
+    assert text in around.describe_change(now) and around.describe_change(now, generators=False) is None
+    around.undo()
     assert draw() == first
 
 
-def test_surroundings_put_back_attributes_buffers_and_parameters():
+def test_side_effects_put_back_attributes_buffers_and_parameters():
     model = Model()
-    before, weight, mean = pins(model), model.body.weight, model.mean
-    around = Surroundings(model)
+    before, weight, mean = fingerprint(model), model.body.weight, model.mean
+    around = SideEffects(model)
     model.scale, model.added, model.mean = 3.0, 1, torch.ones(2)
     model.body.weight = nn.Parameter(torch.zeros(2, 2))
-    around.preserve_rng()
-    assert pins(model) == before and not hasattr(model, "added")
+    around.undo()
+    assert fingerprint(model) == before and not hasattr(model, "added")
     assert model.body.weight is weight and model.mean is mean
 
 
-def test_surroundings_put_back_what_was_changed_in_place():
+def test_side_effects_put_back_what_was_changed_in_place():
     model = Model()
     model.config = Loss()
-    around = Surroundings(model)
+    around = SideEffects(model)
     model.calls.append(2)
     model.options["a"].append(3)
     model.config.gamma = 2.0
     model.extra.add_(1)
-    around.preserve_rng()
+    around.undo()
     assert model.calls == [1] and model.options == {"a": [1, 2]} and model.config.gamma == 1.0
     assert model.extra.tolist() == [0.0, 0.0]

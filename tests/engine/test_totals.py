@@ -11,7 +11,9 @@ from torch import Tensor
 from torchmetrics import classification, regression, wrappers
 
 from stoker import StateMismatch, metrics
-from stoker.engine._totals import Tally, samples_in, weight_in
+from stoker.engine import RunningTotals
+from stoker.engine._batch import count_samples
+from stoker.engine._totals import loss_weight
 from stoker.metrics import MAE, Accuracy, Metric, as_metric
 from stoker.steps import ClassificationOutput, RegressionOutput, SupervisedOutput
 from tests.checkpoint.trees import through
@@ -22,29 +24,29 @@ CPU = torch.device("cpu")
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.integers(1, 50)), min_size=1, max_size=20))
 def test_a_loss_is_the_mean_over_samples_and_not_over_batches(batches):
-    tally = Tally([], CPU)
+    totals = RunningTotals([], CPU)
     for loss, count in batches:
-        tally.add_loss("loss", torch.tensor(loss), count)
+        totals.add_loss("loss", torch.tensor(loss), count)
     exact = math.fsum(loss * count for loss, count in batches) / sum(count for _, count in batches)
-    assert tally.values("train")["train/loss"] == pytest.approx(exact, rel=1e-12, abs=1e-12)
+    assert totals.values("train")["train/loss"] == pytest.approx(exact, rel=1e-12, abs=1e-12)
 
 
 def test_what_weighs_nothing_counts_for_nothing():
-    tally = Tally([], CPU)
-    tally.add_loss("loss", torch.tensor(2.0), torch.tensor(3.0))
-    tally.add_loss("loss", torch.tensor(math.nan), 0)
-    assert tally.values("x") == {"x/loss": 2.0}
-    tally.clear()
-    tally.add_loss("loss", torch.tensor(1.0), 0)
-    assert math.isnan(tally.values("x")["x/loss"])
+    totals = RunningTotals([], CPU)
+    totals.add_loss("loss", torch.tensor(2.0), torch.tensor(3.0))
+    totals.add_loss("loss", torch.tensor(math.nan), 0)
+    assert totals.values("x") == {"x/loss": 2.0}
+    totals.reset()
+    totals.add_loss("loss", torch.tensor(1.0), 0)
+    assert math.isnan(totals.values("x")["x/loss"])
 
 
 def test_metrics_and_losses_by_name():
-    tally = Tally([MAE()], CPU)
-    tally.add(RegressionOutput(torch.tensor(1.0), torch.zeros(4, 1), torch.ones(4, 1)))
-    tally.add_loss("critic", torch.tensor(0.5), 4)
-    assert tally.values("valid") == {"valid/critic": 0.5, "valid/mae": 1.0}
-    assert tally.values("valid", losses_only=True) == {"valid/critic": 0.5}
+    totals = RunningTotals([MAE()], CPU)
+    totals.update(RegressionOutput(torch.tensor(1.0), torch.zeros(4, 1), torch.ones(4, 1)))
+    totals.add_loss("critic", torch.tensor(0.5), 4)
+    assert totals.values("valid") == {"valid/critic": 0.5, "valid/mae": 1.0}
+    assert totals.values("valid", losses_only=True) == {"valid/critic": 0.5}
 
 
 @dataclass
@@ -56,16 +58,16 @@ class Batch:
 def test_how_many_samples_a_batch_has():
     x = torch.zeros(5, 2)
     for batch in (x, (x, 3), {"a": {"b": x}}, [("no", x)], Batch("n", x)):
-        assert samples_in(batch) == 5
-    assert samples_in("text") == samples_in(torch.tensor(1.0)) == 1
+        assert count_samples(batch) == 5
+    assert count_samples("text") == count_samples(torch.tensor(1.0)) == 1
 
 
 def test_what_a_loss_stands_for():
     x = torch.zeros(5, 1)
-    assert weight_in(SupervisedOutput(x.sum(), x, x), None) == 5
-    assert weight_in(SupervisedOutput(x.sum(), x, x, torch.full((5,), 0.5)), None) == 2.5
-    assert weight_in(type("Own", (), {"loss": x.sum()})(), (x,)) == 5
-    assert weight_in(type("Own", (), {"loss": x.sum(), "count": 17})(), (x,)) == 17
+    assert loss_weight(SupervisedOutput(x.sum(), x, x), None) == 5
+    assert loss_weight(SupervisedOutput(x.sum(), x, x, torch.full((5,), 0.5)), None) == 2.5
+    assert loss_weight(type("Own", (), {"loss": x.sum()})(), (x,)) == 5
+    assert loss_weight(type("Own", (), {"loss": x.sum(), "count": 17})(), (x,)) == 17
 
 
 # --- as a value
@@ -88,48 +90,48 @@ EVERY = [*CASES, *((as_metric(each), CLASSES) for each in THEIRS)]
 def test_every_metric_goes_on_to_the_same_bits_wherever_it_was_stopped(metric, make):
     output = make(torch.Generator().manual_seed(0), 24)
     outputs = [output(slice(start, start + 4)) for start in range(0, 24, 4)]
-    whole = Tally([metric], CPU)
+    whole = RunningTotals([metric], CPU)
     for place in range(len(outputs) + 1):
-        whole.clear()
-        part = Tally([metric], CPU)
+        whole.reset()
+        part = RunningTotals([metric], CPU)
         for number, each in enumerate(outputs):
             if number == place:
                 part = resumed(part, metric)
-            for tally in (whole, part):
-                tally.add(each)
-                tally.add_loss("loss", each.loss + 0.1, 4)
-                tally.samples += 4
+            for totals in (whole, part):
+                totals.update(each)
+                totals.add_loss("loss", each.loss + 0.1, 4)
+                totals.samples += 4
         part = resumed(part, metric) if place == len(outputs) else part
         assert bits(part.values("train")) == bits(whole.values("train"))
         assert part.samples == whole.samples == 24
 
 
-def resumed(tally, *metrics):
-    state, other = through(tally.state_dict()), Tally(metrics, CPU)
+def resumed(totals, *metrics):
+    state, other = through(totals.state_dict()), RunningTotals(metrics, CPU)
     other.load_state_dict(state)
     return other
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.integers(0, 50)), max_size=12), st.integers(0, 12))
 def test_losses_go_on_to_the_same_bits(batches, place):
-    whole, part = Tally([], CPU), Tally([], CPU)
+    whole, part = RunningTotals([], CPU), RunningTotals([], CPU)
     for number, (loss, count) in enumerate([*batches, (0.1, 3)]):
         part = resumed(part) if number == place else part
-        for tally in (whole, part):
-            tally.add_loss("a" if count % 2 else "b", torch.tensor(loss), count)
+        for totals in (whole, part):
+            totals.add_loss("a" if count % 2 else "b", torch.tensor(loss), count)
     assert part.losses == whole.losses and bits(part.values("x")) == bits(whole.values("x"))
 
 
 def test_a_state_is_as_it_was_whatever_is_added_afterwards():
-    tally = Tally([MAE()], CPU)
+    totals = RunningTotals([MAE()], CPU)
     output = RegressionOutput(torch.tensor(1.0), torch.zeros(4, 1), torch.ones(4, 1))
-    tally.add(output)
-    tally.add_loss("loss", torch.tensor(1.0), 4)
-    state = tally.state_dict()
-    tally.add(RegressionOutput(torch.tensor(1.0), torch.zeros(4, 1), torch.full((4, 1), 9.0)))
-    tally.add_loss("loss", torch.tensor(9.0), 4)
-    tally.add_loss("other", torch.tensor(9.0), 4)
-    other = Tally([MAE()], CPU)
+    totals.update(output)
+    totals.add_loss("loss", torch.tensor(1.0), 4)
+    state = totals.state_dict()
+    totals.update(RegressionOutput(torch.tensor(1.0), torch.zeros(4, 1), torch.full((4, 1), 9.0)))
+    totals.add_loss("loss", torch.tensor(9.0), 4)
+    totals.add_loss("other", torch.tensor(9.0), 4)
+    other = RunningTotals([MAE()], CPU)
     other.load_state_dict(state)
     assert other.values("x") == {"x/loss": 1.0, "x/mae": 1.0}
     state["sums"]["loss"] = 0.0
@@ -153,35 +155,37 @@ class Nested(Metric):
 
 def test_what_can_not_be_saved_names_its_metric():
     with pytest.raises(StateMismatch, match="the metric 'odd' keeps a set in its state, which can't be saved"):
-        Tally([MAE(), Odd()], CPU).state_dict()
-    assert resumed(Tally([Nested()], CPU), Nested()).values("x") == {"x/nested": 1.0}
+        RunningTotals([MAE(), Odd()], CPU).state_dict()
+    assert resumed(RunningTotals([Nested()], CPU), Nested()).values("x") == {"x/nested": 1.0}
 
 
 def test_other_metrics_and_other_states_are_refused_and_change_nothing():
-    state, tally = Tally([MAE(), Accuracy()], CPU).state_dict(), Tally([MAE(name="error")], CPU)
-    tally.add_loss("loss", torch.tensor(1.0), 4)
+    state, totals = RunningTotals([MAE(), Accuracy()], CPU).state_dict(), RunningTotals([MAE(name="error")], CPU)
+    totals.add_loss("loss", torch.tensor(1.0), 4)
     with pytest.raises(StateMismatch, match="the metrics have changed: mae, accuracy in the state, error here"):
-        tally.load_state_dict(state)
-    with pytest.raises(StateMismatch, match="no state of a Tally, which has metrics, on_host, samples, sums, weights"):
-        tally.load_state_dict({"sums": {}})
-    assert tally.values("x", losses_only=True) == {"x/loss": 1.0}
+        totals.load_state_dict(state)
+    with pytest.raises(
+        StateMismatch, match="the saved running totals do not match: expected metrics, on_host, samples, sums, weights"
+    ):
+        totals.load_state_dict({"sums": {}})
+    assert totals.values("x", losses_only=True) == {"x/loss": 1.0}
 
 
 @pytest.mark.cuda
 def test_on_a_gpu_everything_goes_back_to_where_it_was():
     device, metrics = torch.device("cuda"), [MAE(), as_metric(regression.MeanAbsoluteError())]
     output = RegressionOutput(torch.tensor(1.0).cuda(), torch.zeros(4, 1).cuda(), torch.ones(4, 1).cuda())
-    whole, part = Tally(metrics, device), Tally(metrics, device)
-    for tally in (whole, part):
-        tally.add(output)
-        tally.add_loss("loss", output.loss, torch.tensor(4).cuda())
-    other = Tally(metrics, device)
+    whole, part = RunningTotals(metrics, device), RunningTotals(metrics, device)
+    for totals in (whole, part):
+        totals.update(output)
+        totals.add_loss("loss", output.loss, torch.tensor(4).cuda())
+    other = RunningTotals(metrics, device)
     other.load_state_dict(through(part.state_dict()))
     places = [{name: each.device for name, each in state.items()} for state in part._states]
     assert [{name: each.device for name, each in state.items()} for state in other._states] == places
-    for tally in (whole, other):
-        tally.add(output)
-        tally.add_loss("loss", output.loss, torch.tensor(4).cuda())
+    for totals in (whole, other):
+        totals.update(output)
+        totals.add_loss("loss", output.loss, torch.tensor(4).cuda())
     assert bits(other.values("x")) == bits(whole.values("x"))
 
 
@@ -208,22 +212,22 @@ def test_metrics_that_count_the_same_are_counted_once(monkeypatch):
     calls, inner = [], metrics.Precision.update
     for kind in (metrics.Precision, metrics.Recall, metrics.FBeta):
         monkeypatch.setattr(kind, "update", lambda *given: calls.append(0) or inner(*given))
-    together = Tally(several, torch.device("cpu"))
+    together = RunningTotals(several, torch.device("cpu"))
     for _ in range(2):
-        calls.clear()
+        calls.reset()
         for output in outputs:
             together.add(output)
         assert len(calls) == 3 * (1 + 1 + 2)
         alone = {}
         for metric in several:
-            tally = Tally([metric], torch.device("cpu"))
+            totals = RunningTotals([metric], torch.device("cpu"))
             for output in outputs:
-                tally.add(output)
-            alone |= tally.values("train")
+                totals.update(output)
+            alone |= totals.values("train")
         assert together.values("train") == alone
-        again = Tally(several, torch.device("cpu"))
+        again = RunningTotals(several, torch.device("cpu"))
         again.load_state_dict(together.state_dict())
         together.add(outputs[0])
         again.add(outputs[0])
         assert again.values("train") == together.values("train")
-        together.clear()
+        together.reset()

@@ -8,8 +8,8 @@ import stoker
 from stoker import Callback, Checkpoint, InvalidArgument, NoSuchMetric, NotFinite, callbacks, metrics
 from stoker.checkpoint import Store
 from stoker.record import Run
-from tests.learner.runs import came_out, fit, killed, names, saved, texts, until
 from tests.engine.fits import Net, learner, samples
+from tests.learner.runs import came_out, fit, killed, names, saved, texts, until
 
 RARELY = Checkpoint(every="60 minutes", keep_last=99, background=False)  # where it is due for other reasons
 

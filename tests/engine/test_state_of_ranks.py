@@ -7,23 +7,17 @@ from torch import nn
 
 from stoker.checkpoint import set_random_state
 from stoker.distributed import World
+from stoker.engine import RankSync, RunningTotals
 from stoker.gradients import Accumulator, Gradients
-from stoker.loop._ranks import of_all_ranks, of_this_rank
-from stoker.engine._totals import Tally
 from stoker.metrics import Accuracy
 
 
-def rank(number, size, *, sharded=False, split=None, metrics=()):
-    tally = Tally(metrics, torch.device("cpu"))
+def own_state(saved, number, size, *, sharded=False, split=None, metrics=()):
+    """The state that a rank continues from."""
     world = World(number, size)
-    return SimpleNamespace(
-        world=world,
-        split=world if split is None else World(*split),
-        sharded=sharded,
-        ctx=SimpleNamespace(seed=3),
-        tally=tally,
-        train_metrics=metrics,
-    )
+    ranks = RankSync(world, world if split is None else World(*split), model_is_distributed=sharded, agree=False)
+    train = SimpleNamespace(ctx=SimpleNamespace(seed=3), totals=RunningTotals(metrics, torch.device("cpu")))
+    return ranks.own_state(saved, train, metrics)
 
 
 def window(value, weight, model):
@@ -33,15 +27,15 @@ def window(value, weight, model):
 
 
 def part(number, model):
-    tally = Tally([], torch.device("cpu"))
-    tally.add_loss("loss", torch.tensor(float(number)), number + 1)
-    tally.samples = number + 1
+    totals = RunningTotals([], torch.device("cpu"))
+    totals.add_loss("loss", torch.tensor(float(number)), number + 1)
+    totals.samples = number + 1
     windows = {None: window(float(number), number + 1, model)}
     return {
         "random": f"of rank {number}",
         "loader": {},
-        "tally": tally.state_dict(),
-        "window": windows,
+        "totals": totals.state_dict(),
+        "accumulators": windows,
         "callbacks": {"Own": {"mean": number}},
         "state": {"seen": number},
     }
@@ -49,8 +43,8 @@ def part(number, model):
 
 def state(count, model):
     first, *others = [part(number, model) for number in range(count)]
-    loop = {"update": 5, "state": first.pop("state")}
-    return {"loop": loop, "model": "common", **first, **({"ranks": others} if others else {})}
+    progress = {"update": 5, "state": first.pop("state")}
+    return {"progress": progress, "model": "common", **first, **({"ranks": others} if others else {})}
 
 
 @pytest.fixture
@@ -60,84 +54,84 @@ def model():
 
 def test_alone_the_state_is_as_it_was(model):
     alone = state(1, model)
-    assert of_all_ranks(rank(0, 1), alone) == alone
-    assert of_this_rank(rank(0, 1), alone) == alone
+    assert RankSync(World(), World()).gather_state(alone) == alone
+    assert own_state(alone, 0, 1) == alone
 
 
 def test_as_many_ranks_go_on_with_their_own(model):
     for number in range(3):
-        found = of_this_rank(rank(number, 3), state(3, model))
+        found = own_state(state(3, model), number, 3)
         assert found["random"] == f"of rank {number}"
-        assert found["tally"]["samples"] == number + 1
-        assert found["window"][None]["weight"] == number + 1
+        assert found["totals"]["samples"] == number + 1
+        assert found["accumulators"][None]["weight"] == number + 1
         assert (found["model"], "ranks" in found) == ("common", False)
         assert found["callbacks"] == {"Own": {"mean": number}}
-        assert found["loop"] == {"update": 5, "state": {"seen": number}}
+        assert found["progress"] == {"update": 5, "state": {"seen": number}}
 
 
 def test_other_numbers_of_ranks_have_the_same_sums_together(model):
-    found = [of_this_rank(rank(number, 2), state(3, model)) for number in range(2)]
+    found = [own_state(state(3, model), number, 2) for number in range(2)]
     assert [each["random"] for each in found] == ["of rank 0", "of rank 1"]
-    assert [each["tally"]["samples"] for each in found] == [6, 0]
-    assert found[0]["tally"]["sums"] == {"loss": 8.0}
+    assert [each["totals"]["samples"] for each in found] == [6, 0]
+    assert found[0]["totals"]["sums"] == {"loss": 8.0}
     first, second = (Accumulator(), Accumulator())
-    first.load_state_dict(found[0]["window"][None], model)
-    second.load_state_dict(found[1]["window"][None], model)
+    first.load_state_dict(found[0]["accumulators"][None], model)
+    second.load_state_dict(found[1]["accumulators"][None], model)
     assert len(first) == len(second) == 1  # a window is open on both, and closes on both
     assert first.take()["weight"].item() == pytest.approx(8 / 6)
-    assert second.held[1:] == (0, {})
+    assert second.weight == 0
     assert [each["callbacks"]["Own"]["mean"] for each in found] == [0, 0]
-    assert [each["loop"]["state"]["seen"] for each in found] == [0, 0]
+    assert [each["progress"]["state"]["seen"] for each in found] == [0, 0]
 
 
 def test_what_can_t_be_sent_of_a_callback_is_rank_0_s(model):
     saved = state(2, model)
     saved["callbacks"]["Odd"] = {"last": deque([1])}
-    assert of_this_rank(rank(1, 2), saved)["callbacks"] == {"Own": {"mean": 1}, "Odd": {"last": deque([1])}}
+    assert own_state(saved, 1, 2)["callbacks"] == {"Own": {"mean": 1}, "Odd": {"last": deque([1])}}
 
 
 def test_ranks_that_had_the_same_rows_count_once(model):
     saved = state(4, model)
     for number, each in enumerate([saved, *saved["ranks"]]):
         each["share"] = number // 2
-    found = [of_this_rank(rank(number, 2), saved) for number in range(2)]
-    assert [each["tally"]["samples"] for each in found] == [1 + 3, 0]
+    found = [own_state(saved, number, 2) for number in range(2)]
+    assert [each["totals"]["samples"] for each in found] == [1 + 3, 0]
     assert [each["random"] for each in found] == ["of rank 0", "of rank 2"]
     assert "share" not in found[0]
     # As many processes, and another mesh: all four have rows of their own now.
-    found = [of_this_rank(rank(number, 4), saved) for number in range(4)]
-    assert [each["tally"]["samples"] for each in found] == [1 + 3, 0, 0, 0]
+    found = [own_state(saved, number, 4) for number in range(4)]
+    assert [each["totals"]["samples"] for each in found] == [1 + 3, 0, 0, 0]
     # The same mesh.
-    found = [of_this_rank(rank(number, 4, split=(number // 2, 2)), saved) for number in range(4)]
-    assert [each["tally"]["samples"] for each in found] == [1, 2, 3, 4]
+    found = [own_state(saved, number, 4, split=(number // 2, 2)) for number in range(4)]
+    assert [each["totals"]["samples"] for each in found] == [1, 2, 3, 4]
     # Twice as many, in a mesh: ranks with the same rows draw the same.
-    found = [of_this_rank(rank(number, 6, split=(number // 2, 3)), saved) for number in range(6)]
-    assert [each["tally"]["samples"] for each in found] == [4, 4, 0, 0, 0, 0]
+    found = [own_state(saved, number, 6, split=(number // 2, 3)) for number in range(6)]
+    assert [each["totals"]["samples"] for each in found] == [4, 4, 0, 0, 0, 0]
     assert [each["random"] for each in found[:4]] == ["of rank 0", "of rank 0", "of rank 2", "of rank 2"]
 
 
 def test_other_metrics_are_left_to_whoever_resumes(model):
-    found = of_this_rank(rank(0, 1, metrics=[Accuracy()]), state(2, model))
-    assert found["tally"]["metrics"] == {} and found["tally"]["samples"] == 1
+    found = own_state(state(2, model), 0, 1, metrics=[Accuracy()])
+    assert found["totals"]["metrics"] == {} and found["totals"]["samples"] == 1
 
 
 def test_a_new_rank_draws_numbers_of_its_own(model):
     numbers = []
     for number in (1, 2):
-        set_random_state(of_this_rank(rank(number, 3), state(1, model))["random"])
+        set_random_state(own_state(state(1, model), number, 3)["random"])
         numbers.append(torch.rand(()).item())
     assert numbers[0] != numbers[1]
-    set_random_state(of_this_rank(rank(1, 3), state(1, model))["random"])
+    set_random_state(own_state(state(1, model), 1, 3)["random"])
     assert torch.rand(()).item() == numbers[0]
 
 
 def test_shards_of_a_window_are_all_of_it(model):
-    found = [of_this_rank(rank(number, 3, sharded=True), state(3, model))["window"][None] for number in range(3)]
+    found = [own_state(state(3, model), number, 3, sharded=True)["accumulators"][None] for number in range(3)]
     assert [each["weight"] for each in found] == [6, 6, 6]
     saved = state(3, model)
     for other in saved["ranks"]:
-        del other["window"]  # as shards are saved
-    assert [of_this_rank(rank(number, 3), saved)["window"][None]["weight"] for number in range(3)] == [1, 0, 0]
+        del other["accumulators"]  # as shards are saved
+    assert [own_state(saved, number, 3)["accumulators"][None]["weight"] for number in range(3)] == [1, 0, 0]
 
 
 def test_sparse_sums_are_put_one_after_the_other():
@@ -147,8 +141,8 @@ def test_sparse_sums_are_put_one_after_the_other():
         found = Accumulator()
         tensor = torch.sparse_coo_tensor([[row]], [[1.0]], (3, 1), check_invariants=True)
         found.add(Gradients({"weight": tensor}, model), weight=1)
-        states.append({**part(0, nn.Linear(1, 1, bias=False)), "window": {None: found.state_dict()}})
-    saved = {"loop": {"update": 5}, **states[0], "ranks": states[1:]}
+        states.append({**part(0, nn.Linear(1, 1, bias=False)), "accumulators": {None: found.state_dict()}})
+    saved = {"progress": {"update": 5}, **states[0], "ranks": states[1:]}
     whole = Accumulator()
-    whole.load_state_dict(of_this_rank(rank(0, 1), saved)["window"][None], model)
+    whole.load_state_dict(own_state(saved, 0, 1)["accumulators"][None], model)
     assert whole.take()["weight"].to_dense().flatten().tolist() == [0.5, 0.0, 0.5]

@@ -7,8 +7,8 @@ from torch import nn
 
 import stoker
 from stoker import NotFinite, Objective, callbacks, optim
-from stoker.gradients import Gradients
 from stoker.engine._finite import is_finite
+from stoker.gradients import Gradients
 from tests.engine.fits import copied, line, linear, same
 
 
@@ -49,10 +49,10 @@ def fails(learner, train, *, where, says):
 
 
 def test_nan_in_the_batch():
-    fails(linear(), at(3, torch.nan), where="epoch 1, batch 3", says="the batch[0] holds NaN or infinity already")
+    fails(linear(), at(3, torch.nan), where="epoch 1, batch 3", says="the batch[0] already holds NaN or infinity")
     x, y = line()
     y[20] = torch.inf
-    fails(linear(), {"input": x, "y": y}, where="epoch 1", says="the batch['y'] holds NaN")
+    fails(linear(), {"input": x, "y": y}, where="epoch 1", says="the batch['y'] already holds NaN")
 
 
 def test_nan_in_a_weight():
@@ -126,7 +126,7 @@ def test_a_search_that_fails_hides_nothing():
                 raise RuntimeError("only once")
             return super().forward(x) * torch.inf
 
-    with pytest.raises(NotFinite, match=r"a second forward to find the module failed \(RuntimeError: only once\)"):
+    with pytest.raises(NotFinite, match=r"a second forward pass to find the module failed \(RuntimeError: only once\)"):
         linear(model=Once(3, 1)).fit(line(), epochs=1, show=False)
 
 
@@ -152,7 +152,7 @@ def test_skip_leaves_the_batch_out_and_goes_on(clip, accumulate):
 
 def test_in_a_window_the_batch_that_was_it_is_named():
     """Batch 1 of a window of 4: at the end of the window nobody could tell."""
-    fails(linear(accumulate=4), at(1, torch.nan), where="epoch 1, batch 1: ", says="the batch[0] holds NaN")
+    fails(linear(accumulate=4), at(1, torch.nan), where="epoch 1, batch 1: ", says="the batch[0] already holds NaN")
 
 
 def test_a_batch_of_nothing_counts_for_nothing():

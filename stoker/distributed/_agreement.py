@@ -1,0 +1,109 @@
+"""Requests of single ranks (to stop, to save), which all ranks act on after the same batch, almost without waiting."""
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from stoker.distributed._world import World, keep_alive
+from stoker.errors import InvalidArgument
+
+Requests = Mapping[str, Any]
+
+_KEYS = ("stop", "leave", "terminated", "save", "warnings")
+_RANKS_PER_BATCH = 64
+
+
+class Agreement:
+    """Exchanges the requests of all ranks after every batch.
+
+    >>> agreement = Agreement(World())
+    >>> agreement.hand_in({"save": "requested", "warnings": ["disk is nearly full"]})
+    {'stop': None, 'leave': None, 'terminated': None, 'save': 'requested', 'warnings': [(0, 'disk is nearly full')]}
+    >>> agreement.hand_in({"stop": None}) is None
+    True
+
+    A request is a reason or True; None, False and [] mean no request. `warnings` are texts, and are returned as
+    (rank, text). Every rank calls the same methods after the same batches. One flag per rank is sent while the next
+    batch is computed; the requests themselves are sent only if some rank has set its flag.
+
+    `every`: the flag is sent after so many batches. gloo's all-reduce is a ring, with 2 · 1023 hops of about 30 µs for
+    1024 ranks, so the default is one batch per 64 ranks.
+    """
+
+    def __init__(self, world: World, *, every: int | None = None) -> None:
+        self._world = world
+        self._every = every or max(1, world.size // _RANKS_PER_BATCH)
+        self._calls = 0
+        self._own: dict[str, Any] = {}  # this rank's requests that were not sent yet
+        self._pending: list[tuple[Any, torch.Tensor, Requests]] = []  # the exchange in flight: one or none
+        # Also at the end of the process: torch's thread must not return to an interpreter that has shut down.
+        weakref.finalize(self, _wait_for_pending, self._pending)
+
+    def hand_in(self, requests: Requests) -> Requests | None:
+        """Takes this rank's requests, and returns those that all ranks handed in one call before; None if none did.
+
+        Of each kind of request, the lowest rank's counts. With one process, requests are returned at once.
+        """
+        self._note(requests)
+        self._calls += 1
+        return _complete(self._exchange()) if self._calls % self._every == 0 else None
+
+    def settle(self, requests: Requests) -> Requests | None:
+        """Like `hand_in`, and waits for the requests that are handed in now: afterwards nothing is in flight."""
+        self._note(requests)
+        earlier = self._exchange()
+        return _complete(_merge(earlier, self._receive()))
+
+    def _note(self, requests: Requests) -> None:
+        for key in requests:
+            if key not in _KEYS:
+                raise InvalidArgument(f"the requests of ranks are {', '.join(_KEYS)}; got {key!r}")
+        made = {key: value for key, value in requests.items() if value not in (None, False, [], ())}
+        self._own = _merge(self._own, made)
+
+    def _exchange(self) -> dict[str, Any]:
+        """Sends this rank's requests, and returns those that all ranks sent the last time."""
+        own, self._own = self._own, {}
+        if self._world.size == 1:
+            return _merge_ranks([own])
+        earlier = self._receive()
+        flag = keep_alive(torch.tensor([bool(own)], dtype=torch.int32))
+        work = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._world.cpu_group(), async_op=True)
+        self._pending.append((work, flag, own))
+        return earlier
+
+    def _receive(self) -> dict[str, Any]:
+        """Waits for the exchange in flight, and returns the requests of all ranks."""
+        if not self._pending:
+            return {}
+        work, flag, own = self._pending.pop()
+        work.wait()
+        return _merge_ranks(self._world.all_gather(own)) if flag.item() else {}
+
+
+def _merge(earlier: Requests, later: Requests) -> dict[str, Any]:
+    """Both as one: the earlier reason counts, and all warnings are kept."""
+    warnings = [*earlier.get("warnings", ()), *later.get("warnings", ())]
+    return {**later, **earlier} | ({"warnings": warnings} if warnings else {})
+
+
+def _merge_ranks(requests_of_ranks: Iterable[Requests]) -> dict[str, Any]:
+    """The requests of all ranks as one, with the rank beside each warning."""
+    merged: dict[str, Any] = {}
+    for rank, requests in enumerate(requests_of_ranks):
+        merged = _merge(merged, {**requests, "warnings": [(rank, text) for text in requests.get("warnings", ())]})
+    return {key: value for key, value in merged.items() if value != []}
+
+
+def _complete(requests: Requests) -> Requests | None:
+    return {**dict.fromkeys(_KEYS), "warnings": [], **requests} if requests else None
+
+
+def _wait_for_pending(pending: list[tuple[Any, torch.Tensor, Requests]]) -> None:
+    for work, _, _ in pending:
+        with contextlib.suppress(RuntimeError):  # the others may have ended
+            work.wait()

@@ -1,0 +1,359 @@
+"""The gradients of a whole batch from every process's share of it."""
+
+import zlib
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from stoker._select import named_parameters
+from stoker.distributed import World, from_local, is_dtensor, to_local
+from stoker.errors import InvalidArgument
+from stoker.gradients._accumulator import Accumulator, widen
+from stoker.gradients._backward import Differentiator, backward_through_hooks, match_layout
+from stoker.gradients._gradients import Gradients, as_scalar
+
+T = TypeVar("T")
+Mode = Literal["ddp", "values", "fsdp"]
+Reduce = Literal["mean", "sum"]
+Weight = float | Tensor
+
+_CHECKED = 256  # objectives that are compared between processes; afterwards they are trusted, as each comparison waits
+
+
+class GradientReducer:
+    """Differentiates in many processes: each gives the loss of its share, all get the gradients of the whole batch.
+
+    >>> from stoker.distributed import World
+    >>> model = nn.Linear(2, 1)
+    >>> reducer = GradientReducer(model, World(), mode="values", reduce="mean")
+    >>> loss = reducer.forward(lambda: model(torch.ones(4, 2)).mean())
+    >>> reducer.backward(loss, weight=4)["weight"], reducer.weight
+    (tensor([[1., 1.]]), 4.0)
+
+    The weight is what a loss is a mean over (samples, tokens). Shares are weighted by it; a share of weight 0 counts
+    for nothing, even if its gradients are NaN (except under FSDP, where they must be finite). For losses that are sums
+    (`reduce="sum"`) the shares are added. If any share's loss is not finite, all processes get NaN, so that they
+    refuse the same update. All processes must make the same calls in the same order.
+
+    - `mode="ddp"` reduces gradients during the backward pass. Losses for a part of the model, and models with sparse
+      gradients (which become dense), are reduced afterwards all the same.
+    - `mode="values"` reduces them after the backward pass.
+    - `mode="fsdp"` leaves it to a model that is sharded.
+    """
+
+    __slots__ = (
+        "_bucket_mb",
+        "_ddp",
+        "_differentiators",
+        "_mode",
+        "_model",
+        "_objectives",
+        "_parameters",
+        "_reduce",
+        "_world",
+        "weight",
+    )
+
+    def __init__(self, model: nn.Module, world: World, *, mode: Mode, reduce: Reduce, bucket_mb: float = 25) -> None:
+        if mode not in ("ddp", "values", "fsdp"):
+            raise InvalidArgument(f'mode must be "ddp", "values" or "fsdp", got {mode!r}')
+        if reduce not in ("mean", "sum"):
+            raise InvalidArgument(f'reduce must be "mean" or "sum", got {reduce!r}')
+        has_sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
+        self._model, self._world, self._bucket_mb = model, world, bucket_mb
+        self._reduce: Reduce = reduce
+        self._mode: Mode = "values" if mode == "ddp" and (world.size == 1 or has_sparse) else mode
+        self._parameters = named_parameters(model)
+        self._differentiators: dict[str | None, Differentiator] = {}
+        self._objectives: _ObjectiveCheck | None = None  # from the first loss for a part of the model on
+        self._ddp: _OverlappedReduction | None = None
+        self.weight: Weight = 0.0  # of the last batch or window that was reduced, over all processes
+
+    def forward(self, call: Callable[[], T]) -> T:
+        """Runs a forward pass in training; every process starts from rank 0's buffers (running statistics)."""
+        if self._objectives is not None:
+            self._objectives.check(None)
+        self.broadcast_buffers()
+        return call()
+
+    through = forward  # its earlier name
+
+    def broadcast_buffers(self) -> None:
+        """Writes rank 0's buffers over those of all processes."""
+        buffers = [to_local(buffer) for buffer in self._model.buffers()]
+        if buffers:
+            self._world.broadcast(buffers)
+
+    def reduce_after_backward(self) -> None:
+        """Never reduces during the backward pass from now on, because a compiled step computes gradients."""
+        if self._mode == "ddp":
+            self._mode = "values"
+
+    def backward(self, loss: Tensor, weight: Weight, *, part: str | None = None) -> Gradients:
+        """The gradients of the whole batch, for all parameters or for a part of them. Frees the loss's graph.
+
+        Afterwards `self.weight` is the weight of all shares. It and the gradients are the same in every process, and
+        decide about an update; the loss is this process's own.
+        """
+        if part is not None:
+            self._objectives = self._objectives or _ObjectiveCheck(self._world)
+            self._objectives.check(part)
+        share = _share(weight, self._world, self._reduce, loss)
+        self.weight = share.total
+        if self._mode == "fsdp":
+            gradient = share.apply_(torch.full_like(loss.detach(), self._world.size))  # FSDP averages over processes
+            return backward_through_hooks(loss, self._model, self._parameters, wrt=part, gradient=gradient)
+        if self._mode == "ddp" and part is None:
+            if self._ddp is None or not self._ddp.is_current():
+                self._ddp = _OverlappedReduction(self._model, self._world, self._bucket_mb)
+            return self._ddp.backward(loss, share)
+        return self._sum(self.local(loss, part=part), share, part)
+
+    def local(self, loss: Tensor, *, part: str | None = None) -> Gradients:
+        """The gradients of this process's share alone."""
+        differentiate = self._differentiators.get(part)
+        if differentiate is None:
+            differentiate = self._differentiators[part] = Differentiator(self._model, part)
+        return differentiate(loss)
+
+    def reduce(self, grads: Gradients, loss: Tensor, weight: Weight) -> Gradients:
+        """Like `backward`, from the gradients of this process's share, which it consumes."""
+        share = _share(weight, self._world, self._reduce, loss)
+        self.weight = share.total
+        return self._sum(grads, share, None)
+
+    def _sum(self, grads: Gradients, share: "Share", part: str | None) -> Gradients:
+        own = {name: share.apply_(_dense_copy(grad)) for name, grad in grads.use("the sum over processes").items()}
+        tensors = _sum_by_name(own, self._parameters, self._world, bucket_mb=self._bucket_mb, part=part)
+        return Gradients._of(tensors, self._parameters, self._model)
+
+    def reduce_window(self, window: Accumulator) -> tuple[Gradients, Weight]:
+        """The mean (or sum) of what is in the accumulators of all processes, and its weight; empties the accumulator.
+
+        A process with an empty accumulator takes part as well. Under FSDP it holds reduced gradients already.
+        """
+        if self._mode == "fsdp":
+            self.weight = window.weight
+            return window.take(), self.weight
+        weight, sums = window.take_sums()
+        total = self._world.sum(_as_tensor(weight, next(iter(self._parameters.values())).device))
+        # If everything has weight 0 the sums are zeros, and stay so.
+        divisor = torch.where(total == 0, 1, total) if self._reduce == "mean" else None
+        added = _sum_by_name(sums, self._parameters, self._world, bucket_mb=self._bucket_mb, are_sums=True)
+        tensors = {
+            name: (each if divisor is None else each / divisor.to(each.device)).to(self._parameters[name].dtype)
+            for name, each in added.items()
+        }
+        self.weight = _as_number(total)
+        return Gradients._of(tensors, self._parameters, self._model), self.weight
+
+    def release(self) -> None:
+        """Frees what DDP holds, its process group included, until the next batch."""
+        self._ddp = None
+
+
+# --- how much a share counts
+
+
+class Share(NamedTuple):
+    """What to multiply this process's gradients with before they are added to those of the others."""
+
+    factor: Tensor  # 0-d, on the device of the loss
+    is_zero: bool | Tensor  # whether the share counts for nothing: NaN times zero would be NaN
+    total: Weight  # the weight of all shares: a number if that needs no synchronisation, else a 0-d tensor
+
+    def apply_(self, tensor: Tensor) -> Tensor:
+        """Multiplies a gradient in place."""
+        if self.is_zero is True:
+            return tensor.zero_()
+        tensor.mul_(self.factor.to(tensor.device))
+        if isinstance(self.is_zero, Tensor):
+            tensor.masked_fill_(self.is_zero.to(tensor.device), 0)
+        return tensor
+
+
+def _share(weight: Weight, world: World, reduce: Reduce, loss: Tensor) -> Share:
+    """This process's share by weight; NaN if it counts and its loss is not finite, so that all refuse the update."""
+    own = _as_tensor(weight, loss.device)
+    total = world.sum(own)
+    factor = own / total if reduce == "mean" else torch.ones_like(own)
+    factor = torch.where(loss.detach().reshape(()).isfinite(), factor, torch.nan)
+    is_zero = own == 0 if isinstance(weight, Tensor) else weight == 0
+    return Share(factor, is_zero, _as_number(total))
+
+
+def _as_tensor(weight: Weight, device: torch.device) -> Tensor:
+    """A weight as a new float64 tensor, in which counts of tokens are exact."""
+    if isinstance(weight, Tensor):
+        return as_scalar(weight.detach(), "a weight").to(device, torch.float64, copy=True)
+    return torch.full((), weight, dtype=torch.float64, device=device)  # a copy from the host would synchronise
+
+
+def _as_number(weight: Tensor) -> Weight:
+    """A number if that needs no synchronisation."""
+    return weight.item() if weight.device.type == "cpu" else weight
+
+
+# --- sums over processes
+
+
+def _dense_copy(grad: Tensor) -> Tensor:
+    return grad.detach().to_dense() if grad.is_sparse else to_local(grad).detach().clone()
+
+
+def _sum_by_name(
+    tensors: Mapping[str, Tensor],
+    parameters: Mapping[str, nn.Parameter],
+    world: World,
+    *,
+    bucket_mb: float = 25,
+    are_sums: bool = False,
+    part: str | None = None,
+) -> dict[str, Tensor]:
+    """The sum of every process's tensors; what only some processes have counts as zero in the others.
+
+    `are_sums`: they come from an accumulator, which sums 16-bit gradients in 32 bits. `part` is the part of the model
+    that they are the gradients of; all processes must have the same.
+    """
+    flags = torch.tensor([*_checksums(part), *(name in tensors for name in parameters)])
+    added = world.sum(flags).tolist()
+    if not _are_equal(added[:2], world):
+        _raise_different(part, world)
+    names = [name for name, count in zip(parameters, added[2:], strict=True) if count]
+
+    def own(name: str) -> Tensor:
+        if name in tensors:
+            return tensors[name]
+        zeros = torch.zeros_like(parameters[name], requires_grad=False)
+        return widen(zeros) if are_sums else zeros
+
+    totals = world.sum_all([to_local(own(name)) for name in names], bucket_mb=bucket_mb)
+    return {name: _place(total, parameters[name]) for name, total in zip(names, totals, strict=True)}
+
+
+def _place(total: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A sum with its parameter's strides, sharded like it."""
+    return from_local(total, parameter) if is_dtensor(parameter) else match_layout(total, parameter)
+
+
+# --- objectives: all processes must differentiate for the same part of the model
+
+
+class _ObjectiveCheck:
+    """Compares, during the first batches, which objective each process is at.
+
+    It has a process group of its own, so that a process which has one objective fewer, and is at its next batch
+    already, still answers this question, and all can raise. In the common group gloo would abort.
+    """
+
+    __slots__ = ("_count", "_world")
+
+    def __init__(self, world: World) -> None:
+        self._world, self._count = _with_own_group(world), 0
+
+    def check(self, part: str | None) -> None:
+        """Raises if another process is at a different objective; None is the next batch."""
+        if self._count < _CHECKED:
+            self._count += 1
+            if not _are_equal(self._world.sum(torch.tensor(_checksums(part))).tolist(), self._world):
+                _raise_different(part, self._world)
+
+
+@lru_cache(maxsize=1)  # a group has threads and connections
+def _with_own_group(world: World) -> World:
+    return world.with_own_group()
+
+
+def _checksums(part: str | None) -> list[int]:
+    """A number for the part, and its square: added up over processes, they show whether all numbers are equal."""
+    number = zlib.crc32(repr(part).encode()) >> 8  # 24 bits: the sum of many squares is exact
+    return [number, number * number]
+
+
+def _are_equal(sums: list[int], world: World) -> bool:
+    """Whether the numbers that were added up are equal: then they have no variance."""
+    return sums[0] * sums[0] == world.size * sums[1]
+
+
+def _raise_different(part: str | None, world: World) -> None:
+    parts = [f"an objective for {each!r}" if each else "no further objective" for each in world.all_gather(part)]
+    for rank, other in enumerate(parts):
+        if other != parts[0]:
+            raise InvalidArgument(
+                f"rank 0 has {parts[0]} and rank {rank} has {other}: every rank must yield the same objectives in the "
+                "same order. If the samples decide which ones, yield all of them, and multiply unwanted losses by 0"
+            )
+
+
+# --- reduction during the backward pass
+
+
+class _TrainedParameters(nn.Module):
+    """What DDP wraps: the parameters without their modules, so that it leaves buffers and the forward alone.
+
+    Its forward gets the loss, which is enough for DDP to find the parameters that the loss depends on.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.trained = nn.ParameterList(parameters)
+        # No loss depends on this one. If a loss depended on all, DDP would print the advice not to look for others.
+        self.unused = nn.Parameter(parameters[0].new_zeros(()))
+
+    def forward(self, loss: Tensor) -> Tensor:
+        return loss
+
+
+class _HookState:
+    """What the communication hook needs. DDP keeps it, so it must not hold DDP."""
+
+    __slots__ = ("group", "share")
+
+    def __init__(self, world: World) -> None:
+        self.group = world.group
+        self.share: Share | None = None  # from the first backward on
+
+
+def _sum_bucket(
+    state: _HookState,
+    bucket: torch.distributed.GradBucket,  # pyright: ignore[reportPrivateImportUsage]  DDP checks this annotation
+) -> torch.futures.Future[Tensor]:
+    """DDP's communication hook: adds up this process's share of a bucket with those of the others."""
+    assert state.share is not None
+    flat = state.share.apply_(bucket.buffer())
+    work = torch.distributed.all_reduce(flat, group=state.group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])  # pyright: ignore[reportOptionalMemberAccess]
+
+
+class _OverlappedReduction:
+    """Adds up gradients bucket by bucket during the backward pass, with torch's DDP around the bare parameters."""
+
+    __slots__ = ("_ddp", "_model", "_parameters", "_state", "_trained")
+
+    def __init__(self, model: nn.Module, world: World, bucket_mb: float) -> None:
+        self._model, self._parameters, self._state = model, named_parameters(model), _HookState(world)
+        self._trained = self._trainable()
+        self._ddp = nn.parallel.DistributedDataParallel(
+            _TrainedParameters(self._trained),
+            process_group=world.group,
+            bucket_cap_mb=bucket_mb,
+            # Keeps the buckets as they are, so that every update adds up in the same order, also after a resume.
+            find_unused_parameters=True,
+            init_sync=False,
+        )
+        self._ddp.register_comm_hook(self._state, _sum_bucket)
+
+    def _trainable(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self._parameters.values() if parameter.requires_grad]
+
+    def is_current(self) -> bool:
+        """Whether the same parameters require gradients as when this was made."""
+        return list(map(id, self._trainable())) == list(map(id, self._trained))
+
+    def backward(self, loss: Tensor, share: Share) -> Gradients:
+        """The gradients of all processes' losses, each multiplied by its share."""
+        self._state.share = share
+        return backward_through_hooks(self._ddp(loss), self._model, self._parameters)

@@ -166,15 +166,17 @@ def _describe_run(fit: Fit, arguments: FitArguments) -> str:
         return "already contains a run: fit raises an error; resume=True continues it" if exists else "is new"
     store = store_of(run)
     found = store.newest()
-    if found.saved is None:
+    saved = found.saved
+    if saved is None:
         return _NO_CHECKPOINT
     found = found._replace(state=upgrade_state(found.state))
     changes = list_changes(found.state["identity"]["fixed"], fit.state.identity["fixed"])
     if changes and arguments.should_resume != "force":
         return f"was started with other settings ({'; '.join(changes)}): fit raises an error"
     if is_finished(fit, found):
-        return f"is finished ({found.saved.ended}): fit returns its result and trains nothing"
-    saved = found.saved if found.saved.resumable else store.newest(lambda saved: saved.resumable).saved
+        return f"is finished ({saved.ended}): fit returns its result and trains nothing"
+    if not saved.resumable:
+        saved = store.newest(lambda saved: saved.resumable).saved
     if saved is None:
         return _NO_CHECKPOINT
     return f"continues from checkpoint {saved.name}: epoch {saved.epoch}, batch {saved.batch}, update {saved.update}"

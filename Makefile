@@ -1,4 +1,4 @@
-# Every target makes what it needs in .venv by itself, and does nothing twice.
+# Every target creates .venv and installs what it needs, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ JOBS ?= 2
 .PHONY: help demo test soak torture lint format types bench docs clean
 .DEFAULT_GOAL := help
 
-help:  ## what there is to make
+help:  ## lists the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(READY): pyproject.toml constraints.txt
@@ -18,16 +18,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## train on digits drawn by code, judge, save, and say where to look next
+demo: $(READY)  ## trains on digits drawn by code, evaluates and saves the model
 	$(BIN)/stoker demo
 
-test: $(READY)  ## everything a change could plausibly break, in five minutes
+test: $(READY)  ## the tests that a change could plausibly break, in 5 minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not soak"
 
-soak: $(READY)  ## the long matrix: fuzzing, every resume point, many processes
+soak: $(READY)  ## the long tests: fuzzing, every resume point, several processes, kills
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m soak
 
-torture: $(READY)  ## kills hundreds of trainings, each of which has to end in the same bits
+torture: $(READY)  ## kills hundreds of trainings and compares the results, about 15 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture --ranks 2 --kills 60 --seconds 600
 
@@ -35,18 +35,18 @@ lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(READY)  ## put the code into the house's format
+format: $(READY)  ## formats the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(READY)  ## basedpyright on stoker/
+types: $(READY)  ## type checks stoker/ with basedpyright
 	$(BIN)/basedpyright
 
-$(VENV)/.peers: $(READY)
+$(VENV)/.bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
-bench: $(VENV)/.peers  ## stoker, plain torch and the peers side by side, as ratios
+bench: $(VENV)/.bench  ## compares stoker with plain torch and other libraries, as ratios
 	$(BIN)/python -m benchmarks.fit
 	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.own_loop --passes 1
@@ -54,9 +54,9 @@ bench: $(VENV)/.peers  ## stoker, plain torch and the peers side by side, as rat
 	$(BIN)/python -m benchmarks.record
 	$(BIN)/python -m benchmarks.viewers
 
-docs: $(READY)  ## the API, from its docstrings, as pages in site/
+docs: $(READY)  ## the API reference from docstrings, in site/
 	$(BIN)/pdoc stoker --output-directory site
 	@echo "open site/index.html"
 
-clean:  ## forget the environment and every cache
+clean:  ## removes the environment and all caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site dist

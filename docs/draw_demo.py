@@ -1,4 +1,4 @@
-"""Makes docs/demo.svg: `stoker demo` in a real terminal of 100 columns, as it looks in the middle of training."""
+"""Makes docs/demo.svg: `stoker demo` on a terminal of 100 columns, in the middle of training."""
 
 import io
 import os
@@ -14,11 +14,11 @@ from rich.text import Text
 
 HERE = Path(__file__).parent
 COLUMNS, LINES = 100, 26
-NAMES = {"brown": "yellow"}  # what pyte calls it, and what rich does
+NAMES = {"brown": "yellow"}  # pyte's name: rich's name
 
 
 def frames() -> list[list[Text]]:
-    """The screen after everything that the program wrote."""
+    """The screen after each write of the program."""
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(LINES)}
     screen = pyte.Screen(COLUMNS, LINES)
@@ -33,7 +33,7 @@ def frames() -> list[list[Text]]:
         while True:
             try:
                 written = os.read(leader, 65536)
-            except OSError:  # the program is gone
+            except OSError:  # the program has ended
                 break
             if not written:
                 break

@@ -1,7 +1,7 @@
-"""Trains the guide's digits network with a loop of its own, on data drawn by code.
+"""A training loop of your own, on digits drawn by code, with a live display.
 
-Shows the loss as it falls, judges the model on digits it has not seen, saves the weights, loads them into a new model
-and says where to look next. Takes some ten seconds.
+Shows the loss, evaluates the model on unseen digits, saves the weights and loads them into a new model. Takes about ten
+seconds.
 """
 
 import sys
@@ -39,7 +39,7 @@ class Digits(nn.Module):
 
 
 def sparkline(values: list[float], width: int = 60) -> str:
-    """A small plot of the loss: each column the mean of its share of the updates so far."""
+    """A small plot of the loss; each column is the mean of its share of the updates."""
     columns = min(width, len(values))
     shares = [values[len(values) * i // columns : len(values) * (i + 1) // columns] for i in range(columns)]
     means = [sum(share) / len(share) for share in shares]
@@ -48,15 +48,15 @@ def sparkline(values: list[float], width: int = 60) -> str:
 
 
 def accuracy(model: nn.Module, loader: data.Loader) -> float:
-    judge = stoker.valid(model)  # the same weights, in eval mode, without autograd
-    right = sum((judge(images).argmax(1) == labels).sum() for images, labels in loader)
-    return float(right) / loader.samples
+    view = stoker.valid(model)  # the same weights, in eval mode, without autograd
+    correct = sum((view(images).argmax(1) == labels).sum() for images, labels in loader)
+    return float(correct) / loader.samples
 
 
 def train(model: nn.Module, train_loader: data.Loader, test_loader: data.Loader) -> None:
     optimizer = optim.AdamW().init(model)
     updates = EPOCHS * len(train_loader)
-    lr = schedule.cosine(2e-3, steps=updates, warmup=updates // 10)
+    lr = schedule.cosine(2e-3, updates=updates, warmup=updates // 10)
     counted = TextColumn("{task.completed}/{task.total} updates")
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(40), counted, TimeRemainingColumn(), console=console
@@ -73,19 +73,19 @@ def train(model: nn.Module, train_loader: data.Loader, test_loader: data.Loader)
                 progress.advance(bar)
                 live.update(Group(progress, Text(f"loss {losses[-1]:.3f}  {sparkline(losses)}", style="cyan")))
             mean = sum(losses[-len(train_loader) :]) / len(train_loader)
-            judged = accuracy(model, test_loader)
-            console.print(f"epoch [bold]{epoch}[/bold]: loss {mean:.3f}, accuracy on unseen digits {judged:.1%}")
+            correct = accuracy(model, test_loader)
+            console.print(f"epoch [bold]{epoch}[/bold]: loss {mean:.3f}, accuracy on unseen digits {correct:.1%}")
 
 
 def show(images: Tensor, predictions: Tensor) -> None:
-    """Some digits, two pixel rows to a character, with what the model takes them for."""
+    """Prints digits, two pixel rows in a character, with the predictions below."""
     rows = (torch.cat(list(images), dim=1) // 16 * 17).tolist()  # [28, 28 × digits], side by side, in 16 greys
     for upper, lower in zip(rows[0::2], rows[1::2], strict=True):
         line = Text()
         for a, b in zip(upper, lower, strict=True):
             line.append("▀", style=f"rgb({a},{a},{a}) on rgb({b},{b},{b})")
         console.print(line)
-    console.print("".join(f"{f'taken for a {label}':^28}" for label in predictions.tolist()))
+    console.print("".join(f"{f'predicted: {label}':^28}" for label in predictions.tolist()))
 
 
 def main(pictures: bool = sys.stdout.isatty() and console.width >= 112) -> None:

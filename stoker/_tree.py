@@ -8,7 +8,7 @@ dataclasses and is several times slower for the small structures that a batch is
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Enum)
+_LEAF_TYPES = frozenset({Tensor, *_PLAIN})  # a quick look-up for the usual leaves; others are found by isinstance
 
 
 def is_namedtuple(value: object) -> bool:
@@ -34,13 +35,20 @@ def map_leaves(
     `others` have the structure of `tree`; their leaves are further arguments. A value for which `is_leaf` returns True
     is passed to `function` as it is, also if it is a container.
     """
-    parts = None if is_leaf is not None and is_leaf(tree) else _children(tree)
-    if parts is None:
-        return function(tree, *others)
     if not others:
-        return _rebuild(tree, [map_leaves(function, part, is_leaf=is_leaf) for part in parts])
+        return _map_one(function, tree, is_leaf)
+    parts = _children(tree)
+    if parts is None or (is_leaf is not None and is_leaf(tree)):
+        return function(tree, *others)
     rows = zip(parts, *(_matching_children(tree, other) for other in others), strict=True)
     return _rebuild(tree, [map_leaves(function, *row, is_leaf=is_leaf) for row in rows])
+
+
+def _map_one(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
+    parts = _children(tree)
+    if parts is None or (is_leaf is not None and is_leaf(tree)):
+        return function(tree)
+    return _rebuild(tree, [_map_one(function, part, is_leaf) for part in parts])
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
@@ -63,8 +71,8 @@ def named_leaves(
     >>> list(named_leaves((1, {"x": 2}), "batch"))
     [('batch[0]', 1), ("batch[1]['x']", 2)]
     """
-    parts = None if is_leaf is not None and is_leaf(tree) else _children(tree)
-    if parts is None:
+    parts = _children(tree)
+    if parts is None or (is_leaf is not None and is_leaf(tree)):
         yield name, tree
         return
     if isinstance(tree, (tuple, list)):
@@ -163,28 +171,33 @@ def _unflatten_from(tensors: Iterator[Tensor], structure: Structure) -> Any:
     parts = [_unflatten_from(tensors, child) for child in structure.children]
     if issubclass(kind, tuple | list):
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
-    named = dict(zip(keys, parts, strict=True))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    named: Any = dict(zip(keys, parts, strict=True))  # pyright: ignore[reportArgumentType, reportCallIssue]
     return named if kind is dict else kind(**named)
 
 
-def _children(tree: Any) -> list[Any] | None:
+def _children(tree: Any) -> Collection[Any] | None:
     """The parts of a container, or None for a leaf."""
+    kind = type(tree)
+    if kind in _LEAF_TYPES:
+        return None
+    if kind is tuple or kind is list:
+        return tree
+    if kind is dict:
+        return tree.values()
     if isinstance(tree, Tensor):
         return None
     if isinstance(tree, (tuple, list)):
-        return list(tree)
-    if type(tree) is dict:
-        return list(tree.values())
+        return tree
     if _is_dataclass(tree):
         return [getattr(tree, name) for name in _field_names(tree)]
-    return list(tree.values()) if isinstance(tree, Mapping) else None
+    return tree.values() if isinstance(tree, Mapping) else None
 
 
 def _is_dataclass(tree: Any) -> bool:
-    return dataclasses.is_dataclass(tree) and not isinstance(tree, type)
+    return hasattr(type(tree), "__dataclass_fields__")  # of an instance, not of the class itself
 
 
-def _matching_children(tree: Any, other: Any) -> list[Any]:
+def _matching_children(tree: Any, other: Any) -> Collection[Any]:
     """The parts of `other` in the order of those of `tree`: two mappings may list their keys in different orders."""
     if isinstance(tree, Mapping) and not _is_dataclass(tree):
         return [other[key] for key in tree]
@@ -197,8 +210,13 @@ def _field_names(tree: Any) -> tuple[str, ...]:
 
 def _rebuild(tree: Any, parts: list[Any]) -> Any:
     """A container like `tree` with other parts."""
+    kind = type(tree)
+    if kind is tuple:
+        return tuple(parts)
+    if kind is dict:
+        return dict(zip(tree, parts, strict=True))
     if isinstance(tree, (tuple, list)):
-        return type(tree)(*parts) if is_namedtuple(tree) else type(tree)(parts)
+        return kind(*parts) if is_namedtuple(tree) else kind(parts)
     if _is_dataclass(tree):
         return dataclasses.replace(tree, **dict(zip(_field_names(tree), parts, strict=True)))
     return dict(zip(tree, parts, strict=True))

@@ -1,23 +1,30 @@
-"""What all tests share."""
+"""Settings for all tests: threads, the import path of child processes, hypothesis, signals, and CUDA."""
 
 import os
 import signal
+from pathlib import Path
 
-# One thread per process: tests run in several processes at once, and more threads would only wait for each other.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# One thread per process: tests run in several processes at once, and sums of several threads differ in their last bits.
+os.environ["OMP_NUM_THREADS"] = "1"
+# Child processes import this checkout, wherever they run.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+os.environ["MPLBACKEND"] = "Agg"
 
 import pytest
 import torch
 from hypothesis import settings
 
-# CI searches the same examples every time, so that a red run is the change's doing; at home they are new each time.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+ROOT = Path(__file__).parents[1]
+torch.set_num_threads(1)  # a plugin may have imported torch before the environment was set
+# No deadline: a busy machine must not fail a test. CI tries the same examples every time, so that only a change can
+# make it fail; elsewhere they are random.
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_configure():
-    # A shell starts background jobs with Ctrl-C ignored, and children inherit that; tests need it as users do.
+    # A shell starts background jobs with Ctrl-C ignored, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

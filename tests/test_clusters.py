@@ -1,18 +1,16 @@
-"""The files for clusters: shells can read them, YAML says what the page says, and torchrun knows its flags."""
+"""The files for clusters: the shell scripts parse, the YAML is consistent, and torchrun knows its flags."""
 
 import ast
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
-import stoker
+from tests.conftest import ROOT
 
-ROOT = Path(stoker.__file__).parent.parent
 FOLDER = ROOT / "examples" / "distributed"
 SCRIPTS = sorted(FOLDER.glob("*.sbatch"))
 PAGES = [ROOT / "docs" / "clusters.md", ROOT / "docs" / "distributed.md"]
@@ -22,80 +20,68 @@ def shell_blocks(page):
     return re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-def pods():
+def kubernetes():
     service, job = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
     return service, job, job["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_shell_can_read_it(script):
+def test_a_job_script_parses_and_its_options_come_before_the_first_command(script):
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == ""
-    head = script.read_text().splitlines()
-    last = max(number for number, line in enumerate(head) if line.startswith("#SBATCH"))
-    assert all(line.startswith("#") for line in head[: last + 1]), "Slurm stops looking at the first command"
+    lines = script.read_text().splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert all(line.startswith("#") for line in lines[: last + 1]), "Slurm reads options up to the first command"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_shell_can_read_the_pages_lines(page):
+def test_the_shell_lines_of_a_page_parse(page):
     blocks = shell_blocks(page)
     assert blocks
     for block in blocks:
         assert subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True).returncode == 0, block
 
 
-def test_torchrun_knows_every_flag_that_is_given_to_it():
-    told = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True)
-    known = set(re.findall(r"--[a-z-]+", told.stdout))
+def test_torchrun_knows_every_flag():
+    command = [sys.executable, "-m", "torch.distributed.run", "--help"]
+    known = set(re.findall(r"--[a-z-]+", subprocess.run(command, capture_output=True, text=True).stdout))
     texts = [path.read_text() for path in SCRIPTS] + [block for page in PAGES for block in shell_blocks(page)]
-    commands = [*(text.replace("\\\n", " ") for text in texts), pods()[2]["containers"][0]["command"][2]]
+    commands = [*(text.replace("\\\n", " ") for text in texts), kubernetes()[2]["containers"][0]["command"][2]]
     calls = re.findall(r"\btorchrun\s+(--.*?)train\.py", "\n".join(commands))
     assert len(calls) >= 6
     flags = {flag for call in calls for flag in re.findall(r"(--[a-z-]+)", call)}
     assert "--rdzv-endpoint" in flags and flags <= known, flags - known
 
 
-def test_pods_meet_where_the_service_says():
-    service, job, pod = pods()
-    name = job["metadata"]["name"]
+def test_the_pods_meet_at_the_service():
+    service, job, pod = kubernetes()
+    name, container = job["metadata"]["name"], pod["containers"][0]
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"] == {"job-name": name}
     assert pod["subdomain"] == service["metadata"]["name"]
-    command = pod["containers"][0]["command"][2]
+    command = container["command"][2]
     assert f"--rdzv-endpoint={name}-0.{pod['subdomain']}:" in command
     nodes = int(re.search(r"--nnodes=(\d+)", command)[1])
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == nodes
-    gpus = pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
-    assert f"--nproc-per-node={gpus} " in command
-    mounted = {each["name"] for each in pod["containers"][0]["volumeMounts"]}
-    assert mounted == {each["name"] for each in pod["volumes"]}
-    given = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
-    assert int(given["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
+    assert f"--nproc-per-node={container['resources']['limits']['nvidia.com/gpu']} " in command
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    assert int(environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
 
 
-def test_ray_calls_the_same_program_and_imports_nothing_else_of_it():
+def test_ray_calls_main_of_the_same_program():
     tree = ast.parse((FOLDER / "ray_train.py").read_text())
-    taken = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "train"]
-    assert [alias.name for alias in taken[0].names] == ["main"]
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "train"]
+    assert [alias.name for alias in imports[0].names] == ["main"]
 
 
-def test_links_of_the_pages_lead_somewhere():
-    for page in (*PAGES, ROOT / "docs" / "scaling.md"):
-        for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
-            assert (page.parent / link).exists(), link
-
-
-def test_the_program_trains_goes_on_and_says_when_there_is_more(tmp_path):
-    def start(**more):
-        done = subprocess.run(
-            [sys.executable, str(FOLDER / "train.py")],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RUN": "runs/digits", **more},
-        )
+def test_the_program_stops_before_the_deadline_and_a_second_start_finishes(tmp_path):
+    def start(**environment):
+        command = [sys.executable, str(FOLDER / "train.py")]
+        environment = {**os.environ, "RUN": "runs/digits", **environment}
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    mark = tmp_path / "runs" / "digits.more"
-    assert "Stopped before the deadline" in start(SLURM_JOB_END_TIME="1") and mark.exists()
-    assert "Completed 3 epochs: accuracy" in start() and not mark.exists()
+    unfinished = tmp_path / "runs" / "digits.more"
+    assert "Stopped before the deadline" in start(SLURM_JOB_END_TIME="1") and unfinished.exists()
+    assert "Completed 3 epochs: accuracy" in start() and not unfinished.exists()

@@ -1,4 +1,4 @@
-"""The same training as workers of Ray Train: Ray starts the processes and makes their process group, stoker joins it.
+"""The same training with Ray Train: Ray starts the processes and creates their process group, and stoker uses it.
 
 pip install "ray[train]" && python ray_train.py
 """
@@ -20,8 +20,8 @@ if __name__ == "__main__":
     trainer = TorchTrainer(
         work,
         train_loop_config={"run": str(Path("runs/digits").absolute())},  # on a file system that every node sees
-        torch_config=TorchConfig(backend="nccl", timeout_s=600),  # "gloo" where there are no GPUs
+        torch_config=TorchConfig(backend="nccl", timeout_s=600),  # "gloo" without GPUs
         scaling_config=ScalingConfig(num_workers=4, use_gpu=True),
-        run_config=RunConfig(failure_config=FailureConfig(max_failures=3)),  # resume=True goes on after each
+        run_config=RunConfig(failure_config=FailureConfig(max_failures=3)),  # resume=True continues after each
     )
     trainer.fit()

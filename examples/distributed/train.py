@@ -1,9 +1,9 @@
-"""A script that any launcher may start, any number of times, with any number of processes: it goes on where it was.
+"""A script that any launcher may start, any number of times, with any number of processes: it resumes its run.
 
 python train.py                                   one process
 torchrun --nproc-per-node=4 train.py              four, on this machine
-sbatch slurm.sbatch                               a cluster
-kubectl apply -f kubernetes.yaml                  another one
+sbatch slurm.sbatch                               Slurm
+kubectl apply -f kubernetes.yaml                  Kubernetes
 """
 
 import os
@@ -14,7 +14,7 @@ from torch import nn
 import stoker
 from stoker import Checkpoint, data, metrics, schedule
 
-EPOCHS, BATCH = 3, 256  # the batch of all processes together
+EPOCHS, BATCH = 3, 256  # the global batch
 
 
 class Digits(nn.Module):
@@ -31,24 +31,24 @@ def main(run: Path) -> None:
     learner = stoker.Learner(
         Digits,
         loss=nn.CrossEntropyLoss(),
-        lr=schedule.cosine(3e-3, steps=13 * EPOCHS, warmup=5),
+        lr=schedule.cosine(3e-3, updates=13 * EPOCHS, warmup=5),
         metrics=[metrics.Accuracy()],
         seed=0,
     )
-    how = {"run": run, "resume": True, "checkpoint": Checkpoint(every="10 minutes")}  # begins, goes on, or is over
-    note_more(run, more=True)  # also where SIGTERM ends the process inside of fit
+    how = {"run": run, "resume": True, "checkpoint": Checkpoint(every="10 minutes")}  # starts or resumes the run
+    mark_unfinished(run, unfinished=True)  # SIGTERM may end the process inside fit
     fitted = learner.fit(samples, valid=0.2, epochs=EPOCHS, batch_size=BATCH, **how)
-    note_more(run, more=fitted.stopped.startswith("Stopped before the deadline"))
-    scores = fitted.evaluate(data.digits("test", size=1000).tensors)  # all processes take part, and all get the scores
+    mark_unfinished(run, unfinished=fitted.stopped.startswith("Stopped before the deadline"))
+    scores = fitted.evaluate(data.digits("test", size=1000).tensors)  # on all processes
     report(fitted.stopped, scores)
 
 
 @stoker.rank_zero
-def note_more(run: Path, *, more: bool) -> None:
-    """A file beside the run, for job scripts: while it is there, there is more to train."""
+def mark_unfinished(run: Path, *, unfinished: bool) -> None:
+    """Creates or removes a file next to the run that tells job scripts to queue the job again."""
     path = run.with_name(f"{run.name}.more")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch() if more else path.unlink(missing_ok=True)
+    path.touch() if unfinished else path.unlink(missing_ok=True)
 
 
 @stoker.rank_zero
@@ -57,4 +57,4 @@ def report(stopped: str, scores: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(os.environ.get("RUN", "runs/digits")))  # where all machines see it
+    main(Path(os.environ.get("RUN", "runs/digits")))  # on a file system that all machines see

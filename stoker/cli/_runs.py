@@ -89,7 +89,7 @@ def show_run(name: str, *, verify: bool = False) -> None:
 
 
 def format_epochs(summary: Mapping[str, Any]) -> str:
-    """How many whole epochs a run has: "3 of 10", or "3" without a planned number."""
+    """How many complete epochs a run has: "3 of 10", or "3" without a planned number."""
     planned, done = summary["epochs_planned"], summary["epochs"] - bool(summary["part"])
     return f"{done} of {planned}" if planned else str(done)
 
@@ -150,7 +150,7 @@ def _record_of_epochs(run: Follower) -> Record:
 
 
 def _end(run: Follower) -> list[str]:
-    """Why the run ended, with the end of the traceback for an exception; the last event of a run that goes on."""
+    """Why the run ended, with the last lines of a traceback; of a running run the time of its last event."""
     summary = run.summary
     errors = [event for event in run.messages if event.kind == "error"]
     if run.state == "gone":

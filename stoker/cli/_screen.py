@@ -20,7 +20,7 @@ class Screen(Console):
 
     @property
     def has_colors(self) -> bool:
-        """Whether lines can be told apart by color."""
+        """Whether lines can be distinguished by color."""
         return self.color_system is not None and not self.no_color
 
     @property

@@ -228,7 +228,7 @@ def _parse_args(cls: type[C], args: list[str]) -> C:
     if doc.startswith(f"{cls.__name__}("):  # the signature that dataclasses use as a docstring
         doc = ""
     description = f"{doc}\n\n--config FILE.json starts from a saved config.".strip()
-    defaults = {} if file is None else {"default": cls.load(file)}
+    defaults: dict[str, Any] = {} if file is None else {"default": cls.load(file)}
     return tyro.cli(cls, args=args, description=description, registry=_json_flags(), **defaults)
 
 

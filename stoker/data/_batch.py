@@ -111,7 +111,11 @@ def transform_batch(batch: Any, transform: Callable[..., Any] | None) -> Any:
 
 def map_parts(function: Callable[[Any], Any], batch: Any) -> Any:
     """Applies a function to every leaf of a batch; a container that has a `.to` method counts as a leaf."""
-    return map_leaves(function, batch, is_leaf=lambda part: hasattr(part, "to"))
+    return map_leaves(function, batch, is_leaf=_can_move)
+
+
+def _can_move(part: Any) -> bool:
+    return hasattr(part, "to")
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:

@@ -118,10 +118,9 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class ColumnBatches(BatchSource):
-    """Columns in memory: a batch is a slice or one gather."""
+class NumberedBatches(BatchSource):
+    """Samples that have numbers, so that an epoch can start anywhere."""
 
-    view: View
     plan: Plan
 
     def count_samples(self) -> int:
@@ -132,6 +131,13 @@ class ColumnBatches(BatchSource):
 
     def check_start(self, batch: int) -> None:
         check_batch_exists(batch, self.plan.batches)
+
+
+@dataclass(frozen=True)
+class ColumnBatches(NumberedBatches):
+    """Columns in memory: a batch is a slice or one gather."""
+
+    view: View
 
     def iterate(self, epoch: int, batch: int) -> Iterator[Any]:
         view, order = self._resolve(epoch)
@@ -175,20 +181,10 @@ def _copy_order(order: Tensor, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SampleBatches(BatchSource):
-    """Samples by number, each read on its own, here or in workers."""
+class SampleBatches(NumberedBatches):
+    """Samples that are read one by one, here or in workers."""
 
-    plan: Plan
     builder: InProcess | Workers
-
-    def count_samples(self) -> int:
-        return self.plan.samples
-
-    def count_batches(self) -> int:
-        return self.plan.batches
-
-    def check_start(self, batch: int) -> None:
-        check_batch_exists(batch, self.plan.batches)
 
     def iterate(self, epoch: int, batch: int) -> Iterator[Any]:
         return self.builder.build(self._tasks(epoch, batch), start=(epoch, batch))

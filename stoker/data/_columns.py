@@ -191,12 +191,7 @@ def _hugging_face_columns(dataset: Any) -> dict[str, Any] | None:
 
 
 def resident_bytes(view: View) -> int:
-    """Counts the bytes that `make_resident` allocates: of the selected rows or of the bases, whichever is less.
-
-    >>> series = Columns(torch.zeros(100))
-    >>> resident_bytes(series), resident_bytes(series.narrow(0, 20))
-    (400, 80)
-    """
+    """Counts the bytes that `make_resident` allocates: of the selected rows or of the bases, whichever is less."""
     rows = len(view) * _row_bytes(view)
     return min(rows, sum(map(resident_bytes, view.bases))) if view.bases else rows
 

@@ -85,10 +85,6 @@ class DataLoaderBatches(BatchSource):
             "samples in every epoch, so that all ranks have the same number (pass the dataset to use each sample once)"
         )
 
-    def find_generators(self) -> dict[str, Generator]:
-        """Finds the generators of the DataLoader, its samplers and its dataset, by attribute path."""
-        return find_generators(self.loader)
-
     def _distributed_sampler(self) -> Any:
         """The sampler that knows about ranks (torch's `DistributedSampler`, or one like it), or None."""
         samplers = (each for each in self._samplers() if hasattr(each, "num_replicas") and hasattr(each, "rank"))
@@ -105,7 +101,7 @@ class DataLoaderBatches(BatchSource):
         changing the state of any generator.
         """
         if self.loader.persistent_workers and self.loader._iterator is None:
-            generators = self.find_generators()
+            generators = find_generators(self.loader)
             states = get_states(generators)
             with preserve_generators():
                 iter(self.loader)

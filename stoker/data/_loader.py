@@ -332,7 +332,7 @@ def _make_batches(loader: Loader) -> BatchSource:
         raise InvalidArgument(f"drop_last=True leaves no batch: {plan.samples} samples are less than batch_size={size}")
     if isinstance(source, View) and is_vectorized(source):
         if transform is None and loader.batcher is None:
-            return ColumnBatches(source, plan)
+            return ColumnBatches(plan, source)
         if loader.workers and source.device.type != "cpu":
             raise InvalidArgument(
                 f"the source is on {source.device}, which worker processes can't use; keep it on the CPU and pass "

@@ -118,9 +118,6 @@ def _send(batch: Any, copied: torch.cuda.Event, side: torch.cuda.Stream) -> _Tra
 class BackgroundIterator(Iterator[T], Generic[T]):
     """Runs an iterator in a thread, which is at most `depth` items ahead.
 
-    >>> list(BackgroundIterator(iter("abc"), depth=2))
-    ['a', 'b', 'c']
-
     An exception is raised in place of its item. `close`, garbage collection and the end of the program stop the thread
     after the item it is working on. Only the thread uses the iterator, and closes it at the end.
     """

@@ -20,13 +20,12 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing
@@ -231,7 +230,7 @@ class _Pool:
             self._receive_next(worker)
         answer = self._receive_next(worker)
         if isinstance(answer, _Failure):
-            raise answer.exception()
+            raise answer.error
         return answer
 
     def _receive_next(self, worker: int) -> Any:
@@ -311,7 +310,7 @@ def _work(pipe: Connection, recipe: Recipe) -> None:
         try:
             answer = pack(recipe.build(pickle.loads(message), stack), share_above=_SHARED)
         except Exception as error:
-            answer = pickle.dumps(_Failure.of(error))
+            answer = _pickle_failure(error)
         sys.stdout.flush()  # a worker is killed in the end, and what a transform printed must not be lost
         pipe.send_bytes(answer)
 
@@ -328,31 +327,23 @@ def _receive_tasks(pipe: Connection, tasks: "queue.SimpleQueue[bytes]", parent: 
         os._exit(0)
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """An exception from a worker: pickled if that is possible, and its traceback as text."""
+class _Failure(NamedTuple):
+    """What a worker sends in place of a batch."""
 
-    error: bytes | None
-    text: str
+    error: Exception
 
-    @classmethod
-    def of(cls, error: Exception) -> "_Failure":
-        text = "".join(traceback.format_exception(error))
-        try:
-            pickled = pickle.dumps(error)
-            pickle.loads(pickled)  # some exceptions pickle, but can't be unpickled, which must not fail over there
-        except Exception:
-            return cls(None, text)
-        return cls(pickled, text)
 
-    def exception(self) -> Exception:
-        if self.error is None:
-            return SampleFailed(
-                f"loading failed in a worker process, with an exception that can't be pickled:\n{self.text}"
-            )
-        error = pickle.loads(self.error)
-        error.add_note(f"in a worker process:\n{self.text}")
-        return error
+def _pickle_failure(error: Exception) -> bytes:
+    """Pickles an exception with the worker's traceback as a note; `SampleFailed` stands for one that can't be."""
+    text = "".join(traceback.format_exception(error))
+    error.add_note(f"in a worker process:\n{text}")
+    try:
+        message = pickle.dumps(_Failure(error))
+        pickle.loads(message)  # some exceptions can be pickled, but not unpickled
+    except Exception:
+        text = f"loading failed in a worker process, with an exception that can't be pickled:\n{text}"
+        return pickle.dumps(_Failure(SampleFailed(text)))
+    return message
 
 
 # --- messages between the processes
@@ -360,9 +351,6 @@ class _Failure:
 
 def pack(value: Any, *, share_above: float = math.inf) -> memoryview:
     """Pickles a value for another process; tensors of more than `share_above` bytes go through shared memory.
-
-    >>> pickle.loads(pack({"x": torch.arange(3), "name": "a"}))
-    {'x': tensor([0, 1, 2]), 'name': 'a'}
 
     Sharing moves the storage of a tensor, so it is only for tensors that nothing else uses, and costs both processes a
     file descriptor while the tensor lives. Bytes cost two copies, and of a view only its own elements are sent.

@@ -1,4 +1,4 @@
-"""Metrics: numbers about samples and tokens, computed on the device and read when somebody needs them.
+"""Metrics: numbers about samples and tokens, computed on the device and read on the host only when needed.
 
 Values do not depend on how the samples were split into batches. A metric is a frozen `Metric`; what it has counted is
 a state that is passed in and returned. A `Meter` reads numbers about the training instead of an output.

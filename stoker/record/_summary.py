@@ -83,7 +83,7 @@ def _unfinished_part(columns: Columns, epochs: np.ndarray) -> list[int] | None:
 
 
 def _parts(columns: Columns) -> list[tuple[int, int]]:
-    """The rows (first, after the last) of each process, and of each fit in it; nobody trained between them."""
+    """The rows (first, last + 1) of each fit and of each process; the time between them is not training time."""
     starts, kinds = [0], set[str]()
     for row, event in columns.events:
         if event.kind == "resume" or (event.kind == "begin" and kinds & {"begin", "end"}):
@@ -189,7 +189,7 @@ def _training_rows(columns: Columns) -> Iterator[int]:
 
 
 def _ends_with_epoch(columns: Columns) -> bool:
-    """Whether the newest numbers are those of a whole epoch."""
+    """Whether the newest numbers are those of a complete epoch."""
     return next((columns.kinds[row] == EPOCH for row in _training_rows(columns) if columns.kinds[row] != OTHER), False)
 
 

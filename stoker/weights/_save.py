@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stoker._files import write_atomically
 from stoker._select import Models
-from stoker.distributed import full_tensor, is_dtensor, joined
+from stoker.distributed import full_tensor, is_dtensor, join
 from stoker.errors import InvalidArgument, PeerFailed, WrongType, did_you_mean
 from stoker.weights import _msgpack
 from stoker.weights._file import FORMATS
@@ -96,7 +96,7 @@ def _save_on_rank_zero(tensors: Mapping[str, Tensor], write: Callable[[Fetch], P
     """
     if not any(map(is_dtensor, tensors.values())):
         return write(tensors.__getitem__)
-    world = joined()
+    world = join()
     if not world.is_first:
         while (name := world.broadcast_object(None)) is not None:
             full_tensor(tensors[name])

@@ -63,38 +63,40 @@ def no_thread_remains():
     assert threads() == []
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_the_device_has_to_be_a_gpu(device):
-    with pytest.raises(InvalidArgument, match=f"to a CUDA device only; got {device}; use move_batch instead"):
-        prefetch(iter([]), torch.device(device))
-
-
-def test_the_depth_has_to_be_positive():
+def test_wrong_arguments_raise():
+    for device in ("cpu", "meta"):
+        with pytest.raises(InvalidArgument, match=f"to a CUDA device only; got {device}; use move_batch instead"):
+            prefetch(iter([]), torch.device(device))
     with pytest.raises(InvalidArgument, match="depth has to be at least 1; got 0"):
         prefetch(iter([]), GPU, depth=0)
 
 
 @cuda
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_batches_arrive_complete_and_in_order(depth):
-    found = [batch.clone() for batch in prefetch(numbers(50), GPU, depth=depth)]
-    assert all(batch.device.type == "cuda" for batch in found)
-    assert [set(batch.tolist()) for batch in found] == [{float(number)} for number in range(50)]
+def test_batches_arrive_complete_and_in_order_and_do_not_change_later(depth):
+    kept = list(prefetch(numbers(50, 100_000), GPU, depth=depth))
+    assert all(batch.device.type == "cuda" for batch in kept)
+    assert [set(batch.tolist()) for batch in kept] == [{float(number)} for number in range(50)]
 
 
 @cuda
 @pytest.mark.parametrize("size", [1, 1000, 3_000_000])
 @pytest.mark.parametrize("where", ["before", "after", "both"])
-def test_values_are_right_if_the_device_is_behind(size, where):
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_values_are_right_if_the_device_is_behind(size, where, own_stream):
     """The step reads its batch long after the host has released it and requested others."""
     sums = torch.zeros(40, dtype=torch.float64, device=GPU)
-    for place, batch in enumerate(prefetch(numbers(40, size), GPU)):
-        if where in ("before", "both"):
-            busy()
-        sums[place] = value(batch)
-        if where in ("after", "both"):
-            busy()
-        del batch
+    stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for place, batch in enumerate(prefetch(numbers(40, size), GPU, depth=4)):
+            if where in ("before", "both"):
+                busy()
+            sums[place] = value(batch)
+            if where in ("after", "both"):
+                busy()
+            del batch  # the next copies may need its memory
+    torch.cuda.synchronize()
     assert sums.tolist() == [float(number) for number in range(40)]
 
 
@@ -102,64 +104,33 @@ def test_values_are_right_if_the_device_is_behind(size, where):
 def test_a_batch_lives_until_the_next_one_is_requested():
     """A step may release a part of it while another stream reads that part."""
     batches = prefetch(numbers(3), GPU)
-    gone = weakref.ref(next(batches))
+    reference = weakref.ref(next(batches))
     gc.collect()
-    assert gone() is not None
+    assert reference() is not None
     next(batches)
-    assert gone() is None
+    assert reference() is None
 
 
 @cuda
-def test_values_are_right_under_load_on_another_stream():
-    mine = torch.cuda.Stream()
-    sums = torch.zeros(60, dtype=torch.float64, device=GPU)
-    mine.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(mine):
-        for place, batch in enumerate(prefetch(numbers(60, 500_000), GPU)):
-            if place % 3 == 0:
-                busy(10)
-            sums[place] = value(batch) ** 2
-    torch.cuda.synchronize()
-    assert sums.tolist() == [float(number) ** 2 for number in range(60)]
-
-
-@cuda
-def test_memory_is_not_reused_while_the_step_reads_it():
-    """Each batch is released at once, with the device far behind, so that the next copies need its memory."""
-    kept = []
-    for batch in prefetch(numbers(30, 2_000_000), GPU, depth=4):
-        busy(20)
-        kept.append(value(batch))  # queued behind the sleep
-        del batch
-    assert [float(each) for each in kept] == [float(number) for number in range(30)]
-
-
-@cuda
-def test_batches_that_the_caller_keeps_do_not_change():
-    kept = list(prefetch(numbers(30, 100_000), GPU))
-    assert [set(batch.tolist()) for batch in kept] == [{float(number)} for number in range(30)]
-
-
-@cuda
-def test_a_source_may_reuse_one_buffer():
-    def one_buffer(pinned):
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_source_may_reuse_one_buffer(pinned):
+    def one_buffer():
         buffer = torch.empty(1_000_000, pin_memory=pinned)
         for number in range(20):
             yield buffer.fill_(number)
 
-    for pinned in (False, True):
-        sums = torch.zeros(20, device=GPU)
-        for place, batch in enumerate(prefetch(one_buffer(pinned), GPU, depth=3)):
-            busy(3)
-            sums[place] = value(batch)
-        assert sums.tolist() == list(range(20))
+    sums = torch.zeros(20, device=GPU)
+    for place, batch in enumerate(prefetch(one_buffer(), GPU, depth=3)):
+        busy(3)
+        sums[place] = value(batch)
+    assert sums.tolist() == list(range(20))
 
 
 @cuda
 def test_a_host_that_is_ahead_does_not_fill_the_device_memory():
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before, size = torch.cuda.memory_allocated(), 8_000_000  # 32 MB a batch
+    before, size = torch.cuda.memory_allocated(), 8_000_000  # 32 MB per batch
     for batch in prefetch(numbers(40, size), GPU, depth=2):
         busy(10)
         batch.add_(1)
@@ -171,11 +142,9 @@ def test_a_host_that_is_ahead_does_not_fill_the_device_memory():
 @cuda
 def test_every_kind_of_part_in_a_batch():
     x = torch.arange(6.0).view(2, 3)
-    there = torch.ones(2, device=GPU)
-    parts = {
+    on_device = torch.ones(2, device=GPU)
+    dense = {
         "pinned": x.clone().pin_memory(),
-        "nested": [x, (x, Pair(x, "word")), Batch(x, ["a", "b"])],
-        "there": there,
         "strided": x.T,
         "channels": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
         "expanded": torch.ones(1).expand(4),
@@ -183,52 +152,44 @@ def test_every_kind_of_part_in_a_batch():
         "empty": torch.empty(0, 3),
         "number": torch.tensor(7),
         "conjugate": torch.tensor([1 + 2j]).conj(),
+    }
+    for dtype in (torch.uint8, torch.bool, torch.int64, torch.bfloat16, torch.complex64):
+        dense[str(dtype)] = torch.arange(64).to(dtype)
+    others = {
+        "nested": [x, (x, Pair(x, "word")), Batch(x, ["a", "b"])],
+        "on device": on_device,
         "sparse": torch.eye(3).to_sparse(),
         "grad": torch.ones(2, requires_grad=True),
         "boxed": Boxed(x),
         "plain": (3, None, "text", b"bytes", 2.5),
     }
-    expected = dict(parts)
-    (found,) = prefetch(iter([parts]), GPU)
-    for name in ("pinned", "strided", "channels", "expanded", "every other", "empty", "number", "conjugate"):
-        plain = expected[name].to(GPU)
+    (found,) = prefetch(iter([{**dense, **others}]), GPU)
+    for name, tensor in dense.items():
+        expected = tensor.to(GPU)
         assert found[name].device.type == "cuda"
-        assert found[name].stride() == plain.stride()
-        assert torch.equal(found[name], plain)
+        assert (found[name].stride(), found[name].dtype) == (expected.stride(), expected.dtype)
+        assert torch.equal(found[name], expected)
     one, (two, pair), batch = found["nested"]
     for each in (one, two, pair.a, batch.images, found["boxed"].tensor):
         assert torch.equal(each, x.to(GPU))
     assert (pair.b, batch.names) == ("word", ["a", "b"])
-    assert found["there"] is there
+    assert found["on device"] is on_device
     assert torch.equal(found["sparse"].to_dense(), torch.eye(3, device=GPU))
     assert found["grad"].requires_grad
     assert found["plain"] == (3, None, "text", b"bytes", 2.5)
 
 
 @cuda
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64, torch.bfloat16, torch.complex64])
-def test_every_dtype(dtype):
-    sent = torch.arange(64).to(dtype)
-    (found,) = prefetch(iter([sent]), GPU)
-    assert found.dtype == dtype
-    assert torch.equal(found.cpu(), sent)
-
-
-@cuda
-def test_the_caller_waits_for_what_the_source_computes_on_the_device():
-    def made_there():
+def test_the_streams_of_the_source_and_of_the_caller_wait_for_each_other():
+    def computed():
         for number in range(20):
             busy(3)
             yield torch.full((100_000,), float(number), device=GPU)
 
-    assert [float(value(batch)) for batch in prefetch(made_there(), GPU)] == [float(number) for number in range(20)]
-
-
-@cuda
-def test_the_source_sees_what_the_caller_wrote_before():
+    assert [float(value(batch)) for batch in prefetch(computed(), GPU)] == [float(number) for number in range(20)]
     columns = torch.zeros(1_000_000, device=GPU)
     busy(30)
-    columns.fill_(5)
+    columns.fill_(5)  # the source has to see this
     batches = prefetch((columns[start : start + 1000].clone() for start in range(0, 10_000, 1000)), GPU)
     assert [float(value(batch)) for batch in batches] == [5.0] * 10
 
@@ -255,26 +216,16 @@ def test_the_caller_never_waits_for_the_device():
     try:
         next(batches), next(batches)
         assert not done.query()
+        for batch in prefetch(numbers(20), GPU):
+            value(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
         batches.close()
 
 
 @cuda
-def test_nothing_synchronises():
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        total = torch.zeros((), device=GPU)
-        for batch in prefetch(numbers(20), GPU):
-            total += value(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert float(total) == sum(range(20))
-
-
-@cuda
 @pytest.mark.parametrize("at", [0, 1, 7])
-def test_an_exception_comes_out_in_its_place(at):
+def test_an_exception_comes_in_place_of_its_batch(at):
     closed = []
 
     def breaking():
@@ -379,7 +330,7 @@ class Source:
 
     def __init__(self, stop=None, error=None):
         self.stop, self.error = stop, error
-        self.given, self.closed = 0, threading.Event()
+        self.count, self.closed = 0, threading.Event()
         self.threads = set()
 
     def __iter__(self):
@@ -387,21 +338,20 @@ class Source:
 
     def __next__(self):
         self.threads.add(threading.current_thread())
-        if self.given == self.stop:
+        if self.count == self.stop:
             raise self.error or StopIteration
-        self.given += 1
-        return self.given
+        self.count += 1
+        return self.count
 
     def close(self):
         self.threads.add(threading.current_thread())
         self.closed.set()
 
-
-def has_ended(source):
-    """Waits for the thread; returns whether it closed the source."""
-    for thread in source.threads - {threading.current_thread()}:
-        thread.join()
-    return source.closed.is_set()
+    def is_closed(self):
+        """Waits for the thread; returns whether it closed the source."""
+        for thread in self.threads - {threading.current_thread()}:
+            thread.join()
+        return self.closed.is_set()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 7])
@@ -409,29 +359,29 @@ def test_items_come_in_order_from_one_other_thread(depth):
     source = Source(stop=20)
     items = BackgroundIterator(source, depth=depth)
     assert list(items) == list(range(1, 21))
-    assert has_ended(source)
+    assert source.is_closed()
     assert len(source.threads) == 1
     assert threading.current_thread() not in source.threads
-    assert next(items, "over") == "over"
+    assert next(items, None) is None
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_the_thread_is_at_most_depth_items_ahead(depth):
-    full, given = threading.Event(), []
+    full, computed = threading.Event(), []
 
-    def counting():
+    def count():
         for number in itertools.count():
-            given.append(number)
+            computed.append(number)
             if number == depth - 1:
                 full.set()
             yield number
 
-    items = BackgroundIterator(counting(), depth=depth)
+    items = BackgroundIterator(count(), depth=depth)
     full.wait()
-    assert len(given) == depth  # nothing is taken yet
+    assert len(computed) == depth  # nothing is taken yet
     assert next(items) == 0
     items.close()
-    assert len(given) <= depth + 1
+    assert len(computed) <= depth + 1
 
 
 @pytest.mark.parametrize("error", [LookupError("no such file"), KeyboardInterrupt(), SystemExit(3)])
@@ -442,70 +392,56 @@ def test_an_exception_of_the_source_comes_in_its_place(error):
     with pytest.raises(type(error)) as caught:
         next(items)
     assert caught.value is error
-    assert has_ended(source)
+    assert source.is_closed()
     assert list(items) == []
 
 
-def test_closing_ends_the_thread():
+@pytest.mark.parametrize("how", ["close", "garbage", "break"])
+def test_the_thread_ends_with_its_iterator(how):
     source = Source()
     items = BackgroundIterator(source, depth=2)
-    next(items)
-    items.close()
-    assert source.closed.is_set()
-    assert not any(thread.is_alive() for thread in source.threads)
-    assert list(items) == []
-    items.close()  # a second time does nothing
-
-
-def test_garbage_collection_ends_the_thread():
-    source = Source()
-    items = BackgroundIterator(source, depth=2)
-    next(items)
-    gone = weakref.ref(items)
-    del items
-    gc.collect()
-    assert gone() is None
-    assert has_ended(source)
-
-
-def test_breaking_out_of_a_loop_ends_the_thread():
-    source = Source()
-    for number in BackgroundIterator(source, depth=2):
+    for number in items:
         if number == 3:
             break
+    if how == "close":
+        items.close()
+        assert source.closed.is_set() and list(items) == []
+        items.close()  # a second time does nothing
+    del items
     gc.collect()
-    assert has_ended(source)
+    assert source.is_closed()
+    assert not any(thread.is_alive() for thread in source.threads - {threading.current_thread()})
 
 
 def test_its_own_thread_may_collect_it():
     """The thread can't wait for itself."""
-    box, source, kept = [], Source(), threading.Event()
+    box, source, stored = [], Source(), threading.Event()
 
     def dropping():
         yield next(source)
-        kept.wait()
+        stored.wait()
         box.clear()
         yield from source
 
     box.append(BackgroundIterator(dropping(), depth=5))
     assert next(box[0]) == 1
-    gone = weakref.ref(box[0])
-    kept.set()
-    assert has_ended(source)
-    assert gone() is None
+    reference = weakref.ref(box[0])
+    stored.set()
+    assert source.is_closed()
+    assert reference() is None
 
 
 def test_items_are_not_kept_alive():
-    class Thing:
+    class Item:
         pass
 
-    items = BackgroundIterator((Thing() for _ in range(3)), depth=1)
-    seen = [weakref.ref(thing) for thing in items]
+    items = BackgroundIterator((Item() for _ in range(3)), depth=1)
+    references = [weakref.ref(item) for item in items]
     gc.collect()
-    assert [each() for each in seen] == [None] * 3
+    assert [reference() for reference in references] == [None] * 3
 
 
-@pytest.mark.parametrize("ending", ["", "import sys; sys.exit(0)", "next(items)"])
+@pytest.mark.parametrize("ending", ["", "import sys; sys.exit(0)"])
 def test_a_program_ends_while_the_thread_runs(run, ending):
     code = f"""
         from stoker.data._prefetch import BackgroundIterator

@@ -58,7 +58,8 @@ def fitted(rank, size, count, nan, hooks):
 
 
 @pytest.mark.parametrize(("count", "hooks"), [(61, ""), (33, ""), (64, "listens")])
-def test_what_is_heard_of_late_comes_to_the_same(count, hooks):
+@pytest.mark.soak
+def test_steps_that_are_checked_late_give_the_same(count, hooks):
     x, y = samples(count)
     expected = came_out(learner(network()).fit(data.Loader((x, y), batch_size=8), epochs=2, show=False))
     for found, late in launched(fitted, 2, count, None, hooks):
@@ -76,13 +77,15 @@ def test_what_is_heard_of_late_comes_to_the_same(count, hooks):
         (64, 20, 3, 1, "listens"),
     ],
 )
-def test_both_ranks_tell_of_a_nan_where_it_was(count, nan, batch, rank, hooks):
+@pytest.mark.soak
+def test_both_ranks_locate_a_nan(count, nan, batch, rank, hooks):
     for kind, text in launched(fitted, 2, count, nan, hooks):
         assert kind == "NotFinite", text
         assert f"of rank {rank} is not finite at epoch 1, batch {batch}: the batch[0] holds NaN" in text
 
 
-def test_who_fails_beside_a_nan_leaves_the_others_out_of_it():
+@pytest.mark.soak
+def test_a_failure_beside_a_nan_is_reported_by_its_rank():
     (kind, text), (own_kind, own) = launched(fitted, 2, 64, 20, "fails")
     assert (own_kind, own) == ("ValueError", "the disk of rank 1 is full")
     assert kind in ("PeerFailed", "NotFinite"), text

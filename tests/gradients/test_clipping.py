@@ -56,7 +56,7 @@ def test_clip_value_is_torchs(limit, seed):
     assert all(torch.equal(clipped[name], parameter.grad) for name, parameter in model.items())
 
 
-def test_small_gradients_are_left_alone():
+def test_gradients_below_the_limit_stay_the_same():
     model = model_with((2,))
     clipped = Gradients({"p0": torch.tensor([0.3, 0.4])}, model).clip_norm(1.0)
     assert torch.equal(clipped["p0"], torch.tensor([0.3, 0.4]))
@@ -85,7 +85,7 @@ def test_sparse_gradients():
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, float("nan")])
-def test_limits_that_make_no_sense_lose_nothing(limit):
+def test_errors_for_invalid_limits_change_nothing(limit):
     model = model_with((2,))
     grads = Gradients({"p0": torch.ones(2)}, model)
     with pytest.raises(stoker.InvalidArgument, match="clip_norm needs a limit above 0, got"):
@@ -95,13 +95,13 @@ def test_limits_that_make_no_sense_lose_nothing(limit):
     assert len(grads) == 1
 
 
-def test_a_norm_that_is_not_finite_spreads_as_in_torch():
+def test_an_infinite_norm_makes_all_gradients_nan_as_in_torch():
     model = model_with((2,), (1,))
     clipped = Gradients({"p0": torch.tensor([1.0, math.inf]), "p1": torch.ones(1)}, model).clip_norm(1.0)
     assert not clipped.all_finite()
 
 
-def test_complex_gradients_have_no_order_to_clip_by():
+def test_error_for_clipping_complex_gradients_by_value():
     model = nn.ParameterDict({"r": torch.ones(2), "c": torch.ones(2, dtype=torch.complex64)})
     grads = backward(model["r"].sum() + model["c"].abs().square().sum(), model)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A loss sample by sample: it is the loss's own mean, taken apart."""
+"""The values of a loss for each sample, and what its mean divides by."""
 
 from functools import partial
 
@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stoker import InvalidArgument
-from stoker.steps import per_sample, weighted_mean
-from stoker.steps._losses import is_sum
-from stoker.steps._losses import mean_divisor as counted_by
+from stoker.steps import Parts, Supervised, per_sample, weighted_mean
+
+
+def mean_divisor(loss, predictions, targets, weight):
+    """What the loss is a mean over, as a supervised step reports it."""
+    return Supervised(nn.Identity(), loss).score(predictions, Parts((), {}, targets, weight)).count
+
 
 CLASS_WEIGHTS = torch.tensor([1.0, 5.0, 0.25])
 
@@ -43,19 +47,19 @@ LOSSES = {
 @pytest.mark.parametrize("shape", [(7,), (5, 4)], ids=["samples", "tokens"])
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000))
-def test_the_parts_give_the_losss_own_mean(name, shape, seed):
+def test_values_and_divisors_give_the_mean_of_the_loss(name, shape, seed):
     loss, (logits, targets) = LOSSES[name], classes(seed, *shape)
     values, shares = per_sample(loss, logits, targets)
     assert values.shape == shares.shape == (shape[0],)
     torch.testing.assert_close(values.sum() / shares.sum(), loss(logits, targets))
-    torch.testing.assert_close(counted_by(loss, logits, targets, None), shares.sum())
+    torch.testing.assert_close(mean_divisor(loss, logits, targets, None), shares.sum())
     torch.testing.assert_close(
         weighted_mean(loss, logits, targets, torch.ones(shape[0]).double()), loss(logits, targets)
     )
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_whole_weight_is_the_sample_so_many_times(name):
+def test_an_integer_weight_repeats_the_sample(name):
     loss, (logits, targets) = LOSSES[name], classes(3, 6)
     times = torch.tensor([2, 0, 1, 3, 0, 1])
     repeated = loss(logits.repeat_interleave(times, 0), targets.repeat_interleave(times, 0))
@@ -63,27 +67,27 @@ def test_a_whole_weight_is_the_sample_so_many_times(name):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_what_a_weighted_loss_is_a_mean_over_puts_its_parts_together(name):
-    """Two halves, each by its count, are the whole: that is what accumulation and the epoch's number rest on."""
+def test_the_means_of_two_halves_weighted_by_their_counts_are_the_mean_of_the_whole(name):
+    """Gradient accumulation and the mean loss of an epoch rest on this."""
     loss, (logits, targets), weight = LOSSES[name], classes(8, 10), weights(8, 10)
     parts = [slice(0, 3), slice(3, 10)]
     means = [weighted_mean(loss, logits[part], targets[part], weight[part]) for part in parts]
-    counts = [counted_by(loss, logits[part], targets[part], weight[part]) for part in parts]
+    counts = [mean_divisor(loss, logits[part], targets[part], weight[part]) for part in parts]
     joined = sum(mean * count for mean, count in zip(means, counts, strict=True)) / sum(counts)
     torch.testing.assert_close(joined, weighted_mean(loss, logits, targets, weight))
 
 
-def test_regression_in_any_shape():
+def test_regression_losses_of_any_shape():
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(6, 2, 3, generator=generator), torch.randn(6, 2, 3, generator=generator)
     for loss in (nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(), F.mse_loss):
         torch.testing.assert_close(weighted_mean(loss, a, b, torch.ones(6)), loss(a, b))
-        assert counted_by(loss, a, b, None) is None
+        assert mean_divisor(loss, a, b, None) is None
 
 
-def test_probabilities_as_targets_count_one_each():
+def test_targets_that_are_probabilities_count_one_each():
     logits, targets = torch.randn(5, 3), torch.randn(5, 3).softmax(1)
-    assert counted_by(nn.CrossEntropyLoss(), logits, targets, None) is None
+    assert mean_divisor(nn.CrossEntropyLoss(), logits, targets, None) is None
     torch.testing.assert_close(weighted_mean(nn.CrossEntropyLoss(), logits, targets, torch.ones(5)),
                                F.cross_entropy(logits, targets))  # fmt: skip
 
@@ -94,13 +98,13 @@ def test_the_users_loss_keeps_its_reduction():
     assert loss.reduction == "mean" and loss(torch.ones(3, 1), torch.zeros(3, 1)).ndim == 0
 
 
-def test_gradients_go_through():
+def test_a_weighted_mean_is_differentiable():
     prediction = torch.ones(3, 1, requires_grad=True)
     weighted_mean(nn.MSELoss(), prediction, torch.zeros(3, 1), torch.tensor([1.0, 0.0, 3.0])).backward()
     torch.testing.assert_close(prediction.grad, torch.tensor([[0.5], [0.0], [1.5]]))
 
 
-def test_errors():
+def test_errors_of_sample_weights():
     a = torch.ones(3, 1)
     with pytest.raises(InvalidArgument, match=r"expected one weight for each of 3 samples, got shape \[3, 1\]"):
         weighted_mean(nn.MSELoss(), a, a, a)
@@ -114,7 +118,7 @@ def test_errors():
         weighted_mean(mine, a, a, torch.ones(3))
 
 
-def test_a_partial_cross_entropy_counts_as_the_whole_one():
+def test_a_partial_of_cross_entropy_counts_like_the_module():
     pred, targets = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
     classes = torch.tensor([1.0, 2.0, 3.0])
     applied = partial(partial(F.cross_entropy, ignore_index=0), weight=classes)
@@ -143,11 +147,11 @@ def added(predictions, targets, *, reduction="sum"):
         (None, False),
     ],
 )
-def test_a_loss_says_by_its_reduction_whether_it_is_a_sum(loss, sums):
-    assert is_sum(loss) is sums
+def test_the_reduction_of_a_loss_shows_whether_it_is_a_sum(loss, sums):
+    assert Supervised(nn.Identity(), loss).sums is sums
 
 
-def test_losses_that_are_no_mean_or_can_not_leave_it_out_are_refused():
+def test_losses_without_a_mean_that_can_be_omitted_are_refused():
     def total(predictions, targets, reduction="sum"):
         return (predictions - targets).square()
 

@@ -1,11 +1,18 @@
-"""Gradients as values under DDP and FSDP2: the same as on one process, and nothing left in `.grad`."""
+"""`backward` and `valid` for models under DDP and FSDP2: the same as in one process, and nothing left in `.grad`."""
 
+import copy
+
+import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import stoker
 from stoker import Accumulator, backward, optim
+from tests.steps.architectures import BATCH, noisy
 
 from .processes import run
 
@@ -30,9 +37,6 @@ def wrapped(kind):
         return nn.parallel.DistributedDataParallel(model)
     if kind == "ddp, bucket views":
         return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))  # also on a machine that has a GPU
     for layer in (model[0], model[2], model[4]):
         fully_shard(layer, mesh=mesh)
@@ -57,7 +61,10 @@ def gradients_of(rank, size, kind):
     return kept, norm, clipped, list(part), [whole(tensor) for tensor in part.values()]
 
 
-def check_gradients(kind):
+@pytest.mark.parametrize(
+    "kind", ["ddp", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("ddp, bucket views", "fsdp2"))]
+)
+def test_gradients_are_averaged_over_the_processes(kind):
     model, (x, y) = network(), samples()
     expected = backward(F.cross_entropy(model(x), y), model)
     norm = expected.norm()
@@ -71,18 +78,6 @@ def check_gradients(kind):
         torch.testing.assert_close(part[0], expected["2.weight"], rtol=0, atol=1e-7)
 
 
-def test_gradients_under_ddp():
-    check_gradients("ddp")
-
-
-def test_gradients_under_ddp_with_bucket_views():
-    check_gradients("ddp, bucket views")
-
-
-def test_gradients_under_fsdp2():
-    check_gradients("fsdp2")
-
-
 def train(rank, size, kind):
     model = wrapped(kind)
     optimizer = optim.init({"4": optim.SGD(momentum=0.9), "*": optim.AdamW()}, model)
@@ -92,32 +87,26 @@ def train(rank, size, kind):
         for images, targets in zip(x.split(2), y.split(2), strict=True):
             accumulator.add(backward(F.cross_entropy(model(images), targets), model), weight=len(images))
         optimizer.step(accumulator.take().clip_norm(0.5), lr={"*.bias": 0.05, "*": 0.01})
-    judged = stoker.valid(model)(x)
-    assert not judged.requires_grad
-    return {name: whole(p.detach()).clone() for name, p in stoker.select(model, "*").items()}, judged
+    outputs_of_view = stoker.valid(model)(x)
+    assert not outputs_of_view.requires_grad
+    return {name: whole(p.detach()).clone() for name, p in stoker.select(model, "*").items()}, outputs_of_view
 
 
-def check_training(kind):
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_custom_loop_trains_as_in_one_process(kind):
     model, (x, y) = network(), samples()
     optimizer = optim.init({"4": optim.SGD(momentum=0.9), "*": optim.AdamW()}, model)
     for _ in range(5):
         grads = backward(F.cross_entropy(model(x), y), model)
         optimizer.step(grads.clip_norm(0.5), lr={"*.bias": 0.05, "*": 0.01})
     expected = dict(model.named_parameters())
-    judged = stoker.valid(model)(x).chunk(2)
+    outputs_of_view = stoker.valid(model)(x).chunk(2)
     for rank, (parameters, outputs) in enumerate(run(train, 2, kind)):
         assert list(parameters) == list(expected)
         for name in expected:
             torch.testing.assert_close(parameters[name], expected[name].detach(), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(outputs, judged[rank], rtol=1e-4, atol=1e-5)
-
-
-def test_a_loop_under_ddp():
-    check_training("ddp")
-
-
-def test_a_loop_under_fsdp2():
-    check_training("fsdp2")
+        torch.testing.assert_close(outputs, outputs_of_view[rank], rtol=1e-4, atol=1e-5)
 
 
 def corners_of_ddp(rank, size):
@@ -140,6 +129,7 @@ def corners_of_ddp(rank, size):
     return True
 
 
+@pytest.mark.soak
 def test_other_models_parts_and_frozen_parameters_under_ddp():
     assert run(corners_of_ddp) == [True, True]
 
@@ -158,20 +148,14 @@ def ddp_inside(rank, size, kind):
     return list(grads), kept
 
 
-def check_inside(kind, prefix):
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "prefix"), [("compiled", ""), ("module, views", "0.")])
+def test_gradients_of_ddp_inside_another_module_are_averaged(kind, prefix):
     model, (x, y) = network(), samples()
     expected = backward(F.cross_entropy(model(x), y), model)
     for names, kept in run(ddp_inside, 2, kind):
         assert names == [prefix + name for name in expected]
         torch.testing.assert_close(kept, expected.tensors(), rtol=0, atol=1e-7)
-
-
-def test_compiled_ddp_is_averaged():
-    check_inside("compiled", "")
-
-
-def test_ddp_inside_a_module_is_averaged():
-    check_inside("module, views", "0.")
 
 
 def own_share(rank, size):
@@ -180,7 +164,8 @@ def own_share(rank, size):
     return backward(F.cross_entropy(model(x), y), model.module).tensors()
 
 
-def test_the_module_inside_of_ddp_gives_this_process_only():
+@pytest.mark.soak
+def test_the_module_inside_ddp_gives_the_gradients_of_this_process():
     model, (x, y) = network(), samples()
     for rank, tensors in enumerate(run(own_share, 2)):
         expected = backward(F.cross_entropy(model(x.chunk(2)[rank]), y.chunk(2)[rank]), model).tensors()
@@ -189,9 +174,6 @@ def test_the_module_inside_of_ddp_gives_this_process_only():
 
 def pair():
     """A model of FSDP2, whose outermost module has parameters of its own, and the same model on one process."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     model, single = network(), network()  # of its last layer three processes have one row each, a fourth has none
     fully_shard(model[0], mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
     return fully_shard(model, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),))), single
@@ -254,11 +236,11 @@ def everything_on_shards(rank, size):
     return True
 
 
-def test_everything_that_gradients_can_do_on_shards():
-    assert run(everything_on_shards, 4) == [True] * 4
+def test_all_methods_of_gradients_and_accumulators_work_on_shards():
+    assert run(everything_on_shards, 3) == [True] * 3
 
 
-def beside_a_gradient_of_somebody_elses(rank, size):
+def with_something_in_grad(rank, size):
     """The outermost module's parameters are whole between forward and backward: `.grad` is the sharded ones'."""
     (model, _), (x, y) = pair(), samples()
     parameters = list(model.parameters())
@@ -272,8 +254,63 @@ def beside_a_gradient_of_somebody_elses(rank, size):
     return grads.norm().item()
 
 
-def test_what_others_left_in_grad_of_a_sharded_model_stays():
+@pytest.mark.soak
+def test_what_is_in_grad_of_a_sharded_model_stays():
     model, (x, y) = network(), samples()
     expected = backward(F.cross_entropy(model(x), y), model).norm().item()
-    for norm in run(beside_a_gradient_of_somebody_elses, 2):
+    for norm in run(with_something_in_grad, 2):
         assert abs(norm - expected) < 1e-6
+
+
+# --- views
+
+
+def noisy_model():
+    torch.manual_seed(0)
+    return nn.Sequential(noisy(), noisy())
+
+
+def update_twice(wrapped, view):
+    """The parameters after two updates, with calls of the view in between, if there is one."""
+    if view is not None:
+        view(BATCH)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(2):
+        loss = wrapped(BATCH).square().mean()
+        if view is not None:
+            view(BATCH)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in wrapped.parameters()]
+
+
+def shard(mesh):
+    made = noisy_model()
+    fully_shard(made[0], mesh=mesh)
+    return fully_shard(made, mesh=mesh)
+
+
+def use_views(rank, size):
+    expected = copy.deepcopy(noisy_model()).eval()(BATCH)
+    replicated = nn.parallel.DistributedDataParallel(noisy_model())
+    view = stoker.valid(replicated)
+    if rank == 0:  # alone: no collective may be waiting for the other process
+        assert torch.equal(view(BATCH), expected)
+    assert replicated.training
+    both = update_twice(nn.parallel.DistributedDataParallel(noisy_model()), None), update_twice(replicated, view)
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+    mesh = init_device_mesh("cpu", (2,))
+    part = shard(mesh)
+    assert torch.allclose(stoker.valid(part)(BATCH), expected, atol=1e-6)
+    assert all(module.training for module in part.modules())
+    assert all(hasattr(parameter, "full_tensor") for parameter in part.parameters())  # shards, as before
+    both = update_twice(shard(mesh), None), update_twice(part, stoker.valid(part))
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+    return True
+
+
+def test_views_of_ddp_and_fsdp_models_change_nothing():
+    assert run(use_views) == [True, True]

@@ -1,10 +1,10 @@
-"""Tensors in parts are the same memory, in the same order, and no more of them than a kernel takes."""
+"""Split tensors share the memory, keep the order, and are not more than a kernel takes."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.gradients import split_long as cut
+from stoker.gradients import split_long
 
 LENGTHS = st.lists(st.integers(0, 20_000), min_size=1, max_size=12)
 
@@ -15,9 +15,9 @@ def _columns(lengths):
 
 
 @given(lengths=LENGTHS, most=st.integers(1, 40))
-def test_parts_are_the_same_numbers_in_the_same_rows(lengths, most):
+def test_parts_have_the_same_elements_in_the_same_rows(lengths, most):
     columns = _columns(lengths)
-    parts, copies, counters = cut(columns, most)
+    parts, copies, counters = split_long(columns, most)
     assert len(parts) == len(copies) == len(counters) <= max(most, len(lengths))
     for number, whole in enumerate(columns[0]):
         own = [part for part, counter in zip(parts, counters, strict=True) if counter is columns[2][number]]
@@ -28,17 +28,17 @@ def test_parts_are_the_same_numbers_in_the_same_rows(lengths, most):
     assert all((whole == 7).all() for whole in columns[0])
 
 
-def test_a_long_one_is_cut_as_far_as_there_is_room():
-    (parts,) = cut([[torch.zeros(1024, 512), torch.zeros(512)]], 30)
+def test_a_long_tensor_is_split_up_to_the_limit():
+    (parts,) = split_long([[torch.zeros(1024, 512), torch.zeros(512)]], 30)
     assert 20 < len(parts) <= 30 and len({len(part) for part in parts}) <= 3
 
 
-def test_what_does_not_lie_in_one_row_stays_whole():
+def test_tensors_that_are_not_contiguous_stay_whole():
     parameter, moment = torch.randn(300, 200).t(), torch.randn(200, 300)
-    whole, other = cut([[parameter], [moment]], 30)
+    whole, other = split_long([[parameter], [moment]], 30)
     assert whole[0] is parameter and other[0] is moment
 
 
-def test_a_large_model_keeps_a_gpu_busy_as_it_is():
+def test_a_large_model_is_not_split():
     columns = [[torch.zeros(2**21)]]
-    assert cut(columns, 30) is columns
+    assert split_long(columns, 30) is columns

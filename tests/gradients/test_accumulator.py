@@ -86,7 +86,7 @@ def test_zero_weight_keeps_an_infinite_gradient_out():
     assert accumulator.take()["weight"].item() == 2.0
 
 
-def test_sixteen_bits_are_added_up_in_thirty_two():
+def test_16_bit_gradients_are_added_up_in_32_bits():
     """In bf16 256 + 1 is 256: a window of many micro-batches would lose what it adds."""
     model, accumulator = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16), Accumulator(reduce="sum")
     for _ in range(512):
@@ -95,7 +95,7 @@ def test_sixteen_bits_are_added_up_in_thirty_two():
     assert grads["weight"].item() == 512 and grads["weight"].dtype == torch.bfloat16
 
 
-def test_what_is_added_is_used_up_and_never_written_to():
+def test_adding_consumes_gradients_and_never_writes_to_them():
     model, accumulator = nn.Linear(1, 1, bias=False), Accumulator()
     mine = torch.tensor([[1.0]])
     grads = Gradients({"weight": mine}, model)
@@ -117,14 +117,14 @@ def test_sparse_gradients_add_up():
     assert torch.equal(grads["weight"].to_dense(), expected)
 
 
-def test_an_update_after_an_accumulated_one_starts_anew():
+def test_after_take_the_accumulator_starts_at_zero():
     model, accumulator = nn.Linear(1, 1, bias=False), Accumulator()
     for value in (1.0, 7.0):
         accumulator.add(Gradients({"weight": torch.tensor([[value]])}, model), weight=5)
         assert accumulator.take()["weight"].item() == value
 
 
-def test_mistakes_are_errors_and_lose_nothing():
+def test_mistakes_raise_and_change_nothing():
     model, accumulator = nn.Linear(1, 1, bias=False), Accumulator()
     with pytest.raises(GradientsConsumed, match="the accumulator is empty: add gradients before taking them"):
         accumulator.take()
@@ -145,7 +145,7 @@ def test_mistakes_are_errors_and_lose_nothing():
         accumulator.add(Gradients({"weight": torch.ones(1, 1)}, other))
 
 
-def test_additions_that_know_more_of_the_model_than_the_first():
+def test_additions_may_cover_different_parts_of_the_model():
     encoder, decoder, x = nn.Linear(2, 2), nn.Linear(2, 2), torch.ones(1, 2)
     both = {"decoder": decoder, "encoder": encoder}
     for first, second in ((both, {"encoder": encoder}), ({"encoder": encoder}, both)):
@@ -197,11 +197,99 @@ def test_a_weight_is_one_number():
     assert torch.equal(accumulator.take()["p"], torch.tensor(3.0))  # no dimension gained
 
 
-# --- as a value
+# --- memory: allocated once, so that a CUDA graph or a compiled step can write to it
 
 
-def through(state):
-    """As a file gives it back: plain values, and tensors that are contiguous and share nothing."""
+def add(accumulator, model, weight, *names):
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters() if name in names}
+    accumulator.add(Gradients({name: torch.full(shape, 2.0) for name, shape in shapes.items()}, model), weight)
+
+
+@pytest.mark.parametrize("weight", [3, torch.tensor(3.0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_sums_are_allocated_once_and_results_have_memory_of_their_own(weight, reduce):
+    model, accumulator = nn.Linear(2, 2), Accumulator(reduce)
+    results, memory = [], []
+    for _ in range(3):
+        for _ in range(2):
+            add(accumulator, model, weight, "weight", "bias")
+        memory.append([tensor.data_ptr() for tensor in accumulator.tensors()])
+        results.append(accumulator.take())
+        assert accumulator.weight == 0
+    assert memory[0] == memory[1] == memory[2]
+    assert len(memory[0]) == (3 if isinstance(weight, torch.Tensor) else 2)
+    expected = torch.full((2, 2), 2.0 if reduce == "mean" else 12.0)
+    assert all(torch.equal(grads["weight"], expected) for grads in results)
+    assert not {tensor.data_ptr() for grads in results for tensor in grads.values()} & set(memory[0])
+
+
+def test_a_sum_that_a_later_window_does_not_use_is_not_part_of_its_result():
+    model, accumulator = nn.Linear(2, 2), Accumulator()
+    add(accumulator, model, 1, "weight", "bias")
+    accumulator.take()
+    add(accumulator, model, 1, "bias")
+    assert list(accumulator.take()) == ["bias"]
+    add(accumulator, nn.Linear(2, 2), 1, "weight")  # another model may follow
+    assert list(accumulator.take()) == ["weight"]
+
+
+def test_reset_drops_what_was_added_and_keeps_the_memory():
+    model, accumulator = nn.Linear(2, 2), Accumulator()
+    add(accumulator, model, 5, "weight")
+    before = accumulator.tensors()
+    accumulator.reset()
+    assert (len(accumulator), accumulator.weight) == (0, 0)
+    add(accumulator, model, 1, "weight")
+    assert accumulator.tensors()[0] is before[0]
+    assert torch.equal(accumulator.take()["weight"], torch.full((2, 2), 2.0))
+
+
+@pytest.mark.parametrize("weight", [3, torch.tensor(3.0)], ids=["number", "tensor"])
+def test_a_replayed_addition_is_an_addition_with_its_bookkeeping(weight):
+    """An executor records an addition once, and replays only what it does to tensors."""
+    model, accumulator, reference = nn.Linear(2, 2), Accumulator(), Accumulator()
+    for each in (accumulator, reference):
+        add(each, model, weight, "weight")
+        add(each, model, weight, "weight")
+    add(reference, model, weight, "weight")
+    sums, *weights = accumulator.tensors()
+    sums.add_(6.0)
+    count, number, names = accumulator.bookkeeping
+    assert (count, number, names) == (2, None if weights else 6, frozenset({"weight"}))
+    for total in weights:
+        total.add_(3.0)
+    accumulator.set_bookkeeping(3, None if number is None else number + 3, names)
+    assert (len(accumulator), accumulator.weight) == (3, reference.weight)
+    assert torch.equal(accumulator.take()["weight"], reference.take()["weight"])
+
+
+def test_references_undo_what_an_addition_has_changed_in_python():
+    model, accumulator = nn.Linear(2, 2), Accumulator()
+    add(accumulator, model, torch.tensor(1.0), "weight")
+    before, tensors = accumulator.references(), accumulator.tensors()
+    add(accumulator, model, torch.tensor(1.0), "bias")
+    accumulator.restore_references(before)
+    assert accumulator.bookkeeping == (1, None, frozenset({"weight"}))
+    assert [id(tensor) for tensor in accumulator.tensors()] == [id(tensor) for tensor in tensors]
+
+
+def test_an_empty_accumulator_saves_which_parameters_have_memory():
+    model, accumulator, other = nn.Linear(2, 2), Accumulator(), Accumulator()
+    add(accumulator, model, 1, "weight")
+    accumulator.take()
+    state = accumulator.state_dict()
+    assert (state["count"], state["parameters"], state["sums"]) == (0, ["weight"], {})
+    other.load_state_dict(state, model)
+    assert [tensor.shape for tensor in other.tensors()] == [(2, 2)]
+    with pytest.raises(GradientsConsumed, match="the accumulator is empty"):
+        other.take()
+
+
+# --- saving
+
+
+def as_read_from_a_file(state):
+    """As read from a file: plain values, and contiguous tensors with memory of their own."""
     copied = {}
     for name, parts in state["sums"].items():
         values = {key: each.contiguous().clone() for key, each in parts.items() if isinstance(each, torch.Tensor)}
@@ -223,7 +311,7 @@ def bits(grads):
     reduce=st.sampled_from(["mean", "sum"]),
     seed=st.integers(0, 99),
 )
-def test_a_window_goes_on_to_the_same_bits_wherever_it_was_stopped(weights, place, dtype, reduce, seed):
+def test_a_window_continues_to_the_same_bits_wherever_it_was_saved(weights, place, dtype, reduce, seed):
     generator = torch.Generator().manual_seed(seed)
     model, whole, first = nn.Linear(4, 3, dtype=dtype), Accumulator(reduce), Accumulator(reduce)
     parts = []
@@ -233,8 +321,8 @@ def test_a_window_goes_on_to_the_same_bits_wherever_it_was_stopped(weights, plac
         parts.append(({name: torch.randn(shapes[name], generator=generator).to(dtype) for name in names}, weight))
     for number, (tensors, weight) in enumerate(parts):
         if number == min(place, len(weights)):
-            other = nn.Linear(4, 3, dtype=dtype)  # another process makes the model anew
-            state, first = through(first.state_dict()), Accumulator(reduce)
+            other = nn.Linear(4, 3, dtype=dtype)  # another process creates the model again
+            state, first = as_read_from_a_file(first.state_dict()), Accumulator(reduce)
             first.load_state_dict(state, other)
             assert len(first) == number
             model_now = other
@@ -248,7 +336,7 @@ def test_a_window_goes_on_to_the_same_bits_wherever_it_was_stopped(weights, plac
 
 @pytest.mark.parametrize("place", [1, 2])
 def test_sparse_sums_are_saved_as_they_are(place):
-    """One that was added to is not coalesced: what stands for a row adds up only later, in this order."""
+    """A sum of sparse gradients is not coalesced: its entries are added up later, in this order."""
     rows, weights = [torch.tensor([1, 1, 4]), torch.tensor([0, 4]), torch.tensor([4, 1])], torch.randn(5, 2)
 
     def grads(table, chosen):
@@ -260,7 +348,7 @@ def test_sparse_sums_are_saved_as_they_are(place):
         if number < place:
             half.add(grads(table, chosen), weight=3)
         whole.add(grads(table, chosen), weight=3)
-    state = through(half.state_dict())
+    state = as_read_from_a_file(half.state_dict())
     again.load_state_dict(state, other)
     assert again.state_dict()["sums"]["weight"]["coalesced"] == state["sums"]["weight"]["coalesced"]
     for chosen in rows[place:]:
@@ -273,7 +361,7 @@ def test_a_sum_that_is_coalesced_stays_so():
     model, accumulator, other = nn.Embedding(3, 2, sparse=True), Accumulator(), Accumulator()
     sparse = torch.sparse_coo_tensor([[0, 2]], torch.ones(2, 2), (3, 2), check_invariants=True).coalesce()
     accumulator.add(Gradients({"weight": sparse}, model))
-    other.load_state_dict(through(accumulator.state_dict()), model)
+    other.load_state_dict(as_read_from_a_file(accumulator.state_dict()), model)
     assert accumulator.state_dict()["sums"]["weight"]["coalesced"] is True
     assert other.state_dict()["sums"]["weight"]["coalesced"] is True
 
@@ -286,15 +374,15 @@ def test_sums_keep_the_order_of_their_memory():
         tensor = torch.randn(32, 24, 3, 3, generator=generator).to(memory_format=torch.channels_last)
         accumulator, other = Accumulator(), Accumulator()
         accumulator.add(Gradients({"weight": tensor}, model))
-        other.load_state_dict(through(accumulator.state_dict()), model)
+        other.load_state_dict(as_read_from_a_file(accumulator.state_dict()), model)
         a, b = accumulator.take(), other.take()
         assert a["weight"].stride() == b["weight"].stride() == tensor.stride()
         assert torch.equal(a.norm(), b.norm()) and torch.equal(a["weight"], b["weight"])
         differing += not torch.equal(Gradients({"weight": tensor.contiguous()}, model).norm(), a.norm())
-    assert differing, "the norm doesn't depend on it any more, and this test can go"
+    assert differing, "the norm no longer depends on it; this test can be removed"
 
 
-def test_a_state_is_a_reference_and_loading_copies():
+def test_state_dict_returns_references_and_loading_copies():
     model, accumulator, other = nn.Linear(1, 1, bias=False), Accumulator(), Accumulator()
     accumulator.add(Gradients({"weight": torch.tensor([[1.0]])}, model), weight=torch.tensor(1.0))
     other.load_state_dict(accumulator.state_dict(), model)
@@ -302,7 +390,7 @@ def test_a_state_is_a_reference_and_loading_copies():
     assert other.take()["weight"].item() == 1.0 and accumulator.take()["weight"].item() == 3.0
 
 
-def test_an_empty_window_is_one_afterwards():
+def test_an_empty_accumulator_stays_empty_after_loading():
     model, accumulator = nn.Linear(1, 1, bias=False), Accumulator()
     accumulator.add(Gradients({"weight": torch.ones(1, 1)}, model))
     accumulator.load_state_dict(Accumulator().state_dict(), model)

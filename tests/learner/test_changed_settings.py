@@ -203,7 +203,9 @@ MAPPED = {"head": 1e-3, "*": RATE}
     [(RATE, MAPPED), (MAPPED, RATE), (MAPPED, {"body": 1e-3, "head": 1e-2, "*": 1.0}), (MAPPED, {"*": 1e-3})],
     ids=["to a mapping", "to a schedule", "to three", "to one"],
 )
-@pytest.mark.parametrize("batch", [4, 6], ids=["inside an epoch", "before the validation"])
+@pytest.mark.parametrize(
+    "batch", [4, pytest.param(6, marks=pytest.mark.soak)], ids=["inside an epoch", "before the validation"]
+)
 def test_other_learning_rates_cause_a_warning_in_any_form(tmp_path, before, now, batch):
     given = {"checkpoint": Checkpoint(every=1, background=False)}
     left, _ = killed_run(tmp_path, 2, batch, **changed(lr=before, metrics=[metrics.LearningRate()]), **given)
@@ -276,7 +278,7 @@ def test_the_repr_of_the_model_is_compared(tmp_path):
     assert result_of(resumed) != whole
 
 
-@pytest.mark.parametrize("dynamic", [None, False, True])
+@pytest.mark.parametrize("dynamic", [None, False, pytest.param(True, marks=pytest.mark.soak)])
 def test_a_compiled_model_with_dynamic_shapes_causes_a_warning(tmp_path, dynamic):
     def compiled():
         torch.manual_seed(0)

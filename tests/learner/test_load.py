@@ -156,7 +156,11 @@ def schedule_free():
     return optim.wrap(schedulefree.AdamWScheduleFree)
 
 
-@pytest.mark.parametrize("keep", [{}, {"keep": "last"}, {"valid": None}], ids=["best", "last", "no validation"])
+@pytest.mark.parametrize(
+    "keep",
+    [{}, {"keep": "last"}, pytest.param({"valid": None}, marks=pytest.mark.soak)],
+    ids=["best", "last", "no validation"],
+)
 @pytest.mark.parametrize(
     "settings", [dict, lambda: {"ema": 0.8}, lambda: {"optimizer": schedule_free()}], ids=["plain", "ema", "free"]
 )

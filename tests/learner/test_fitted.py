@@ -131,7 +131,7 @@ def test_the_repr_says_how_the_fit_went():
     assert text[1].startswith("best: valid/loss ") and "in epoch 2" in text[1]
     assert "train/loss" in text[2]
     page = result._repr_html_()
-    assert "<table" in page and "<b>Linear</b> fitted: 2 epochs, 4 updates in " in page
+    assert "<pre" in page and "<img" in page and "<b>Linear</b> fitted: 2 epochs, 4 updates in " in page
     assert "Completed 2 epochs" in page and "<script" not in page
 
 

@@ -37,7 +37,7 @@ def test_metrics_can_be_loaded_without_a_model(run):
     loaded = Fitted.load(run)
     assert result_of(loaded, weights=False) == result_of(fitted, weights=False)
     assert repr(loaded).startswith("a model fitted: 3 epochs, 18 updates in ")
-    assert "<table" in loaded._repr_html_()
+    assert "<pre" in loaded._repr_html_()
     for asked in (lambda: loaded.model, lambda: loaded.predict(samples(4)), lambda: loaded.evaluate(samples(4))):
         with pytest.raises(InvalidArgument, match=r"loaded without a model: use Fitted.load\(run, learner\)"):
             asked()

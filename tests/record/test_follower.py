@@ -436,16 +436,6 @@ def test_a_final_value_replaces_a_running_one_of_its_update(run):
     assert {column.dtype for column in (points.update, points.epoch, points.time, points.value)} == {np.dtype(float)}
 
 
-def test_of_very_many_messages_the_first_and_the_last_are_kept(run):
-    notes = [Event("note", float(number), update=number) for number in range(7000)]
-    (run.path / "events.jsonl").write_bytes(to_lines([*notes[:50], Event("stop", 50.0), *notes[50:]]))
-    follower = follow(run)
-    kept = [event.update for event in follower.messages if event.kind == "note"]
-    assert kept[:2000] == list(range(2000)) and kept[-2000:] == list(range(5000, 7000)) and len(kept) < 6000
-    assert [event.kind for event in follower.messages if event.kind != "note"] == ["stop"]
-    assert follower.problem == f"{7000 - len(kept):,} notes and warnings in the middle were skipped"
-
-
 @pytest.mark.parametrize("name", ["events.jsonl", "log.txt", "config.json", "run.json"])
 @pytest.mark.parametrize("large", [False, True])
 def test_with_inside_no_file_outside_the_directory_is_read(run, name, large):

@@ -8,6 +8,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from stoker._tree import map_leaves, map_tensors
 from stoker.errors import StateMismatch
 
 
@@ -120,22 +121,14 @@ def _to_state(snapshot: RandomSnapshot) -> dict[str, Any]:
             "words": torch.from_numpy(numpy.array(words, dtype=numpy.uint32)),
             "gauss": gauss,
         },
-        "numpy": _to_tensors(snapshot.numpy),
+        "numpy": map_leaves(_to_tensor, snapshot.numpy),
         "torch": snapshot.torch,
         "cuda": snapshot.cuda,
     }
 
 
-def _to_tensors(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _to_tensors(each) for name, each in value.items()}
-    return torch.from_numpy(value) if isinstance(value, numpy.ndarray) else value
-
-
-def _to_arrays(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _to_arrays(each) for name, each in value.items()}
-    return value.cpu().numpy() if isinstance(value, Tensor) else value
+def _to_tensor(leaf: Any) -> Any:
+    return torch.from_numpy(leaf) if isinstance(leaf, numpy.ndarray) else leaf
 
 
 # Each function checks one part of a state on a new generator, and returns a function that sets the global one.
@@ -177,6 +170,6 @@ def _prepare_numpy(state: Any) -> Callable[[], None]:
             f"numpy's global generator was a {state['bit_generator']} and is a {kind.__name__} here; call "
             "numpy.random.set_bit_generator first"
         )
-    given = _to_arrays(state)
+    given = map_tensors(lambda tensor: tensor.cpu().numpy(), state)
     numpy.random.RandomState(kind()).set_state(given)
     return lambda: numpy.random.set_state(given)

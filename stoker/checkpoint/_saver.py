@@ -25,30 +25,22 @@ class Saver:
     and a failure is known to all. Only `save_reason` may differ between ranks, because of their clocks.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        policy: Policy,
-        *,
-        background: bool,
-        ignored: Collection[str] = (),
-        world: World | None = None,
-    ) -> None:
+    def __init__(self, store: Store, policy: Policy, *, background: bool, ignored: Collection[str] = ()) -> None:
         self.slowest = 0.0  # the longest time in seconds from `save` until a checkpoint was complete
-        self._world = store.world if world is None else world
-        if self._world.size > 1:
-            store = store.with_world(_separate_group(self._world) if background else self._world)
-        self._store = store
+        self._world = store.world
+        # Several ranks write in a group of their own, so that the thread's messages do not mix with the training's.
+        own_group = background and self._world.size > 1
+        self._store = store.with_world(_separate_group(self._world)) if own_group else store
         self._policy = policy
         self._copier = StateCopier() if background else None
-        self._saved = [each for each in store.saved() if each.name not in ignored]  # with the one in flight
+        self._saved = [each for each in self._store.saved() if each.name not in ignored]  # with the one in flight
         self._task: _Task | None = None
         self._thread: Thread | None = None
         self._finished: list[Saved] = []
         self._failure: BaseException | None = None
 
     def may_be_due(self, update: int) -> bool:
-        """Whether to call `save_reason` after a batch that did not end an epoch or precede a validation; very cheap."""
+        """Whether to call `save_reason` after a batch in the middle of an epoch without a validation; very cheap."""
         return self._policy.may_save_at(update)
 
     def save_reason(self, here: Moment) -> str | None:
@@ -195,5 +187,5 @@ def _with_new(saved: Sequence[Saved], new: Saved) -> list[Saved]:
 
 @lru_cache(maxsize=1)  # a group has threads and connections, and only one saver writes at a time
 def _separate_group(world: World) -> World:
-    """The same ranks for the thread that writes, so that its messages do not mix with those of the training."""
+    """The same ranks in a process group of their own."""
     return world.with_own_group()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stoker._tree import map_leaves
-from stoker.data._view import View
+from stoker.data._columns import View
 from stoker.errors import WrongType
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from stoker.data._arguments import check_int
 from stoker.data._batch import PaddingBatch, RowSelection
 from stoker.data._build import InProcess, Task
+from stoker.data._columns import Selection, View
 from stoker.data._rng import permutation, preserve_generators
 from stoker.data._source import Stream
-from stoker.data._view import Selection, View
 from stoker.data._workers import Workers
 from stoker.errors import BadData, InvalidArgument, WrongType
 

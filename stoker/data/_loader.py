@@ -12,10 +12,9 @@ from stoker.data._arguments import check_device, check_function, check_int, chec
 from stoker.data._batch import BatchTransform, RowSelection, move_batch, transform_batch
 from stoker.data._batching import BatchSource, ColumnBatches, Plan, SampleBatches, Share, StreamBatches
 from stoker.data._build import InProcess, Recipe
-from stoker.data._columns import make_resident, resident_bytes
+from stoker.data._columns import View, is_vectorized, make_resident, resident_bytes
 from stoker.data._dataloader import DataLoaderBatches, find_generators, get_states, set_states
 from stoker.data._source import Stream, as_source
-from stoker.data._view import View, is_vectorized
 from stoker.data._workers import Workers
 from stoker.errors import InvalidArgument, WrongType
 

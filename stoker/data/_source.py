@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from stoker.data._columns import as_columns, table_columns
+from stoker.data._columns import Selection, View, as_columns, is_vectorized, table_columns
 from stoker.data._rng import STREAM, random_key, seed_generators
-from stoker.data._view import Selection, View, is_vectorized
 from stoker.errors import BadData, WrongType
 
 T_co = TypeVar("T_co", covariant=True)

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from stoker.data._arguments import check_seed
 from stoker.data._batch import call_with_parts
-from stoker.data._columns import Columns
+from stoker.data._columns import Columns, Selection, View
 from stoker.data._rng import SPLIT, permutation
 from stoker.data._source import Source, as_indexable
-from stoker.data._view import Selection, View
 from stoker.errors import BadData, InvalidArgument, WrongType
 
 

@@ -12,11 +12,10 @@ from torch import Tensor
 from stoker._tree import map_leaves, named_leaves
 from stoker.data._arguments import check_int, check_seed
 from stoker.data._batch import call_with_parts
-from stoker.data._collate import collate
-from stoker.data._columns import Columns
+from stoker.data._build import collate
+from stoker.data._columns import Columns, Selection, View, is_vectorized
 from stoker.data._rng import SPLIT, permutation
 from stoker.data._source import Source, as_indexable
-from stoker.data._view import Selection, View, is_vectorized
 from stoker.errors import BadData, InvalidArgument, WrongType
 
 

@@ -183,12 +183,6 @@ class FunctionalRule:
         """The state by parameter name: what an update changes in place besides the parameters."""
         return self._state
 
-    def with_tensors(self, parameters: Mapping[str, Tensor], state: dict[str, State]) -> "FunctionalRule":
-        """The same rule for other tensors."""
-        other = FunctionalRule(self._algorithm, {})
-        other._parameters, other._state = {name: parameters[name] for name in self._parameters}, state
-        return other
-
 
 def _is_recording() -> bool:
     """Whether this call is traced or captured, so that no value can be read."""

@@ -1,6 +1,5 @@
 """The optimizer of a model: one or several algorithms, each with its share of the parameters."""
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -180,7 +179,7 @@ class Optimizer:
         """
         return [rule.state_tensors() if isinstance(rule, FunctionalRule) else {} for rule in self._rules.values()]
 
-    def replace_state(self, state: list[dict[str, State]]) -> None:
+    def set_state_tensors(self, state: list[dict[str, State]]) -> None:
         """Replaces the state by tensors from `state_tensors`; state created since then is dropped."""
         for rule, own in zip(self._rules.values(), state, strict=True):
             if isinstance(rule, FunctionalRule):
@@ -195,26 +194,6 @@ class Optimizer:
     def skips_on_device(self) -> bool:
         """Whether a step with `when` costs no more than one without."""
         return all(isinstance(rule, FunctionalRule) and rule.skips_on_device for rule in self._rules.values())
-
-    def with_tensors(
-        self, parameters: Mapping[str, Tensor], written: Mapping[str, Tensor], state: list[dict[str, State]]
-    ) -> "Optimizer":
-        """The same optimizer for other tensors by the same names, to trace a step.
-
-        It recognises gradients by `parameters`, and changes `written`, which share their memory.
-        """
-        other = copy.copy(self)
-        other._parameters = parameters  # pyright: ignore[reportAttributeAccessIssue]  tensors in place of parameters
-        other._names = {tensor: name for name, tensor in parameters.items()}  # pyright: ignore[reportAttributeAccessIssue]
-        rules = zip(self._rules.items(), state, strict=True)
-        other._rules = {
-            selector: rule.with_tensors(written, own)
-            for (selector, rule), own in rules
-            if isinstance(rule, FunctionalRule)
-        }
-        replaced = {id(rule): other._rules[selector] for selector, rule in self._rules.items()}
-        other._plans = {key: [(replaced[id(rule)], parts) for rule, parts in plan] for key, plan in self._plans.items()}
-        return other
 
     def _kinds(self) -> list[str]:
         configs = self._configs.values()

@@ -21,7 +21,6 @@ Source = Literal["epochs", "all", "running"]
 OTHER, MESSAGE, PROGRESS, TRAIN, VALID, LOG, EPOCH = range(7)
 _KINDS = {"progress": PROGRESS, "train": TRAIN, "valid": VALID, "log": LOG, "epoch": EPOCH}
 _KINDS |= dict.fromkeys(("checkpoint", "note", "warning"), MESSAGE)
-_MESSAGES = 2000  # of very many messages, this many are kept from the start and from the end
 
 
 class Best(NamedTuple):
@@ -116,7 +115,6 @@ class Columns:
         self.begins: list[tuple[int, Event]] = []
         self.losses: list[tuple[int, Sequence[str]]] = []  # the row from which on these names are losses
         self.progress: Line | None = None  # the latest of the current epoch
-        self._kept_messages = 0  # upper bound of the messages in `events`
 
     def __len__(self) -> int:
         return len(self.times)
@@ -177,21 +175,6 @@ class Columns:
         self.events.append((row, event))
         if event.kind == "begin":
             self.begins.append((row, event))
-        self._kept_messages += kind == MESSAGE
-        if self._kept_messages >= 3 * _MESSAGES:
-            self._drop_messages()
-
-    def _drop_messages(self) -> None:
-        """Drops the messages in the middle."""
-        rows = [row for row, _ in self.events if self.kinds[row] == MESSAGE]
-        middle = set(rows[_MESSAGES:-_MESSAGES])
-        self.events = [pair for pair in self.events if pair[0] not in middle]
-        self._kept_messages = len(rows) - len(middle)
-
-    @property
-    def dropped_messages(self) -> int:
-        """How many valid messages are not in `events`."""
-        return self.kinds.tobytes().count(MESSAGE) - sum(self.kinds[row] == MESSAGE for row, _ in self.events)
 
     def _truncate(self, count: int) -> None:
         """Removes all events but the first `count`."""

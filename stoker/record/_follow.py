@@ -91,10 +91,8 @@ class Follower:
     def problem(self) -> str:
         """Problems with reading the run; "" if there are none."""
         lines = f"{self.damaged} damaged lines were" if self.damaged > 1 else "a damaged line was"
-        dropped = self._shown.dropped_messages
         problems = [
             self._unreadable,
-            f"{dropped:,} notes and warnings in the middle were skipped" if dropped else "",
             f"{lines} skipped" if self.damaged else "",
             f"{EVENTS} was replaced and read again" if self._replaced else "",
         ]
@@ -122,10 +120,7 @@ class Follower:
 
     @property
     def messages(self) -> list[Event]:
-        """Notes, warnings, stops, errors, resumes and checkpoints, in order.
-
-        Of many thousands only the first and the last are kept; `problem` says so.
-        """
+        """Notes, warnings, stops, errors, resumes and checkpoints, in order."""
         return [event for _, event in self._shown.events if event.kind in _MESSAGES]
 
     @property

@@ -1,5 +1,6 @@
 """History: a run's numbers as a table with a row per epoch, as text, HTML, a data frame or a figure."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
 
 Rows = Mapping[int, Mapping[str, float]]  # epoch: name: value
 
-_TEXT_ROWS, _TEXT_WIDTH = 20, 120
-_HTML_ROWS, _HTML_COLUMNS, _HTML_PANELS, _HTML_LINES = 10, 12, 6, 6
-_STYLE = "font-family:sans-serif;font-size:12px"
+_ROWS, _WIDTH = 20, 120  # of the table, in lines and characters
+_PANELS, _LINES = 6, 6  # of the picture in a notebook: at most so many panels, and lines in each
 
 
 class History:
@@ -123,20 +123,15 @@ class History:
 
     def _repr_html_(self) -> str:
         """The table, below curves where matplotlib is installed."""
-        if not len(self):
-            return f'<p style="{_STYLE}">no epochs yet</p>'
-        groups = list(self.panels.values())
-        columns = [name for names in groups for name in names] or self.columns  # without the cells of matrices
-        columns = [name for name in self.columns if name in set(columns)]
-        table = _html_table(self._record.rows, columns, self.best)
-        drawn = [name for names in groups[:_HTML_PANELS] for name in names[:_HTML_LINES]] or columns[:_HTML_LINES]
-        series = {name: self[name] for name in drawn}
-        try:
-            figure = plot_series(self.epochs, series, self.best, one_panel=False, minimized=self._minimized())
-            image = figure_to_html(figure)
-        except MissingExtra:
-            image = ""
-        html = f'<div style="{_STYLE}">{image}{table}</div>'
+        table = f'<pre style="line-height:1.3">{escape(str(self))}</pre>'
+        drawn = [name for names in list(self.panels.values())[:_PANELS] for name in names[:_LINES]]
+        image = ""
+        if len(self) and drawn:
+            series = {name: self[name] for name in drawn}
+            with contextlib.suppress(MissingExtra):
+                figure = plot_series(self.epochs, series, self.best, one_panel=False, minimized=self._minimized())
+                image = figure_to_html(figure)
+        html = f"<div>{image}{table}</div>"
         return html.encode("utf-8", "backslashreplace").decode()  # a lone surrogate in a name can't be sent
 
     def _minimized(self) -> frozenset[str]:
@@ -148,7 +143,7 @@ def _text_table(rows: Rows, columns: Sequence[str], best: Best | None) -> str:
     """Aligned text: the best epoch marked, the middle of a long table and the columns that don't fit left out."""
     if not rows:
         return "no epochs yet"
-    epochs = _abbreviate(list(rows), best, _TEXT_ROWS)
+    epochs = _abbreviate(list(rows), best)
     cells = {
         name: [format_number(rows[epoch].get(name)) if epoch is not None else "…" for epoch in epochs]
         for name in columns
@@ -168,28 +163,11 @@ def _text_table(rows: Rows, columns: Sequence[str], best: Best | None) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _html_table(rows: Rows, columns: Sequence[str], best: Best | None) -> str:
-    shown = columns[:_HTML_COLUMNS]
-    style = 'style="text-align:right;padding:1px 8px"'
-    lines = ["".join(f"<th {style}>{escape(name)}</th>" for name in ("epoch", *shown))]
-    weights = [""]
-    for epoch in _abbreviate(list(rows), best, _HTML_ROWS):
-        texts = ["…"] * (len(shown) + 1)
-        if epoch is not None:
-            texts = [str(epoch), *(format_number(rows[epoch].get(name)) for name in shown)]
-        lines.append("".join(f"<td {style}>{text}</td>" for text in texts))
-        weights.append(' style="font-weight:bold"' if best is not None and epoch == best.epoch else "")
-    body = "".join(f"<tr{weight}>{line}</tr>" for weight, line in zip(weights, lines, strict=True))
-    note = f"best {escape(best.name)}: {format_number(best.value)} in epoch {best.epoch}" if best is not None else ""
-    note += f"; {len(columns) - len(shown)} more columns" if len(shown) < len(columns) else ""
-    return f'<table style="border-collapse:collapse">{body}</table><p>{note}</p>'
-
-
-def _abbreviate(epochs: Sequence[int], best: Best | None, limit: int) -> list[int | None]:
+def _abbreviate(epochs: Sequence[int], best: Best | None) -> list[int | None]:
     """The first, the last and the best of many epochs; `None` stands for those left out between."""
-    if len(epochs) <= limit:
+    if len(epochs) <= _ROWS:
         return list(epochs)
-    kept = {*epochs[: limit // 2], *epochs[-(limit // 2) :]} | ({best.epoch} if best is not None else set())
+    kept = {*epochs[: _ROWS // 2], *epochs[-(_ROWS // 2) :]} | ({best.epoch} if best is not None else set())
     shown: list[int | None] = []
     for epoch in epochs:
         if epoch in kept:
@@ -205,7 +183,7 @@ def _columns_that_fit(widths: Mapping[str, int]) -> list[str]:
     used = len("  epoch")
     for name, width in widths.items():
         used += width + 2
-        if shown and used > _TEXT_WIDTH:
+        if shown and used > _WIDTH:
             break
         shown.append(name)
     return shown

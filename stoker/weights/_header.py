@@ -139,6 +139,28 @@ def check_header(file: str, header: Header, expected: str) -> Header:
     return header
 
 
+def parse_document(file: str, found: Mapping[str, Any], keys: tuple[str, ...]) -> Header:
+    """The header of a MessagePack or JSON file: a map of `stoker`, `metadata` and `tensors`, each tensor with `keys`.
+
+    Only `tensors` has to be there: a JSON file may be written by hand.
+    """
+    described = found["tensors"]
+    if not isinstance(described, dict):
+        raise BadFile(f"{file}: the list of tensors is {shorten(described)}; expected a mapping")
+    tensors: dict[str, Entry] = {}
+    for name, each in described.items():
+        if type(name) is not str or not isinstance(each, dict) or set(each) != set(keys):
+            raise BadFile(
+                f"{file}: the tensor {shorten(name)} is described by {shorten(each)}; expected {', '.join(keys)}"
+            )
+        tensors[name] = parse_entry(file, name, DTYPES, each["dtype"], each["shape"])
+    metadata = parse_strings(file, "the metadata", found.get("metadata", {}))
+    if "stoker" not in found:
+        return Header(tensors, metadata)
+    info = parse_info(file, found["stoker"], tensors)
+    return check_header(file, Header(tensors, metadata, info), found["stoker"]["head"])
+
+
 def shorten(thing: Any) -> str:
     """The repr of a value from a file, cut so that a damaged file cannot fill the screen."""
     try:

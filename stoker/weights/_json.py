@@ -14,17 +14,7 @@ from torch import Tensor
 
 from stoker._files import parse_json
 from stoker.errors import BadFile
-from stoker.weights._header import (
-    DTYPES,
-    Entry,
-    Header,
-    check_header,
-    dtype_name,
-    parse_entry,
-    parse_info,
-    parse_strings,
-    shorten,
-)
+from stoker.weights._header import Entry, Header, dtype_name, parse_document, shorten
 from stoker.weights._reader import Reader
 
 _PIECE = 1 << 16  # numbers that are converted to text at a time
@@ -90,22 +80,8 @@ class Contents:
         found = parse_json(reader.read_rest(), reader.name)
         if not isinstance(found, dict) or not {"tensors"} <= set(found) <= {"stoker", "metadata", "tensors"}:
             raise BadFile(f"{reader.name} is JSON, but not weights: expected a map of stoker, metadata and tensors")
-        if not isinstance(found["tensors"], dict):
-            raise BadFile(f"{reader.name}: the list of tensors is {shorten(found['tensors'])}; expected a mapping")
-        tensors: dict[str, Entry] = {}
-        self._values: dict[str, Any] = {}
-        for name, each in found["tensors"].items():
-            if not isinstance(each, dict) or set(each) != {"dtype", "shape", "values"}:
-                raise BadFile(
-                    f"{reader.name}: the tensor {shorten(name)} is {shorten(each)}; expected dtype, shape and values"
-                )
-            tensors[name] = parse_entry(reader.name, name, DTYPES, each["dtype"], each["shape"])
-            self._values[name] = each["values"]
-        metadata = parse_strings(reader.name, "the metadata", found.get("metadata", {}))
-        self.header = Header(tensors, metadata)
-        if "stoker" in found:  # otherwise written by hand or by another program
-            info = parse_info(reader.name, found["stoker"], tensors)
-            self.header = check_header(reader.name, Header(tensors, metadata, info), found["stoker"]["head"])
+        self.header = parse_document(reader.name, found, ("dtype", "shape", "values"))
+        self._values = {name: each["values"] for name, each in found["tensors"].items()}
 
     def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
         """The wanted tensors, in the order in which they are stored."""

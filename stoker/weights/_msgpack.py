@@ -7,17 +7,7 @@ from torch import Tensor
 
 from stoker._files import reject_duplicates
 from stoker.errors import BadFile
-from stoker.weights._header import (
-    DTYPES,
-    MAX_DIMENSIONS,
-    Header,
-    check_header,
-    dtype_name,
-    parse_entry,
-    parse_info,
-    parse_strings,
-    shorten,
-)
+from stoker.weights._header import MAX_DIMENSIONS, Header, dtype_name, parse_document, shorten
 from stoker.weights._reader import Reader, tensor_bytes
 
 MAX_TENSOR = 2**32 - 1  # bytes; lengths have 32 bits
@@ -70,7 +60,7 @@ class Contents:
             problem = str(error) or type(error).__name__
             raise BadFile(f"{reader.name} is not a MessagePack file of weights: {problem}") from error
         self._start = unpacker.tell()
-        self.header = _parse_header(reader.name, found)
+        self.header = parse_document(reader.name, found, ("dtype", "shape"))
 
     def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
         """The wanted tensors, in the order in which they are stored."""
@@ -97,18 +87,3 @@ def _msgpack() -> Any:
     import msgpack
 
     return msgpack
-
-
-def _parse_header(file: str, found: dict[str, Any]) -> Header:
-    if not isinstance(found["tensors"], dict):
-        raise BadFile(f"{file}: the list of tensors is {shorten(found['tensors'])}; expected a mapping")
-    tensors = {}
-    for name, each in found["tensors"].items():
-        if type(name) is not str or not isinstance(each, dict) or set(each) != {"dtype", "shape"}:
-            raise BadFile(
-                f"{file}: the tensor {shorten(name)} is described by {shorten(each)}; expected dtype and shape"
-            )
-        tensors[name] = parse_entry(file, name, DTYPES, each["dtype"], each["shape"])
-    info = parse_info(file, found["stoker"], tensors)
-    header = Header(tensors, parse_strings(file, "the metadata", found["metadata"]), info)
-    return check_header(file, header, found["stoker"]["head"])

@@ -29,7 +29,7 @@ exec(code, globals())
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def launcher():
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

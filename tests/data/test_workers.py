@@ -313,7 +313,6 @@ def test_garbage_collection_ends_the_processes(others):
 
 
 ENDINGS = {
-    "complete": "list(loader)",
     "abandoned": "next(iter(loader))",
     "in progress": "batches = iter(loader); next(batches)",
     "unused": "",
@@ -373,7 +372,7 @@ def test_workers_ignore_signals_even_while_they_start(run):
                     os.killpg(0, number)
         sending = threading.Thread(target=send_signals)
         sending.start()
-        for _ in range(10):
+        for _ in range(4):
             loader = Loader(list(range(8)), batch_size=2, transform=int, workers=2)
             assert len(list(loader)) == 4
         finished.set()
@@ -589,7 +588,7 @@ def test_a_failure_in_one_epoch_does_not_spoil_the_prepared_one():
 def test_one_thread_may_prepare_while_another_iterates():
     loader = Loader(list(range(30)), batch_size=1, shuffle=2, workers=2)
     plain_loader = Loader(list(range(30)), batch_size=1, shuffle=2)
-    for epoch in range(20):
+    for epoch in range(8):
         found = []
         thread = threading.Thread(target=lambda: found.extend(read(loader, epoch=epoch)))  # noqa: B023
         thread.start()

@@ -12,7 +12,7 @@ from torch import nn
 
 import stoker
 from stoker import Callback, Checkpoint, Parallel, callbacks, data, optim
-from stoker.distributed import joined
+from stoker.distributed import join
 from tests.distributed.test_resume import Poison
 from torture.runs import digest
 
@@ -53,7 +53,7 @@ def durable(folder, *hooks, **settings):
 def told(fitted, folder):
     """What came out, of every rank, from rank 0."""
     end = digest(fitted, Path(folder, "run"))
-    ends = joined().all_gather(end)
+    ends = join().all_gather(end)
     if stoker.world().is_first:
         print("digest", *ends, flush=True)
 
@@ -121,7 +121,7 @@ class Seen(Callback):
     transient = True
 
     def __init__(self, folder):
-        self.generation = joined(timeout=TIMEOUT).broadcast_object(time.time_ns())  # the same on all ranks of a start
+        self.generation = join(timeout=TIMEOUT).broadcast_object(time.time_ns())  # the same on all ranks of a start
         self.file = Path(folder, f"seen-{os.getpid()}.jsonl").open("a")  # noqa: SIM115  until the process ends
 
     def on_train_batch_end(self, ctx):

@@ -14,7 +14,7 @@ from torch import nn
 
 from stoker.checkpoint import Checkpoint, Place, Saver, Store, load_model_state, model_state
 from stoker.checkpoint._copies import StateCopier
-from stoker.distributed import joined, local_region
+from stoker.distributed import join, local_region
 from stoker.errors import BadFile, CheckpointFailed, InvalidArgument, PeerFailed
 from stoker.optim import AdamW
 from stoker.weights import load, save
@@ -109,7 +109,7 @@ def write_all(rank, size, folder):
     """One checkpoint of each kind, and what it should give, as rank 0 knows it."""
     expected = {}
     for kind in ("fsdp", "plain"):
-        store = Store(f"{folder}/{kind}{size}", run="5f0c", world=joined())
+        store = Store(f"{folder}/{kind}{size}", run="5f0c", world=join())
         model, optimizer = trained(kind, size)
         state = state_of(model, optimizer, rank)
         with no_pickle():
@@ -132,7 +132,7 @@ def read_all(rank, size, folder):
         for path in sorted(Path(folder).iterdir()):
             model, optimizer = made(kind, size, seed=9)
             with no_pickle():
-                found = Store(path, run="5f0c", world=joined()).newest(like=model)
+                found = Store(path, run="5f0c", world=join()).newest(like=model)
             assert found.problems == []
             moments = found.state["optimizer"]["rules"][0]["state"]
             assert len(moments) == 7
@@ -145,7 +145,7 @@ def read_all(rank, size, folder):
             optimizer.load_state_dict(found.state["optimizer"])
             outcomes[kind, path.name] = whole(state_of(model, optimizer, 0))
             # A state that was read whole fits as well.
-            load_model_state(model, Store(path, run="5f0c", world=joined()).newest().state["model"])
+            load_model_state(model, Store(path, run="5f0c", world=join()).newest().state["model"])
             assert same(whole(model_state(model)), outcomes[kind, path.name]["model"])
     return outcomes
 
@@ -160,8 +160,8 @@ def written(tmp_path_factory):
     return folder, expected
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_what_any_ranks_have_written_any_others_read_to_the_bit(written, size):
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (1, 3))])
+def test_any_number_of_ranks_reads_what_any_other_number_has_written(written, size):
     folder, expected = written
     for outcomes in run(read_all, size, str(folder)):
         assert len(outcomes) == 12
@@ -169,7 +169,8 @@ def test_what_any_ranks_have_written_any_others_read_to_the_bit(written, size):
             assert same(state, expected[name])
 
 
-def test_one_process_without_a_group_reads_them_whole(written):
+@pytest.mark.soak
+def test_one_process_reads_sharded_checkpoints(written):
     folder, expected = written
     for name, state in expected.items():
         model, optimizer = made("plain", 1, seed=9)
@@ -179,7 +180,8 @@ def test_one_process_without_a_group_reads_them_whole(written):
         assert same(state_of(model, optimizer, 0), state)
 
 
-def test_torch_reads_the_shards_itself(written):
+@pytest.mark.soak
+def test_torch_can_read_the_shards(written):
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
     folder, expected = written
@@ -189,6 +191,7 @@ def test_torch_reads_the_shards_itself(written):
         assert found[f"model/parameters.{name}"].size == tensor.shape
 
 
+@pytest.mark.soak
 def test_no_file_is_a_pickle(written):
     for path in (each for each in written[0].rglob("*") if each.is_file()):
         assert path.name.endswith((".json", ".safetensors")), path
@@ -209,7 +212,7 @@ def troubles(tmp_path_factory):
 
 
 def damage(rank, size, folder):
-    world = joined()
+    world = join()
     store = Store(folder, run="5f0c", world=world)
     model, optimizer = trained("fsdp", size)
     for update in (10, 20, 30, 40):
@@ -230,7 +233,7 @@ def damage(rank, size, folder):
     return found.problems
 
 
-def test_a_damaged_shard_costs_its_checkpoint_on_every_rank(troubles):
+def test_all_ranks_skip_a_checkpoint_with_a_damaged_shard(troubles):
     problems, others = (trouble["damage"] for trouble in troubles)
     assert problems == others
     shard = "shard-00002-model-00001-of-00001.safetensors"
@@ -265,7 +268,7 @@ def fail_so(rank, size, folder, background):
     """Writes that fail on one rank: a shard of rank 1's, rank 0's plain half, rank 0's whole state."""
     told = []
     for kind, broken, prefix in (("fsdp", 1, "shard"), ("fsdp", 0, "state"), ("plain", 0, "manifest")):
-        world = joined()
+        world = join()
         store = Store(f"{folder}/{kind}{broken}", run="5f0c", world=world)
         saver = Saver(store, POLICY, background=background)
         model, optimizer = trained(kind, size)
@@ -293,7 +296,7 @@ def fail_so(rank, size, folder, background):
 
 
 @pytest.mark.parametrize("background", [True, False], ids=["thread", "here"])
-def test_what_one_rank_can_not_write_has_failed_on_all(troubles, background):
+def test_a_write_that_fails_on_one_rank_fails_on_all(troubles, background):
     for rank, trouble in enumerate(troubles):
         for text, broken in zip(trouble["fail"][background], (1, 0, 0), strict=True):
             where = "" if rank == broken else f"rank {broken}: "
@@ -304,14 +307,14 @@ def test_what_one_rank_can_not_write_has_failed_on_all(troubles, background):
 
 def odd_state(rank, size, folder):
     """A state that can't be saved, on one rank only: nobody waits for it."""
-    store = Store(folder, world=joined())
+    store = Store(folder, world=join())
     with pytest.raises(TypeError if rank else PeerFailed, match="is a object" if rank else "^rank 1: WrongType: .*odd"):
         store.write({"odd": object() if rank else 1}, place(10))
     assert not os.path.exists(folder)
     return True
 
 
-def test_a_state_that_one_rank_can_not_save(troubles):
+def test_error_for_a_state_that_one_rank_can_not_save(troubles):
     assert [trouble["odd_state"] for trouble in troubles] == [True, True]
 
 
@@ -319,7 +322,7 @@ def move_on(rank, size, folder):
     """A thread writes, and what it writes is the state of that moment: the weights change under it."""
     from stoker.checkpoint import _disk
 
-    world, go = joined(), threading.Event()
+    world, go = join(), threading.Event()
     real = _disk.create
 
     def late(name, within):
@@ -350,7 +353,7 @@ def move_on(rank, size, folder):
     return True
 
 
-def test_a_thread_writes_the_state_of_that_moment(troubles):
+def test_a_background_save_writes_the_state_at_the_time_of_the_call(troubles):
     assert [trouble["move_on"] for trouble in troubles] == [True, True]
 
 
@@ -358,7 +361,7 @@ def die(rank, size, folder, victim):
     """One rank is killed while it writes the second checkpoint."""
     from stoker.checkpoint import _disk
 
-    store = Store(folder, run="5f0c", world=joined())
+    store = Store(folder, run="5f0c", world=join())
     model, optimizer = trained("fsdp", size)
     store.write(state_of(model, optimizer, rank), place(10))
     if rank == victim:
@@ -367,7 +370,8 @@ def die(rank, size, folder, victim):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_is_killed_leaves_no_half(tmp_path, victim):
+@pytest.mark.soak
+def test_a_rank_that_is_killed_leaves_no_partial_checkpoint(tmp_path, victim):
     with pytest.raises(AssertionError, match="the connection to the other ranks was lost while they saved") as failed:
         run(die, 2, str(tmp_path), victim)
     assert f"rank {victim}:\nended with -9" in str(failed.value)
@@ -389,7 +393,7 @@ def meshes(rank, size, folder):
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     from torch.distributed.tensor.placement_types import _StridedShard
 
-    mesh, world = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tp")), joined()
+    mesh, world = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tp")), join()
     for kind in ("copies", "both", "uneven"):
         torch.manual_seed(0)
         rows = 6 if kind == "uneven" else 8
@@ -429,7 +433,8 @@ def copied(parameters, expected):
     return same(whole(taken), expected)
 
 
-def test_copies_and_shards_over_shards(tmp_path):
+@pytest.mark.soak
+def test_replicas_of_shards_and_shards_along_two_dimensions(tmp_path):
     assert run(meshes, 4, str(tmp_path)) == [True] * 4
 
 
@@ -446,9 +451,10 @@ def weights(rank, size, folder):
     with pytest.raises(Exception, match=r"cannot write .* is not a directory") as failed:
         save(model, f"{folder}/sharded.safetensors/inside")
     assert rank == 0 or str(failed.value).startswith("rank 0 could not save the model: InvalidArgument: ")
-    joined().barrier()
+    join().barrier()
     return sorted(os.listdir(folder))
 
 
-def test_weights_of_a_sharded_model_are_one_file_like_any_other(tmp_path):
+@pytest.mark.soak
+def test_the_weights_of_a_sharded_model_are_saved_as_one_ordinary_file(tmp_path):
     assert run(weights, 3, str(tmp_path)) == [["alone.safetensors", "sharded.safetensors"]] * 3

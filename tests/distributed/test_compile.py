@@ -56,7 +56,8 @@ def both(rank, size):
     return found
 
 
-def test_compiled_on_two_processes_is_eager_on_one():
+@pytest.mark.soak
+def test_two_compiled_processes_give_what_one_eager_process_gives():
     expected = {fit.__name__: came_out(fit()) for fit in (plain, windows, ghosts, tokens, objectives)}
     for found in run(both, 2):
         for name, (out, mode, why, _) in found.items():
@@ -79,6 +80,7 @@ def one_listens(rank, size):
     return fitted._prepared.fit.plan.mode, fitted._prepared.fit.plan.reason, came_out(fitted)
 
 
+@pytest.mark.soak
 def test_all_ranks_compile_or_none_does():
     expected = came_out(learner(network()).fit(samples(24), batch_size=8, epochs=1, show=False))
     for rank, (mode, why, out) in enumerate(run(one_listens, 2)):
@@ -104,13 +106,14 @@ def cut_and_whole(rank, size, folder):
     return [came_out(fit(name, callbacks=[terminate(1, 9, 9)])) for name in ("cut", "whole")]
 
 
-def test_a_compiled_run_of_two_goes_on_to_the_same_bits(tmp_path):
+@pytest.mark.soak
+def test_a_compiled_run_of_two_processes_resumes_to_the_same_bits(tmp_path):
     for cut, whole in run(cut_and_whole, 2, str(tmp_path)):
         assert cut["history"] == whole["history"]
         assert all(torch.equal(value, whole["weights"][name]) for name, value in cut["weights"].items())
 
 
-def test_the_plan_says_so_before_the_fit(monkeypatch):
+def test_the_plan_of_a_compiled_run_with_two_processes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     plan = str(

@@ -1,14 +1,14 @@
-"""Many processes' ways on a GPU: NCCL and FSDP2 in a world of one, and two processes that share the device."""
+"""Distributed training on a GPU: NCCL and FSDP2 with one process, and two processes that share the device."""
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from stoker.loop._tally import Tally
 from torch import nn
 
 import stoker
 from stoker import Checkpoint, Parallel, callbacks, data, metrics
+from stoker.engine import RunningTotals
 from tests.distributed.fits import CASES, came_out, learner, network, results, samples, whole
 from tests.distributed.processes import launched, run
 from tests.distributed.test_fit import differences
@@ -23,13 +23,13 @@ def alone():
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_a_world_of_one_comes_to_the_same(alone, mode):
+def test_a_world_of_one_process_gives_the_same(alone, mode):
     (found,) = launched(results, 1, mode, list(CASES))
     for name, expected in alone.items():
         assert differences(found[name], expected, name) == []
 
 
-def test_two_processes_that_share_a_gpu_come_to_the_same(alone):
+def test_two_processes_that_share_a_gpu_give_the_same(alone):
     for found in run(results, 2, "auto", list(CASES)):  # by gloo: NCCL wants a GPU for each
         for name, expected in alone.items():
             assert differences(found[name], expected, name) == []
@@ -60,7 +60,7 @@ def test_the_plan_of_shards(parallel, where):
     assert set(found.values()) == {("DTensor", where)}
 
 
-def test_replicas_of_one_are_captured():
+def test_one_replica_is_captured():
     ((lines, mode, _, _),) = launched(planned, 1, "ddp")
     assert mode == "captured", lines
 
@@ -92,19 +92,19 @@ class NoWaiting(callbacks.Callback):
 
 
 def without_waiting(rank, size, parallel):
-    values = Tally.values
+    values = RunningTotals.values
 
-    def read(tally, *given, **more):
-        torch.cuda.set_sync_debug_mode("default")  # all batches are through, and the epoch's numbers are waited for
-        return values(tally, *given, **more)
+    def read(totals, *given, **more):
+        torch.cuda.set_sync_debug_mode("default")  # the end of an epoch reads its numbers, and may wait
+        return values(totals, *given, **more)
 
-    Tally.values = read
+    RunningTotals.values = read
     of = learner(parallel=parallel, device="cuda", clip_norm=0.1, metrics=[metrics.Accuracy(), metrics.GradientNorm()])
     fitted = of.fit(samples(96), batch_size=8, epochs=4, callbacks=[NoWaiting()], show=False)
     return came_out(fitted)
 
 
-def test_nobody_waits_for_shards():
+def test_sharded_training_does_not_synchronise_with_the_device():
     (found,) = launched(without_waiting, 1, "fsdp")
     (expected,) = launched(without_waiting, 1, "auto")
     assert differences(found, expected, "shards") == []
@@ -130,7 +130,7 @@ def poisoned(rank, size, parallel, batch):
 
 
 @pytest.mark.parametrize("batch", [2, 5, 11, 12])
-def test_a_nan_is_heard_of_late_and_told_of_where_it_was(batch):
+def test_a_nan_is_located_although_it_is_checked_late(batch):
     for found in (launched(poisoned, 1, "fsdp", batch), run(poisoned, 2, "auto", batch)):
         for text, same in found:
             assert f"at epoch 1, batch {batch}" in text and "the batch" in text, text
@@ -151,7 +151,7 @@ def gone_on(rank, size, folder, before, mode):
 
 @pytest.mark.parametrize("mode", ["auto", "fsdp"])
 @pytest.mark.parametrize("before", ["auto", "fsdp"])
-def test_a_run_goes_on_sharded_or_whole(tmp_path, before, mode):
+def test_a_run_resumes_sharded_or_not(tmp_path, before, mode):
     launched(left, 1, str(tmp_path))
     (found,) = launched(gone_on, 1, str(tmp_path), before, mode)
     (whole,) = launched(gone_on, 1, str(tmp_path), "none", "auto")
@@ -170,7 +170,7 @@ def whole_and_rest(rank, size, folder):
     return {name: came_out(fitted) for name, fitted in found.items()}
 
 
-def test_shards_go_on_to_the_same_bits_and_are_one_file_in_the_end(tmp_path):
+def test_a_sharded_run_resumes_to_the_same_bits_and_is_saved_as_one_file(tmp_path):
     launched(cut, 1, str(tmp_path))
     (found,) = launched(whole_and_rest, 1, str(tmp_path))
     one, other = found["run"], found["uncut"]

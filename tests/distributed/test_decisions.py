@@ -77,7 +77,7 @@ def stops(rank, size, folder):
     return found
 
 
-def test_all_stop_after_the_same_update():
+def test_all_ranks_stop_after_the_same_update():
     answers = run(stops, 3, "")
     assert answers[0] == {
         "one": (1, 4, "rank 1 has seen enough"),
@@ -109,7 +109,8 @@ def saves(rank, size, folder):
     return told, asked.stopped.split(", in")[0], asked.updates
 
 
-def test_all_save_after_the_same_update_and_one_writes(tmp_path):
+@pytest.mark.soak
+def test_all_ranks_save_after_the_same_update_and_one_writes(tmp_path):
     answers = run(saves, 3, str(tmp_path))
     told, stopped, updates = answers[0]
     assert told["wish"] == [(0, "the beginning"), (4, "rank 1 wants it"), (12, "the end")]
@@ -133,7 +134,8 @@ def leaves(rank, size, folder):
     return found
 
 
-def test_a_signal_to_one_rank_ends_all_of_them_in_order(tmp_path):
+@pytest.mark.soak
+def test_a_signal_to_one_rank_ends_all_ranks_in_order(tmp_path):
     answers = run(leaves, 3, str(tmp_path))
     training = (143, "Terminated (SIGTERM) in epoch 1, batch 3", 4, ["the begi", "stopped:"])
     validation = (143, "Terminated (SIGTERM) in epoch 1, batch 2", 6, ["the begi", "stopped:"])
@@ -157,7 +159,7 @@ def poisoned(rank, size, folder):
     return found
 
 
-def test_a_nan_on_one_rank_is_refused_by_all():
+def test_all_ranks_refuse_an_update_with_a_nan_on_one():
     alone = poisoned(0, 1, "")
     for found in run(poisoned, 2, ""):
         for name, (outcome, warnings, text) in found.items():
@@ -246,7 +248,8 @@ def parted(rank, size, folder):
     return texts
 
 
-def test_ranks_that_come_apart_are_told_so(tmp_path):
+@pytest.mark.soak
+def test_errors_for_ranks_that_diverge(tmp_path):
     (*streams, weights, saved), second = run(parted, 2, str(tmp_path))
     assert [*streams, weights, saved] == second
     assert streams[0] == (
@@ -269,14 +272,15 @@ def ghosts(rank, size, folder):
     return seen
 
 
-def test_a_hook_can_tell_a_ghost():
+def test_a_hook_can_detect_a_padding_batch():
     assert run(ghosts, 2, "") == [
         {"train": [False, True], "valid": [True], "after": False},
         {"train": [False, False], "valid": [False], "after": False},
     ]
 
 
-def test_what_can_t_be_is_refused_on_every_rank(tmp_path):
+@pytest.mark.soak
+def test_errors_are_raised_on_every_rank(tmp_path):
     (first, taken, stopped), (second, also, _) = run(refused, 2, str(tmp_path))
     assert stopped == "Completed 2 epochs"
     assert first.startswith("rank 1 is at another training than rank 0\n  samples: 97 there, 96 here")
@@ -310,7 +314,8 @@ def says(rank, size, folder):
     return warnings, log.count("rank 1: this node is hot"), fitted.record.path is None, lines
 
 
-def test_rank_0_writes_and_says_who_warned(tmp_path):
+@pytest.mark.soak
+def test_rank_0_writes_and_names_the_rank_that_warned(tmp_path):
     answers = run(says, 2, str(tmp_path))
     for rank, (warnings, logged, in_memory, lines) in enumerate(answers):
         assert warnings == ["rank 1: this node is hot", "said by all"]
@@ -326,6 +331,6 @@ def test_rank_0_writes_and_says_who_warned(tmp_path):
     assert (tmp_path / "0.csv").exists() and not (tmp_path / "1.csv").exists()
 
 
-def test_one_process_has_none_of_it():
+def test_the_plan_of_one_process_does_not_mention_ranks():
     text = learner(network()).explain(samples(20), epochs=1)
     assert "ranks" not in text and "sharding" not in text

@@ -13,15 +13,19 @@ from stoker import callbacks, data
 from tests.distributed.fits import CASES, _fit, came_out, learner, network, results, samples
 from tests.distributed.processes import run
 
+MORE_PROCESSES = [("fsdp", 2), *((mode, size) for mode in ("auto", "fsdp") for size in (3, 4))]
+
 
 @pytest.fixture(scope="module")
 def alone():
     return results(0, 1, "auto", CASES)
 
 
-@pytest.mark.parametrize("mode", ["auto", "fsdp"])
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_fit_comes_to_the_same_on_any_number_of_processes(alone, mode, size):
+@pytest.mark.parametrize(
+    ("mode", "size"),
+    [("auto", 2), *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE_PROCESSES)],
+)
+def test_a_fit_gives_the_same_on_any_number_of_processes(alone, mode, size):
     for found in run(results, size, mode, list(CASES)):
         for name, expected in alone.items():
             assert differences(found[name], expected, name) == []
@@ -100,7 +104,8 @@ def doubled(x, y):
     return 2 * x + 0.01 * torch.randn(x.shape, dtype=x.dtype), y
 
 
-def test_everything_around_a_fit_is_the_same_on_two_processes(tmp_path):
+@pytest.mark.soak
+def test_predictions_reports_and_streams_are_the_same_on_two_processes(tmp_path):
     for size in (1, 2):
         (tmp_path / str(size)).mkdir()
     alone = corners(0, 1, str(tmp_path))
@@ -162,7 +167,8 @@ def mesh_of(rank, size):
     return came_out(_fit(of, samples(32)))
 
 
-def test_ranks_with_the_same_rows_drop_out_the_same():
+@pytest.mark.soak
+def test_ranks_with_the_same_rows_draw_the_same_dropout():
     expected = mesh_of(0, 1)
     for found in run(mesh_of, 2):
         assert differences(found, expected, "mesh") == []
@@ -172,7 +178,8 @@ KINDS = [("ddp", 2), ("fsdp", 2), ("replicas of shards", 4), ("tensor", 4), ("te
 
 
 @pytest.mark.parametrize(("kind", "size"), KINDS)
-def test_a_model_that_is_distributed_already_is_taken_as_it_is(kind, size):
+@pytest.mark.soak
+def test_a_model_that_is_distributed_already_is_trained_as_it_is(kind, size):
     expected = wrapped(0, 1, "alone")
     for found in run(wrapped, size, kind):
         assert differences(found, expected, kind) == []

@@ -37,6 +37,7 @@ def ended(launch):
 
 
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+@pytest.mark.soak
 def test_a_run_on_two_hosts_survives_the_loss_of_the_network(tmp_path):
     first, second = run(whole, 2, str(tmp_path / "local"))
     undisturbed = f"digest {first} {second}"

@@ -1,11 +1,12 @@
-"""Metrics of many processes: each sees its part, and all come to the number of the whole, to the same bits."""
+"""Metrics of several processes: each sees a share, and all compute the value of the whole, to the same bits."""
 
 import math
 
+import pytest
 import torch
 from torchmetrics import classification, regression
 
-from stoker.distributed import joined
+from stoker.distributed import join
 from stoker.metrics import as_metric, flatten_value
 from stoker.steps import RegressionOutput
 from tests.metrics.cases import CASES, CPU, classes, numbers
@@ -29,7 +30,7 @@ ROWS = 10
 
 def merged(rank, size):
     """The value of every metric over all processes' states; the first process has seen nothing."""
-    world, found = joined(), []
+    world, found = join(), []
     for metric, make in [*CASES, *EDGE]:
         output = make(torch.Generator().manual_seed(1), ROWS)
         state = metric.init(CPU)
@@ -42,6 +43,7 @@ def merged(rank, size):
     return found
 
 
+@pytest.mark.soak
 def test_every_metric_over_three_processes():
     answers = run(merged, 3)
     assert [repr(each) for each in answers] == [repr(answers[0])] * 3  # bit for bit, NaN included

@@ -73,7 +73,8 @@ def gone_on(rank, size, folder):
     return found
 
 
-def test_a_run_goes_on_with_another_number_of_processes_and_in_another_mode(tmp_path):
+@pytest.mark.soak
+def test_a_run_resumes_with_another_number_of_processes_and_in_another_mode(tmp_path):
     whole = came_out(steady(None, "auto"))
     (tmp_path / "left").mkdir()
     for size in (1, 2, 3):
@@ -167,7 +168,8 @@ def bits(rank, size, folder):
     return found
 
 
-def test_on_as_many_processes_it_goes_on_to_the_same_bits(tmp_path):
+@pytest.mark.soak
+def test_a_run_resumes_to_the_same_bits_on_as_many_processes(tmp_path):
     answers = run(bits, 2, str(tmp_path))
     for found in answers:
         for name, (again, whole) in found.items():
@@ -192,7 +194,7 @@ def after_it(rank, size, folder):
     return came_out(noisy(f"{folder}/run")), came_out(noisy()), warnings
 
 
-def test_an_exception_on_one_rank_ends_all_and_the_run_goes_on(tmp_path):
+def test_a_run_resumes_after_an_exception_on_one_rank(tmp_path):
     with pytest.raises(AssertionError) as error:
         run(one_fails, 2, str(tmp_path))
     said = "rank 1 has failed: ValueError: the disk of this node is gone; its traceback is in its own output"
@@ -265,7 +267,8 @@ def other_metrics(rank, size, folder):
     return of.fit(samples(97), resume="force", **wish).epochs
 
 
-def test_what_each_rank_counts_goes_on_as_its_own(tmp_path):
+@pytest.mark.soak
+def test_the_state_of_each_rank_resumes_as_its_own(tmp_path):
     answers = run(counts, 2, str(tmp_path))
     for whole, parts in answers:
         assert all(torch.equal(whole[0][name], value) for name, value in parts[0].items())

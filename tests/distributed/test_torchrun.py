@@ -57,7 +57,8 @@ def undisturbed(tmp_path_factory):
 # --- restarts
 
 
-def test_a_rank_that_is_killed_comes_back_and_the_run_ends_in_the_same_bits(launch, tmp_path, undisturbed):
+@pytest.mark.soak
+def test_a_killed_rank_is_restarted_and_the_run_ends_in_the_same_bits(launch, tmp_path, undisturbed):
     started = launch("dies_once", standalone(2, restarts=3))
     assert started.wait() == 0, started.printed()
     assert (tmp_path / "died").exists()
@@ -78,7 +79,8 @@ def seen(folder):
     return [json.loads(line) for file in folder.glob("seen-*") for line in file.read_text().splitlines()]
 
 
-def test_a_node_is_lost_and_another_one_joins_and_every_sample_is_seen_once(launch, tmp_path):
+@pytest.mark.soak
+def test_every_sample_is_used_once_when_a_node_is_lost_and_another_joins(launch, tmp_path):
     place = f"127.0.0.1:{free_port()}"
 
     def node(is_host):
@@ -128,7 +130,8 @@ def test_an_exception_on_one_rank_ends_all_with_its_traceback_first(launch, tmp_
     assert [event.text for event in Run.open(tmp_path / "run").record.events_of("error")] == [f"PeerFailed: {said}"]
 
 
-def test_what_one_rank_decides_ends_all_of_them_in_the_same_way(launch, tmp_path):
+@pytest.mark.soak
+def test_a_decision_of_one_rank_ends_all_ranks_in_the_same_way(launch, tmp_path):
     started = launch("decides", standalone(2))
     assert started.wait() == 1
     printed = started.printed()
@@ -144,7 +147,8 @@ def test_what_one_rank_decides_ends_all_of_them_in_the_same_way(launch, tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["asked to end", "killed"])
-def test_without_the_agent_the_ranks_leave_in_order_and_go_on_later(launch, tmp_path, undisturbed, number):
+@pytest.mark.soak
+def test_without_the_agent_the_ranks_end_in_order_and_the_run_resumes(launch, tmp_path, undisturbed, number):
     started = launch("slow", standalone(2))
     awaited((tmp_path / "inside").exists, [started])
     started.send(number)

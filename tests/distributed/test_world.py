@@ -1,22 +1,34 @@
-"""The collectives of a world: what they give on every rank, and that they are identities on one."""
+"""The collectives of a world, device meshes, and work of single ranks."""
 
+import errno
 import math
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from stoker.distributed import World, joined
-from stoker.distributed._world import _buckets
-from stoker.errors import InvalidArgument
+from stoker.distributed import (
+    FailedElsewhere,
+    Parallel,
+    World,
+    barrier,
+    broadcast_result,
+    data_world,
+    describe_failure,
+    gather_results,
+    join,
+    rank_zero,
+    run_on_rank_zero,
+)
+from stoker.errors import InvalidArgument, PeerFailed, RunExists, StokerError
 
-from .processes import run
+from .processes import launched, run
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
 
 
 def tensors_of(rank):
-    """Of many shapes and types, in no order; the sums are exact in all of them."""
+    """Tensors of many shapes and dtypes, in no order; their sums are exact."""
     generator = torch.Generator().manual_seed(rank)
     shapes = [(3,), (), (2, 5), (0,), (4, 1, 2), (7,)]
     return [
@@ -27,8 +39,8 @@ def tensors_of(rank):
     ]
 
 
-def kept(rank):
-    """What a rank might have: all kinds of values, of another size on each."""
+def value_of(rank):
+    """Values of all kinds, of a different size on each rank."""
     return {
         "epoch": rank,
         "nothing": None,
@@ -37,80 +49,189 @@ def kept(rank):
     }
 
 
-def take_part(rank, size):
-    world = joined()
+def use_collectives(rank, size):
+    world = join()
     assert (world.rank, world.size, world.is_first) == (rank, size, rank == 0)
-    mine = tensors_of(rank)
-    before = [tensor.clone() for tensor in mine]
-    summed = {megabytes: world.sum_all(mine, bucket_mb=megabytes) for megabytes in (25, 1e-5)}
-    assert all(torch.equal(*pair) for pair in zip(mine, before, strict=True))
+    own = tensors_of(rank)
+    before = [tensor.clone() for tensor in own]
+    sums = {megabytes: world.sum_all(own, bucket_mb=megabytes) for megabytes in (25, 1e-5)}
+    assert all(torch.equal(*pair) for pair in zip(own, before, strict=True))
     one = world.sum(torch.tensor([float(rank)], requires_grad=True))
 
-    flags = [torch.full((3,), rank == 0), torch.full((2, 2), 5 - rank), torch.tensor(rank + 0.5, requires_grad=True)]
-    flags += [torch.full((4, 4), rank, dtype=torch.bfloat16).t()[::2], torch.empty(0), torch.full((), rank + 0j)]
-    # Expanded, as a mask may be: many places of one memory.
-    flags += [torch.full((2, 1), rank + 1).expand(3, 2, 4), torch.tensor(rank + 3.0).expand(5), torch.ones(1).expand(0)]
-    versions = [tensor._version for tensor in flags]
-    world.broadcast(flags)
-    assert rank or [tensor._version for tensor in flags] == versions  # the first one's are only read
+    targets = [torch.full((3,), rank == 0), torch.full((2, 2), 5 - rank), torch.tensor(rank + 0.5, requires_grad=True)]
+    targets += [torch.full((4, 4), rank, dtype=torch.bfloat16).t()[::2], torch.empty(0), torch.full((), rank + 0j)]
+    # Expanded tensors, in which several elements share their memory.
+    targets += [torch.full((2, 1), rank + 1).expand(3, 2, 4), torch.tensor(rank + 3.0).expand(5)]
+    targets += [torch.ones(1).expand(0)]
+    versions = [tensor._version for tensor in targets]
+    world.broadcast(targets)
+    assert rank or [tensor._version for tensor in targets] == versions  # rank 0's are only read
     world.broadcast([])
     world.barrier()
     return {
-        "summed": summed,
+        "sums": sums,
         "one": one,
-        "broadcast": [tensor.detach().clone() for tensor in flags],
-        "gathered": world.all_gather(kept(rank)),
-        "told": world.broadcast_object(kept(rank + 2)),
+        "broadcast": [tensor.detach().clone() for tensor in targets],
+        "all_gather": world.all_gather(value_of(rank)),
+        "broadcast_object": world.broadcast_object(value_of(rank + 2)),
         "any": [world.any(flag) for flag in (False, rank == size - 1, True)],
         "all": [world.all(flag) for flag in (False, rank == 0, True)],
     }
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_collectives(size):
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (1, 3, 4))])
+def test_collectives_give_the_same_on_every_rank(size):
     expected = [torch.stack(each).sum(0) for each in zip(*map(tensors_of, range(size)), strict=True)]
-    for found in run(take_part, size):
-        for summed in found["summed"].values():
-            for tensor, right, given in zip(summed, expected, tensors_of(0), strict=True):
-                assert tensor.dtype == given.dtype and tensor.shape == given.shape
+    for found in run(use_collectives, size):
+        for sums in found["sums"].values():
+            for tensor, right, given in zip(sums, expected, tensors_of(0), strict=True):
+                assert tensor.dtype == given.dtype
+                assert tensor.shape == given.shape
                 assert torch.equal(tensor, right.to(given.dtype))
-        assert found["one"] == sum(range(size)) and not found["one"].requires_grad
+        assert found["one"] == sum(range(size))
+        assert not found["one"].requires_grad
         right = [torch.full((3,), True), torch.full((2, 2), 5), torch.tensor(0.5)]
         right += [torch.zeros(2, 4, dtype=torch.bfloat16), torch.empty(0), torch.zeros((), dtype=torch.complex64)]
         right += [torch.ones(3, 2, 4, dtype=torch.int64), torch.full((5,), 3.0), torch.empty(0)]
         torch.testing.assert_close(found["broadcast"], right, rtol=0, atol=0)
-        assert [each["epoch"] for each in found["gathered"]] == list(range(size))
-        for rank, each in enumerate(found["gathered"]):
-            torch.testing.assert_close(each["sums"]["loss"], kept(rank)["sums"]["loss"], rtol=0, atol=0)
-            assert each["sums"][3] == kept(rank)["sums"][3] and each["texts"] == kept(rank)["texts"]
-        assert found["told"]["epoch"] == 2 and found["told"]["texts"] == kept(2)["texts"]
+        for rank, each in enumerate(found["all_gather"]):
+            assert each["epoch"] == rank
+            torch.testing.assert_close(each["sums"]["loss"], value_of(rank)["sums"]["loss"], rtol=0, atol=0)
+            assert each["sums"][3] == value_of(rank)["sums"][3]
+            assert each["texts"] == value_of(rank)["texts"]
+        assert found["broadcast_object"]["epoch"] == 2
         assert found["any"] == [False, True, True]
         assert found["all"] == [False, size == 1, True]
 
 
-def test_alone_nothing_is_needed():
+def test_one_process_needs_no_process_group():
     assert not dist.is_initialized()
     world, tensor = World(), torch.ones(2, requires_grad=True)
-    summed = world.sum(tensor)
-    assert summed is not tensor and torch.equal(summed, tensor) and not summed.requires_grad
+    total = world.sum(tensor)
+    assert total is not tensor
+    assert torch.equal(total, tensor)
+    assert not total.requires_grad
     world.broadcast([tensor])
     world.barrier()
-    assert world.all_gather((1, None)) == [(1, None)] and world.broadcast_object("x") == "x"
-    assert world.any(True) and not world.any(False) and world.all(True) and not world.all(False)
+    assert world.all_gather((1, None)) == [(1, None)]
+    assert world.broadcast_object("x") == "x"
+    assert (world.any(True), world.any(False), world.all(True), world.all(False)) == (True, False, True, False)
 
 
-def test_what_travels_together():
-    tensors = [torch.ones(size) for size in (100, 100, 100, 1000, 1, 100)]  # of 4 bytes
-    kinds = ["a", "a", "b", "a", "a", "a"]
-    assert list(_buckets(kinds, tensors, 1000 / 2**20)) == [[0, 1], [3], [4, 5], [2]]
-    assert list(_buckets(kinds, tensors, 25)) == [[0, 1, 3, 4, 5], [2]]
-    assert list(_buckets([], [], 25)) == []
+def test_error_for_a_world_that_was_not_joined():
+    for use in (lambda: World(1, 2).all_gather("x"), lambda: World(1, 2).sum(torch.ones(1))):
+        with pytest.raises(InvalidArgument, match=r"rank 1 of 2 has not joined the others.*stoker\.distributed\.join"):
+            use()
 
 
-def test_a_world_that_has_not_been_joined():
-    with pytest.raises(
-        InvalidArgument, match=r"rank 1 of 2 has not joined the others: ask stoker\.distributed\.joined"
-    ):
-        World(1, 2).all_gather("x")
-    with pytest.raises(InvalidArgument, match="has not joined the others"):
-        World(1, 2).sum(torch.ones(1))
+# --- the ranks among which a batch is split
+
+
+def split(rank, size):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    world = join()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    assert data_world(world, Parallel()) is world
+    assert data_world(world, Parallel(mesh=mesh, data=("dp", "tp"))) is world
+    part = data_world(world, Parallel(mesh=mesh))
+    across = data_world(world, Parallel(mesh=mesh, data=("tp",)))
+    total = float(part.sum(torch.tensor(float(rank))))
+    along = part.rank, part.size, part.all_gather(rank), total, part.broadcast_object(rank)
+    return along, (across.rank, across.size, across.all_gather(rank))
+
+
+@pytest.mark.soak
+def test_a_batch_is_split_along_the_data_dimensions_of_a_mesh():
+    dp, tp = zip(*run(split, 4), strict=True)
+    assert dp == ((0, 2, [0, 2], 2.0, 0), (0, 2, [1, 3], 4.0, 1), (1, 2, [0, 2], 2.0, 0), (1, 2, [1, 3], 4.0, 1))
+    assert tp == ((0, 2, [0, 1]), (1, 2, [0, 1]), (0, 2, [2, 3]), (1, 2, [2, 3]))
+
+
+def test_error_for_a_mesh_of_other_ranks():
+    mesh = type("Mesh", (), {"mesh_dim_names": ("dp",), "mesh": torch.arange(2)})()
+    with pytest.raises(InvalidArgument, match="the mesh has 2 ranks, and there are 3; it must have them all"):
+        data_world(World(0, 3), Parallel(mesh=mesh))
+
+
+# --- work of rank 0, and of all ranks
+
+
+@rank_zero
+def write(text):
+    """Writes."""
+    return f"written: {text}"
+
+
+def work_together(rank, size):
+    barrier()  # joins
+    found, world, done = {"rank_zero": write("x")}, join(), []
+    barrier()
+
+    class Odd(Exception):
+        pass
+
+    def work():
+        done.append(rank)
+        return rank
+
+    def fail(error, on=0):
+        def work():
+            if rank == on:
+                raise error
+            return rank
+
+        return work
+
+    found["run_on_rank_zero"] = run_on_rank_zero(world, work), list(done)
+    for error, kind in ((RunExists("taken"), RunExists), (PermissionError("no"), PermissionError)):
+        with pytest.raises(kind, match=str(error)):
+            run_on_rank_zero(world, fail(error))
+    with pytest.raises(Odd if rank == 0 else StokerError) as odd:
+        run_on_rank_zero(world, fail(Odd("strange")))
+    found["odd"] = str(odd.value)
+    found["gather_results"] = gather_results(world, work)
+    found["broadcast_result"] = broadcast_result(world, lambda: f"from {rank}")
+    for on in (0, 1):
+        with pytest.raises(ValueError if rank == on else FailedElsewhere) as failure:
+            gather_results(world, fail(ValueError("odd"), on))
+        found[f"failure on {on}"] = str(failure.value)
+    return found
+
+
+def test_work_of_rank_zero_and_of_all_ranks_has_one_outcome():
+    first, second = launched(work_together, 2)
+    assert (first["rank_zero"], second["rank_zero"]) == ("written: x", None)
+    assert (first["run_on_rank_zero"], second["run_on_rank_zero"]) == ((0, [0]), (None, []))
+    assert (first["odd"], second["odd"]) == ("strange", "Odd: strange")
+    for found in (first, second):
+        assert found["gather_results"] == [0, 1]
+        assert found["broadcast_result"] == "from 0"
+    assert (first["failure on 0"], second["failure on 0"]) == ("odd", "rank 0: ValueError: odd. Fix that first")
+    assert (first["failure on 1"], second["failure on 1"]) == ("rank 1: ValueError: odd. Fix that first", "odd")
+
+
+def test_one_process_just_works():
+    assert write("x") == "written: x"
+    assert (write.__name__, write.__doc__) == ("write", "Writes.")
+    barrier()
+    assert run_on_rank_zero(World(), lambda: 3) == broadcast_result(World(), lambda: 3) == 3
+    assert gather_results(World(), lambda: 3) == [3]
+    with pytest.raises(KeyError):
+        run_on_rank_zero(World(), lambda: {}["x"])
+
+
+def test_a_lost_connection_is_not_a_failure_of_the_work():
+    class Lost(World):
+        def all_gather(self, value):
+            raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
+
+    with pytest.raises(PeerFailed, match="^the connection to the other ranks was lost") as failed:
+        gather_results(Lost(size=2), lambda: 3)
+    assert not isinstance(failed.value, FailedElsewhere)
+
+
+def test_failures_are_described_with_an_advice():
+    assert describe_failure(OSError(errno.ENOSPC, "full")) == "OSError: [Errno 28] full. Free some space there"
+    assert describe_failure(OSError(errno.EROFS, "no")) == "OSError: [Errno 30] no. Make it writable"
+    assert describe_failure(FailedElsewhere("rank 1: odd")) == "rank 1: odd"

@@ -75,7 +75,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gives_what_torch_leaves_in_grad(name):
+def test_gradients_are_what_torch_leaves_in_grad(name):
     make, inputs = MODELS[name]
     torch.manual_seed(0)
     model, x = make(), inputs()
@@ -102,7 +102,7 @@ def test_gives_what_torch_leaves_in_grad(name):
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]),
     frozen=st.sets(st.integers(0, 5)),
 )
-def test_any_network_any_type_any_frozen_part(widths, batch, dtype, frozen):
+def test_gradients_of_any_network_dtype_and_frozen_part(widths, batch, dtype, frozen):
     layers = [nn.Linear(a, b, dtype=dtype) for a, b in pairwise(widths)]
     model = nn.Sequential(*layers)
     parameters = list(model.parameters())
@@ -118,7 +118,7 @@ def test_any_network_any_type_any_frozen_part(widths, batch, dtype, frozen):
     assert_same(backward(loss, model), expected)
 
 
-def test_a_gradient_that_somebody_left_in_grad_is_neither_used_nor_lost():
+def test_what_is_in_grad_before_is_neither_used_nor_lost():
     model, x = mlp(), torch.randn(2, 4)
     left = torch.full_like(model[0].weight, 7.0)
     model[0].weight.grad = left
@@ -128,7 +128,7 @@ def test_a_gradient_that_somebody_left_in_grad_is_neither_used_nor_lost():
     assert torch.equal(backward(model(x).sum(), model)["0.weight"], expected["0.weight"])
 
 
-def test_what_the_loss_does_not_reach_is_absent():
+def test_a_parameter_that_the_loss_does_not_depend_on_is_absent():
     model = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(2, 1)})
     grads = backward(model["used"](torch.ones(1, 2)).sum(), model)
     assert set(grads) == {"used.weight", "used.bias"}
@@ -136,12 +136,12 @@ def test_what_the_loss_does_not_reach_is_absent():
         grads["unused.weight"]
 
 
-def test_frozen_parameters_have_none():
+def test_frozen_parameters_are_absent():
     model = stoker.freeze(mlp(), "0")
     assert set(backward(model(torch.ones(1, 4)).sum(), model)) == {"2.weight", "2.bias"}
 
 
-def test_a_tied_weight_stands_once_and_answers_to_both_names():
+def test_a_tied_weight_has_one_gradient_with_two_names():
     model = Tied()
     grads = backward(model(torch.ones(1, 4)).sum(), model)
     assert list(grads) == ["encoder.weight"]
@@ -149,7 +149,7 @@ def test_a_tied_weight_stands_once_and_answers_to_both_names():
     assert list(grads.take(model.decoder)) == ["encoder.weight"]
 
 
-def test_several_losses_through_one_model():
+def test_retain_graph_allows_several_losses_of_one_forward():
     model, x = mlp(), torch.randn(3, 4)
     out = model(x)
     first = backward(out[:, 0].sum(), model, retain_graph=True)
@@ -159,7 +159,7 @@ def test_several_losses_through_one_model():
         torch.testing.assert_close(tensor, whole[name])
 
 
-def test_one_loss_through_several_models():
+def test_one_loss_of_several_models():
     encoder, decoder, x = mlp(), nn.Linear(3, 2), torch.randn(3, 4)
     grads = backward(decoder(encoder(x)).sum(), {"encoder": encoder, "decoder": decoder})
     assert list(grads) == [
@@ -177,7 +177,7 @@ def test_one_loss_through_several_models():
     assert set(grads) == {"decoder.weight", "decoder.bias"} and not torch.equal(encoder[0].weight, before)
 
 
-def test_wrt_limits_it():
+def test_wrt_selects_parameters():
     model = mlp()
     assert set(backward(model(torch.ones(1, 4)).sum(), model, wrt="2")) == {"2.weight", "2.bias"}
     assert set(backward(model(torch.ones(1, 4)).sum(), model, wrt=[model[0].bias, "*.weight"])) == {
@@ -191,7 +191,7 @@ def test_wrt_limits_it():
         backward(model(torch.ones(1, 4)).sum(), stoker.freeze(model, "0"), wrt="0")
 
 
-def test_double_backward():
+def test_create_graph_makes_gradients_differentiable():
     model, x = mlp().double(), torch.randn(3, 4, dtype=torch.float64)
     grads = backward(model(x).square().sum(), model, create_graph=True)
     penalty = sum(tensor.square().sum() for tensor in grads.values())
@@ -211,8 +211,8 @@ def test_clipping_differentiable_gradients_keeps_the_graph():
     assert len(backward(grads["2.weight"].sum(), model)) > 0
 
 
-def test_wrappers_leave_no_trace_in_the_names():
-    class Compiled(nn.Module):  # what torch.compile makes, without the second that importing it takes
+def test_names_do_not_contain_those_of_wrappers():
+    class Compiled(nn.Module):  # like torch.compile's, without the second that importing it takes
         def __init__(self, inner):
             super().__init__()
             self._orig_mod = inner
@@ -226,7 +226,7 @@ def test_wrappers_leave_no_trace_in_the_names():
     assert list(grads) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
-def test_data_parallel_leaves_no_trace_in_the_names():
+def test_names_do_not_contain_those_of_data_parallel():
     model = nn.DataParallel(nn.Linear(2, 1))
     assert list(backward(model(torch.ones(3, 2)).sum(), model)) == ["weight", "bias"]
 
@@ -238,7 +238,7 @@ def test_a_compiled_model():
     assert list(grads) == ["weight", "bias"] and torch.equal(grads["bias"], torch.tensor([3.0]))
 
 
-def test_a_loss_of_one_element_is_a_number_too():
+def test_a_loss_may_have_dimensions_of_size_one():
     model = nn.Linear(2, 1)
     assert len(backward(model(torch.ones(1, 2)), model)) == 2  # shape [1, 1]
 
@@ -270,14 +270,14 @@ def loss_of(kind, model):
         ("foreign", r"depends on none of the 4 selected parameters: it was computed with another model"),
     ],
 )
-def test_a_loss_without_a_gradient_says_which_it_is(kind, text):
+def test_errors_for_losses_that_have_no_gradient(kind, text):
     model = mlp()
     with pytest.raises(NotDifferentiable, match=text):
         backward(loss_of(kind, model), model)
     assert isinstance(NotDifferentiable("x"), RuntimeError)
 
 
-def test_a_loss_under_no_grad_or_valid():
+def test_errors_for_losses_without_a_graph():
     model, x = mlp(), torch.ones(2, 4)
     with torch.no_grad(), pytest.raises(NotDifferentiable, match="under torch.no_grad"):
         backward(model(x).sum(), model)
@@ -292,7 +292,7 @@ def test_a_loss_under_no_grad_or_valid():
         backward(model(x).sum().detach(), model)
 
 
-def test_a_graph_used_twice():
+def test_error_for_a_graph_that_was_freed():
     model = mlp()
     loss = model(torch.ones(1, 4)).square().sum()
     backward(loss, model)
@@ -300,7 +300,7 @@ def test_a_graph_used_twice():
         backward(loss, model)
 
 
-def test_all_frozen():
+def test_error_if_all_parameters_are_frozen():
     model = mlp()
     loss = model(torch.ones(1, 4)).sum()
     with pytest.raises(NotDifferentiable, match=r"all parameters are frozen.*stoker.unfreeze"):
@@ -308,12 +308,12 @@ def test_all_frozen():
 
 
 @pytest.mark.parametrize("loss", [1.0, None, "loss"])
-def test_not_a_tensor(loss):
+def test_error_if_the_loss_is_not_a_tensor(loss):
     with pytest.raises(stoker.WrongType, match="the loss must be a tensor, got"):
         backward(loss, mlp())
 
 
-def test_not_a_model():
+def test_error_if_the_model_is_not_a_module():
     with pytest.raises(stoker.WrongType, match=r"expected a torch.nn.Module.*got int"):
         backward(mlp()(torch.ones(1, 4)).sum(), 3)
 

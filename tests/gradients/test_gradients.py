@@ -1,4 +1,4 @@
-"""Gradients as values: lookup, moving, arithmetic, and what using them up means."""
+"""Gradients as values: lookup, arithmetic, and what consumes them."""
 
 from contextlib import suppress
 
@@ -27,7 +27,7 @@ def grads(model):
     return backward(model(torch.randn(5, 4)).square().mean(), model)
 
 
-def test_it_is_a_mapping_in_the_models_order(model, grads):
+def test_gradients_are_a_mapping_in_the_models_order(model, grads):
     assert list(grads) == [name for name, _ in model.named_parameters()]
     assert len(grads) == 4 and "0.weight" in grads and "nothing" not in grads
     assert model[0].weight in grads and nn.Parameter(torch.ones(1)) not in grads
@@ -36,7 +36,7 @@ def test_it_is_a_mapping_in_the_models_order(model, grads):
     assert grads.parameter("2.bias") is model[2].bias
 
 
-def test_lookups_that_fail_say_why(model, grads):
+def test_errors_of_lookups_say_why(model, grads):
     with pytest.raises(stoker.NoSuchParameter, match="this model has no parameter '0.weigth'; did you mean '0.weight'"):
         grads["0.weigth"]
     with pytest.raises(stoker.NoSuchParameter, match=r"parameter of shape \[1\] is not a parameter of this model"):
@@ -48,7 +48,7 @@ def test_lookups_that_fail_say_why(model, grads):
         grads["0.weight"]
 
 
-def test_take_moves_out(model, grads):
+def test_take_moves_gradients_out(model, grads):
     copies = {name: tensor.clone() for name, tensor in grads.items()}
     layer = grads.take(model[0])
     bias = grads.take("*.bias")
@@ -57,13 +57,13 @@ def test_take_moves_out(model, grads):
         assert all(torch.equal(tensor, copies[name]) for name, tensor in part.items())
 
 
-def test_take_what_is_not_there(model, grads):
+def test_errors_of_take_change_nothing(model, grads):
     with pytest.raises(stoker.NoSuchParameter, match="'head' matches no parameter; the parameters are: 0.weight"):
         grads.take("head")
     grads.take("0")
     with pytest.raises(stoker.NoSuchParameter, match=r"'0' selects no gradient here.*taken by take\('0'\)"):
         grads.take("0")
-    assert set(grads) == {"2.weight", "2.bias"}  # a mistake loses nothing
+    assert set(grads) == {"2.weight", "2.bias"}  # an error changes nothing
 
 
 @settings(max_examples=50, deadline=None)
@@ -82,7 +82,7 @@ def test_any_takes_partition_the_gradients(parts):
     assert torch.stack([piece.norm() for piece in pieces]).norm().item() == pytest.approx(total, rel=1e-6)
 
 
-def test_a_step_uses_them_up_and_says_so(model, grads):
+def test_a_step_consumes_gradients(model, grads):
     stoker.optim.SGD(momentum=0.9).init(model).step(grads, lr=0.1)
     assert len(grads) == 0 and list(grads) == [] and repr(grads).startswith("Gradients(used up by the step of SGD(")
     for use in (
@@ -109,7 +109,7 @@ def test_ignoring_what_clip_returned_is_an_error(model, grads):
         stoker.optim.SGD().init(model).step(grads, lr=0.1)
 
 
-def test_nothing_left_after_taking_everything(model, grads):
+def test_error_after_everything_was_taken(model, grads):
     grads.take("0")
     grads.take("2")
     with pytest.raises(GradientsConsumed, match=r"take\('0'\), take\('2'\)"):
@@ -159,7 +159,7 @@ def test_sum_of_many(model):
     torch.testing.assert_close(total["0.weight"], one["0.weight"] * 3)
 
 
-def test_additions_that_make_no_sense_lose_nothing(model, grads):
+def test_errors_of_addition_change_nothing(model, grads):
     other = mlp()
     theirs = backward(other(torch.ones(1, 4)).sum(), other)
     with pytest.raises(stoker.InvalidArgument, match="'0.weight' is a different parameter on the two sides"):
@@ -171,7 +171,7 @@ def test_additions_that_make_no_sense_lose_nothing(model, grads):
     assert len(grads) == len(theirs) == 4
 
 
-def test_copies_share_nothing(grads):
+def test_copies_share_no_memory(grads):
     for copy in (grads.clone(), grads.detach(), grads.to(torch.float64), grads.to("cpu")):
         assert all(copy[name].data_ptr() != tensor.data_ptr() for name, tensor in grads.items())
     assert grads.to(torch.float64)["0.weight"].dtype == torch.float64 and len(grads) == 4
@@ -186,7 +186,7 @@ def test_all_finite(model, grads):
         assert not broken.all_finite()
 
 
-def test_gradients_of_ones_own(model):
+def test_gradients_from_tensors(model):
     own = Gradients({"2.bias": torch.ones(3), "0.bias": torch.zeros(8)}, model)
     assert list(own) == ["0.bias", "2.bias"]  # the model's order
     with pytest.raises(stoker.NoSuchParameter, match="this model has no parameter '2.bais'; did you mean '2.bias'"):
@@ -199,14 +199,14 @@ def test_gradients_of_ones_own(model):
         Gradients({}, model).norm()
 
 
-def test_use_is_how_an_optimizer_of_ones_own_takes_them(grads):
+def test_use_moves_the_tensors_out_for_a_custom_optimizer(grads):
     tensors = grads.use("my step")
     assert list(tensors) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     with pytest.raises(GradientsConsumed, match="by my step"):
         grads.use("again")
 
 
-def test_the_repr_helps(model, grads):
+def test_repr_shows_norms_and_shapes(model, grads):
     text = repr(grads)
     assert text.startswith("Gradients of 4 parameters, 67 elements, norm ")
     assert "  0.weight  norm " in text and "float32 [8, 4]" in text
@@ -238,7 +238,7 @@ def test_a_tied_weight_is_found_by_its_other_name():
         grads["o.weight"]
 
 
-def test_a_sum_is_in_the_order_of_whichever_knows_more():
+def test_a_sum_has_the_order_of_the_larger_one():
     first, second, x = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False), torch.ones(1, 1)
     both = {"b": second, "a": first}
     for left, right in ((both, {"a": first}), ({"a": first}, both)):

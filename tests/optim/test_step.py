@@ -215,14 +215,14 @@ def test_a_step_happens_only_if_when_is_true(config, lr):
         optim.wrap(torch.optim.SGD).init(model).step(grads_of(model), lr=0.1, when=torch.tensor(True))
 
 
-def test_replace_state_restores_tensors_and_drops_state_created_since():
+def test_set_state_tensors_restores_tensors_and_drops_state_created_since():
     model = net()
     optimizer = optim.Adam().init(model)
     optimizer.step(grads_of(model).take("base"), lr=0.1)
     before = [{name: dict(state) for name, state in rule.items()} for rule in optimizer.state_tensors()]
     optimizer.step(grads_of(model), lr=0.1)
     assert set(optimizer.state_tensors()[0]) == {name for name, _ in model.named_parameters()}
-    optimizer.replace_state(before)
+    optimizer.set_state_tensors(before)
     assert set(optimizer.state_tensors()[0]) == {"base.weight", "base.bias"}
     for name, state in optimizer.state_tensors()[0].items():
         assert all(state[key] is before[0][name][key] for key in state), "written in place"

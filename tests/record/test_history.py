@@ -124,17 +124,14 @@ def test_columns_that_do_not_fit_are_named_below_the_table():
 
 
 def parse_html(history):
-    return ET.fromstring(history._repr_html_().replace("…", "..."))
+    return ET.fromstring(history._repr_html_())
 
 
-def test_html_holds_curves_and_a_table_with_the_best_epoch_in_bold():
-    tree = parse_html(History(example_record(valid_every=2)))
+def test_html_holds_curves_and_the_table():
+    history = History(example_record(valid_every=2))
+    tree = parse_html(history)
     assert tree.find("img").get("src").startswith("data:image/png;base64,")
-    rows = [[cell.text or "" for cell in row] for row in tree.findall("table/tr")]
-    assert rows[0] == ["epoch", "train/loss", "train/accuracy", "lr", "valid/loss", "valid/accuracy"]
-    assert rows[1][:2] == ["1", "1.000"] and rows[1][4] == "" and len(rows) == 6
-    assert [row.get("style") is not None for row in tree.findall("table/tr")].index(True) == 2
-    assert tree.findtext("p") == "best valid/loss: 0.6000 in epoch 2"
+    assert tree.findtext("pre") == str(history)
 
 
 def test_html_escapes_names_and_loads_nothing():
@@ -148,15 +145,14 @@ def test_html_escapes_names_and_loads_nothing():
 
 @pytest.mark.parametrize("values", [[math.nan], [math.inf, 1.0], [1e308, -1e308], [5e-324, 1e308], [0.0]], ids=str)
 def test_html_of_extreme_values(values):
-    assert len(parse_html(History(record_of(values))).findall("table/tr")) == len(values) + 1
+    assert parse_html(History(record_of(values))).find("img") is not None
 
 
-def test_html_of_many_columns_is_small_and_works_without_matplotlib(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+def test_html_without_matplotlib_or_with_matrices_only_is_the_table(monkeypatch):
     record = Record()
-    for epoch in range(1, 200):
-        values = {f"valid/m{metric}/{label}": 0.5 for metric in range(10) for label in range(30)}
-        record.append(Event("epoch", epoch=epoch, values=values))
-    tree = parse_html(History(record))
-    assert tree.find("img") is None and "288 more columns" in tree.findtext("p")
-    assert len(tree.findall("table/tr")) == 12
+    cells = {f"valid/confusion/{row}/{column}": 1.0 for row in range(3) for column in range(3)}
+    record.append(Event("epoch", epoch=1, values=cells))
+    assert parse_html(History(record)).find("img") is None
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    tree = parse_html(History(example_record()))
+    assert tree.find("img") is None and "* best valid/loss" in tree.findtext("pre")

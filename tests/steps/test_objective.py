@@ -1,4 +1,4 @@
-"""One loss of several, with the part that it is for."""
+"""Objectives: losses for parts of the model."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ import stoker
 from stoker import Objective, optim
 
 
-def test_it_is_a_frozen_value():
+def test_an_objective_is_frozen():
     objective = Objective("critic", torch.tensor(1.0))
     with pytest.raises(dataclasses.FrozenInstanceError):
         objective.name = "other"
@@ -31,7 +31,7 @@ class Pair(nn.Module):
         self.seen.append((before, middle, (self.a.weight.detach().clone(), self.b.weight.detach().clone())))
 
 
-def test_each_part_is_stepped_by_its_own_loss_before_the_step_goes_on():
+def test_each_part_is_updated_before_the_step_continues():
     result = stoker.Learner(Pair(), optimizer=optim.SGD(), lr=0.1, seed=0).fit(
         (torch.randn(8, 1),), updates=1, show=False
     )
@@ -41,7 +41,7 @@ def test_each_part_is_stepped_by_its_own_loss_before_the_step_goes_on():
     assert result.updates == 1
 
 
-def test_a_part_that_is_none_is_an_error_with_a_hint():
+def test_error_for_a_part_that_does_not_exist():
     class Wrong(Pair):
         def train_step(self, batch):
             yield Objective("critc", self.a(batch[0]).mean())

@@ -27,7 +27,7 @@ def outputs():
     ]
 
 
-def test_every_output_is_an_output_and_so_is_the_users_own():
+def test_anything_with_a_loss_is_an_output():
     @dataclass
     class Mine:
         loss: Tensor
@@ -47,7 +47,7 @@ def test_predictions():
     assert ClassificationOutput(LOSS, pixels, pixels.argmax(1)).predictions.equal(pixels.argmax(1))
 
 
-def test_weights_and_count_without_a_weight_count_what_there_is():
+def test_without_a_weight_everything_counts_one():
     assert ClassificationOutput(LOSS, torch.randn(4, 3), torch.zeros(4)).weights.tolist() == [1.0] * 4
     assert ClassificationOutput(LOSS, torch.randn(4, 3, 2, 2), torch.zeros(4, 2, 2)).count == 16  # pixels
     assert ClassificationOutput(LOSS, torch.randn(4, 3), torch.rand(4, 3)).count == 4  # probabilities
@@ -68,21 +68,21 @@ def test_weights_and_count_with_weight_and_mask():
     assert by_token.weights.tolist() == [[0.0, 1.0, 2.0]]
 
 
-def test_padding_counts_for_nothing_whatever_its_weight_is():
+def test_padding_is_ignored_even_if_its_weight_is_nan():
     nan = torch.tensor([[1.0, float("nan")]])
     output = SequenceOutput(LOSS, torch.randn(1, 2, 7), torch.zeros(1, 2), torch.tensor([[True, False]]), nan)
     assert output.count == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.bool])
-def test_counts_are_exact_where_a_narrow_weight_would_not_be(dtype):
+def test_counts_of_16_bit_weights_are_exact(dtype):
     weight = torch.ones(5001, dtype=dtype)
     output = RegressionOutput(LOSS, torch.zeros(5001, dtype=torch.float16), torch.zeros(5001), weight)
     assert output.count == 5001
     assert output.weights.dtype == torch.float32
 
 
-def test_a_double_weight_stays_double():
+def test_a_float64_weight_stays_float64():
     output = RegressionOutput(LOSS, torch.zeros(2), torch.zeros(2), torch.ones(2, dtype=torch.float64))
     assert output.count.dtype == torch.float64
 
@@ -178,19 +178,19 @@ def test_outputs_are_frozen_and_show_shapes_not_values():
         ),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused_at_construction(make, text):
+def test_errors_for_shapes_that_do_not_match(make, text):
     with pytest.raises(InvalidArgument, match=text):
         make()
 
 
-def test_what_is_no_tensor_is_refused():
+def test_errors_for_what_is_not_a_tensor():
     with pytest.raises(WrongType, match="loss of a RegressionOutput must be a torch.Tensor; got float"):
         RegressionOutput(0.5, torch.ones(2), torch.ones(2))
     with pytest.raises(WrongType, match="targets of a ClassificationOutput must be a torch.Tensor; got list"):
         ClassificationOutput(LOSS, torch.ones(2, 2), [0, 1])
 
 
-def test_outputs_are_traced_without_a_break_and_without_reading_values():
+def test_outputs_compile_without_graph_breaks():
     def step(x, targets, mask):
         one = ClassificationOutput(F.cross_entropy(x, targets), x, targets)
         many = MultiLabelOutput(x.mean(), x, torch.ones_like(x), one.weights)
@@ -204,7 +204,7 @@ def test_outputs_are_traced_without_a_break_and_without_reading_values():
         assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
 
 
-def test_nothing_reads_a_value():
+def test_no_value_is_read():
     """On the meta device there are no values: reading one is an error."""
     logits = torch.randn(2, 5, 7, device="meta")
     targets = torch.zeros(2, 5, device="meta")

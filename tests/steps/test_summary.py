@@ -1,4 +1,4 @@
-"""A model at a glance, against sums by hand."""
+"""The summary of a model, compared with sums computed by hand."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_layers_shapes_parameters_and_operations():
     assert "Conv2d" in text and "[2, 4, 6, 6]" in text and "FLOPs" in text
 
 
-def test_it_changes_nothing():
+def test_a_summary_does_not_change_the_model():
     model = Net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -48,7 +48,7 @@ def test_frozen_parts_and_several_outputs():
     assert found.layers[0].output == "[2, 5, 8], [1, 2, 8], [1, 2, 8]"
 
 
-def test_a_batch_that_does_not_fit():
+def test_errors_for_a_batch_that_does_not_match():
     with pytest.raises(stoker.InvalidArgument, match="Net can't be called with this batch"):
         summary(Net(), {"images": torch.ones(1, 1, 8, 8), "scale": "x"})
     model = Net()

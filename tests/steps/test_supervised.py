@@ -1,4 +1,4 @@
-"""The supervised default: batches taken apart, predictions judged."""
+"""The supervised default: batches are split, predictions scored."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_inputs_alone_have_no_target():
         assert parts.args == (x,) and parts.targets is None
 
 
-def test_a_mapping_goes_by_the_names_of_forward():
+def test_a_mapping_is_matched_with_the_arguments_of_forward():
     step = Supervised(Two(), F.mse_loss)
     parts = step.parts({"target": z, "b": y, "a": x})
     assert parts.kwargs == {"a": x, "b": y} and parts.targets is z
@@ -48,7 +48,7 @@ def test_a_mapping_goes_by_the_names_of_forward():
     assert step.parts({"a": x, "b": y}).targets is None
 
 
-def test_weights_are_taken_out_unless_forward_wants_them():
+def test_weight_is_the_sample_weight_unless_it_is_an_argument_of_forward():
     class Weighing(nn.Module):
         def forward(self, a, weight):
             return a * weight
@@ -60,7 +60,7 @@ def test_weights_are_taken_out_unless_forward_wants_them():
     assert parts.weight is None and parts.kwargs["weight"] is weight
 
 
-def test_what_is_left_out_for_a_prediction():
+def test_a_prediction_ignores_the_target():
     one, two = Supervised(nn.Linear(2, 2), None), Supervised(Two(), None)
     assert one.inputs((x, y)).args == (x,)
     assert two.inputs((x, y)).args == (x, y) and two.inputs((x, y, z)).args == (x, y)
@@ -69,28 +69,28 @@ def test_what_is_left_out_for_a_prediction():
 
 
 @pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"), nn.DataParallel])
-def test_the_names_of_a_wrapped_model_are_those_inside(wrap):
+def test_arguments_are_those_of_the_module_inside_a_wrapper(wrap):
     if wrap is nn.DataParallel and torch.cuda.is_available():
         wrap = lambda model: nn.DataParallel(model, device_ids=[])  # noqa: E731
     parts = Supervised(wrap(Two()), F.mse_loss).parts({"b": y, "a": x, "t": z})
     assert set(parts.kwargs) == {"a", "b"}
 
 
-def test_a_judgement_has_what_metrics_read():
+def test_an_output_has_what_metrics_need():
     step = Supervised(nn.Linear(2, 2), F.mse_loss)
-    output = step.judge(x, step.parts((x, y)))
+    output = step.score(x, step.parts((x, y)))
     assert isinstance(output, SupervisedOutput)
     assert output.loss == 1 and output.predictions is x and output.targets is y and output.count is None
 
 
-def test_a_cross_entropy_says_what_it_is_a_mean_over():
+def test_the_output_of_a_cross_entropy_has_what_it_is_a_mean_over():
     logits, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, -100])
     step = Supervised(nn.Linear(2, 3), nn.CrossEntropyLoss())
-    assert step.judge(logits, step.parts((x, targets))).count == 3
+    assert step.score(logits, step.parts((x, targets))).count == 3
     assert not step.sums and Supervised(nn.Linear(2, 3), nn.MSELoss(reduction="sum")).sums
 
 
-def test_errors():
+def test_errors_for_batches_that_do_not_match():
     step = Supervised(Two(), F.mse_loss)
     with pytest.raises(
         BadData, match=r"none of the batch's keys \('c', 't'\) is an argument of forward\(a, b, scale\)"
@@ -99,6 +99,6 @@ def test_errors():
     with pytest.raises(BadData, match="a batch of type str can't be split into inputs and a target"):
         step.parts("text")
     with pytest.raises(BadData, match="the batch has no target for the loss"):
-        step.judge(x, step.parts((x,)))
+        step.score(x, step.parts((x,)))
     with pytest.raises(InvalidArgument, match="there is no loss: pass Learner"):
-        Supervised(Two(), None).judge(x, step.parts((x, y, z)))
+        Supervised(Two(), None).score(x, step.parts((x, y, z)))

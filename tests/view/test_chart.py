@@ -33,7 +33,7 @@ def bar_heights(rows, letter="█"):
     return [sum(row.ljust(widest)[column] == letter for row in cells) for column in range(widest)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from([chart, bars]),
     st.lists(st.lists(ANY_FLOAT, max_size=50), max_size=3),
@@ -51,6 +51,7 @@ def test_any_values_fill_exactly_the_given_size(draw, many, width, height, style
         assert "".join(rows).isascii()
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=5),
     st.sampled_from(["number", "log", "count", "time"]),

@@ -45,7 +45,7 @@ def test_a_long_legend_is_cut_and_a_faint_line_has_no_label():
 POINTS = st.lists(st.tuples(st.floats(), st.floats()), max_size=10)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.text(max_size=5), st.lists(POINTS, max_size=3), st.booleans())
 def test_any_points_and_names_give_valid_xml_inside_the_picture(name, many, log):
     name = "".join(letter for letter in name if letter.isprintable())

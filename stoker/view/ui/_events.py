@@ -10,7 +10,7 @@ from stoker.record import Follower
 from stoker.view.ui._json import MAX_MESSAGES, Row, make_messages, make_row, make_status, to_json
 from stoker.view.ui._runs import OpenRun, RunFolder, RunList
 
-_DELETED = "the run's directory was deleted"
+_DELETED = "the run's directory does not exist any more"
 _SLICE = 0.3  # seconds of reading for the list, and for the shown runs
 
 
@@ -110,11 +110,12 @@ class ShownRun:
 
     def report_without_values(self, row: Row) -> dict[str, Any] | None:
         """A row of a run that can't be read; `None` if the page knows it already."""
+        self._version = None  # if the run comes back, everything is reported
         if self._last["row"].get("reason") == row["reason"]:
             return None
         empty = {"said": [], "grown": [], "anew": False, "behind": False}
         change = {**self._last, **empty, "id": self.name, "row": row, "problem": row["reason"]}
-        self._version, self._last = None, change
+        self._last = change
         return change
 
 

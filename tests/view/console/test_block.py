@@ -203,7 +203,7 @@ def test_closing_before_the_beginning_writes_nothing():
         assert screen.stream.getvalue() == ""
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(2, 130), st.integers(2, 40), st.integers(0, 12))
 def test_the_block_never_exceeds_the_terminal(columns, lines, metrics):
     with Screen(columns, lines) as screen:

@@ -1,4 +1,4 @@
-"""Pages, read as a browser would, and runs to make them of."""
+"""Reading pages as a browser does."""
 
 from html.parser import HTMLParser
 
@@ -7,14 +7,14 @@ HOSTILE = "<script>alert(1)</script>\"'&><img src=x onerror=y>"
 
 
 class Page(HTMLParser):
-    """A page's elements and texts; one that is not well-formed, or asks for anything from outside, is an error."""
+    """The elements and texts of a page; fails if it is not well-formed, has a script or loads anything."""
 
     def __init__(self, html):
         super().__init__(convert_charrefs=True)
         self.open, self.elements, self.texts = [], [], []
         self.feed(html)
         self.close()
-        assert self.open == [], f"never closed: {self.open}"
+        assert self.open == [], f"not closed: {self.open}"
 
     def handle_starttag(self, tag, attributes):
         assert tag not in {"script", "link", "iframe", "object", "embed", "base", "form", "a"}, tag
@@ -52,7 +52,7 @@ class Page(HTMLParser):
         return "\n".join(self.texts)
 
 
-def points_of(picture):
-    """The polylines of a page or picture, as lists of (x, y)."""
-    lines = [line["points"] for line in picture.all("polyline")]
+def points_of(page):
+    """The polylines of a page, as lists of (x, y)."""
+    lines = [line["points"] for line in page.all("polyline")]
     return [[tuple(map(float, point.split(","))) for point in line.split()] for line in lines]

@@ -4,8 +4,7 @@ import pytest
 
 from stoker.errors import InvalidArgument
 from stoker.record import Event, Record, Run
-from stoker.view.report import Remembered, compare_html
-from stoker.view.report._compare import differing
+from stoker.view.report import compare_html
 from tests.record.stories import fill, story
 from tests.view.report.pages import HOSTILE, Page
 
@@ -21,42 +20,55 @@ def runs(tmp_path):
     return made
 
 
-def test_curves_over_each_other_and_what_differs(runs):
+def test_results_curves_and_different_settings(runs):
     page = Page(compare_html(*runs))
-    assert page.texts[:3] == ["3 runs", "3 runs", "How they ended"]
-    pictures = [text for text in page.texts if text.startswith(("valid/", "train/")) or text == "lr"]
-    assert {"valid/loss", "train/loss", "lr"} <= set(pictures)
+    assert page.texts[:3] == ["3 runs", "3 runs", "Results"]
+    titles = [text for text in page.texts if text.startswith(("valid/", "train/")) or text == "lr"]
+    assert {"valid/loss", "train/loss", "lr"} <= set(titles)
     assert len(page.all("svg")) == 5 and len(page.all("polyline")) == 15
-    at = page.texts.index("Different in the config")
+    at = page.texts.index("Different settings")
     assert page.texts[at + 1 : at + 9] == ["field", "small", "wide", "none", "model.hidden", "64", "128", "–"]
 
 
-def test_a_run_has_one_colour(runs):
+def test_a_run_has_one_color(runs):
     page = Page(compare_html(*runs))
     keys = [each["style"] for each in page.all("span") if each.get("class") == "key"][:3]
     assert keys == ["--own:#009E73", "--own:#CC79A7", "--own:#56B4E9"]
     assert [line["stroke"] for line in page.all("polyline")][:3] == ["#009E73", "#CC79A7", "#56B4E9"]
 
 
-def test_runs_of_one_name_and_hostile_ones():
+def test_runs_of_the_same_name_and_hostile_names(tmp_path):
     other = Record()
     other.append(Event("valid", 1.0, epoch=1, update=10, values={f"valid/{HOSTILE}": 1.0}))
-    page = Page(compare_html(Remembered(story(), name=HOSTILE), Remembered(other, name=HOSTILE), story(epochs=0)))
-    assert HOSTILE in page.texts and f"valid/{HOSTILE}" in page.texts
+    hostile = Run.create(tmp_path / HOSTILE.replace("/", "|"), config={HOSTILE: HOSTILE})
+    fill(hostile.record)
+    page = Page(compare_html(hostile, story(), other, story(epochs=0)))
+    hostile.close()
+    assert HOSTILE.replace("/", "|") in page.texts and f"valid/{HOSTILE}" in page.texts and HOSTILE in page.texts
 
 
-def test_differing_fields():
-    assert differing([{"a": 1}, {"a": 1.0}, {"a": True}]) == ({}, {"a": [1, 1.0, True]})
-    assert differing([None, [1], {}]) == ({}, {})
-    assert differing([{"a": {"b": [1]}}, {"a": {"b": [1]}}]) == ({"a.b": [1]}, {})
+def test_equal_values_are_common_and_a_bool_is_not_a_number(tmp_path):
+    paths = []
+    for name, flag in (("a", 1), ("b", True)):
+        run = Run.create(tmp_path / name, config={"flag": flag, "sizes": [1, 2], "lr": 0.1})
+        fill(run.record)
+        run.close()
+        paths.append(run.path)
+    texts = Page(compare_html(*paths)).texts
+    different = texts[texts.index("Different settings") : texts.index("Common settings")]
+    assert (
+        different[1:7] == ["field", "a", "b", "flag", "1", "True"]
+        and "sizes" not in different
+        and "lr" not in different
+    )
 
 
-def test_one_run_is_not_compared():
-    with pytest.raises(InvalidArgument, match="compare_html compares two runs or more; got 1"):
+def test_one_run_is_an_error():
+    with pytest.raises(InvalidArgument, match="compare_html needs two runs or more; got 1"):
         compare_html(story())
 
 
-def test_what_the_learner_was_told_is_compared_too(tmp_path):
+def test_the_learners_settings_are_compared(tmp_path):
     runs = []
     for name, lr in (("a", 0.1), ("b", 0.2)):
         run = Run.create(tmp_path / name, facts={"seed": 5, "settings": {"lr": lr, "seed": 5, "hparams": {"width": 8}}})
@@ -64,7 +76,7 @@ def test_what_the_learner_was_told_is_compared_too(tmp_path):
         run.close()
         runs.append(run.path)
     texts = Page(compare_html(*runs)).texts
-    at = texts.index("Different in the config")
+    at = texts.index("Different settings")
     assert texts[at + 1 : at + 7] == ["field", "a", "b", "settings.lr", "0.1", "0.2"]
-    same = texts[texts.index("The same in all") :]
+    same = texts[texts.index("Common settings") :]
     assert "settings.hparams.width" in same and "settings.seed" in same and "(run).seed" not in same

@@ -1,13 +1,18 @@
-"""A report on a run, read as a browser reads it."""
+"""The report on a run, read as a browser reads it."""
+
+import base64
+import io
+import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from stoker.errors import BadFile
-from stoker.record import Event, Record, Run
-from stoker.view.report import Remembered, judged, report_html, write_report
+from stoker.errors import BadFile, WrongType
+from stoker.record import Event, Follower, Record, Run
+from stoker.view.report import evaluate_predictions, fitted_html, report_html, write_report
 from tests.record.stories import fill, story
-from tests.view.report.pages import HOSTILE, Page
+from tests.view.report.pages import HOSTILE, Page, points_of
 
 
 @pytest.fixture
@@ -18,7 +23,7 @@ def run(tmp_path):
     made.close()
 
 
-def test_everything_about_a_run(run):
+def test_the_parts_of_a_report(run):
     fill(run.record, stop="Early stopping at epoch 5 of 9", planned=9)
     run.record.append(Event("warning", 1055.0, epoch=5, text=f"careful {HOSTILE}"))
     run.record.append(
@@ -53,7 +58,7 @@ def test_everything_about_a_run(run):
     assert len(page.all("svg")) == 3 and {"loss", "accuracy", "lr"} <= set(page.texts)
 
 
-def test_every_number_of_a_table_is_the_records(run):
+def test_the_table_of_epochs_holds_the_records_values(run):
     fill(run.record)
     page = Page(report_html(run))
     at = page.texts.index("Epochs")
@@ -72,14 +77,22 @@ def test_hostile_names_are_shown_as_text():
         record.append(Event("epoch", float(epoch), epoch=epoch, update=epoch, values=values))
     trace = f"Traceback\n{HOSTILE}"
     record.append(Event("error", 4.0, text=HOSTILE, extra={"traceback": trace}))
-    html = report_html(Remembered(record, name=HOSTILE, facts={"git": HOSTILE, "versions": {HOSTILE: HOSTILE}}))
+    html = report_html(record)
     page = Page(html)
     assert HOSTILE in page.texts and trace in page.texts
-    assert html.encode()  # no half letters
+    assert html.encode(), "it holds no lone surrogates"
+
+
+def test_hostile_facts_are_shown_as_text(tmp_path):
+    run = Run.create(tmp_path / "x", facts={"git": HOSTILE, "versions": {HOSTILE: HOSTILE}})
+    fill(run.record)
+    page = Page(report_html(run))
+    run.close()
+    assert HOSTILE in page.texts and f"{HOSTILE} {HOSTILE}" in page.texts
 
 
 @pytest.mark.parametrize("state", ["empty", "one epoch", "progress only", "failed"])
-def test_a_run_that_has_hardly_begun(run, state):
+def test_a_run_with_hardly_any_events(run, state):
     if state == "one epoch":
         fill(run.record, epochs=1, end=False)
     elif state == "progress only":
@@ -90,7 +103,7 @@ def test_a_run_that_has_hardly_begun(run, state):
     assert "digits" in page.texts and ("boom" in page.text) == (state == "failed")
 
 
-def test_files_that_hold_something_else(run):
+def test_damaged_files(run):
     fill(run.record)
     for name, text in (("run.json", '{"versions": 3, "plan": 7, "command": {}}'), ("config.json", "[1, 2]")):
         (run.path / name).write_text(text)
@@ -102,30 +115,30 @@ def test_files_that_hold_something_else(run):
     assert "damaged" in Page(report_html(run.path)).text
 
 
-def test_what_a_data_set_says_of_the_model():
+def test_an_evaluation_adds_its_results():
     random = np.random.default_rng(0)
     scores, targets = random.normal(size=(100, 3)), random.integers(0, 3, 100)
     images = random.normal(size=(100, 1, 8, 8))
-    found = judged(scores, targets, inputs=images, labels=["cat", "dog", HOSTILE])
+    found = evaluate_predictions(scores, targets, inputs=images, labels=["cat", "dog", HOSTILE])
     page = Page(report_html(story(), found))
     assert len(page.all("img")) == 12 and "Calibration" in page.texts and HOSTILE in page.texts
     cells = [each for each in page.all("td") if "style" in each]
     assert len(cells) == 9 and all(each["style"].startswith("--share:0.") for each in cells)
-    rows = Page(report_html(story(), judged(scores[:, 0], scores[:, 1], inputs=scores)))
+    rows = Page(report_html(story(), evaluate_predictions(scores[:, 0], scores[:, 1], inputs=scores)))
     assert rows.all("img") == [] and "Worst samples" in rows.texts and "Calibration" not in rows.texts
 
 
-def test_the_confusion_matrix_of_the_record():
+def test_the_recorded_confusion_matrix():
     record = story()
     cells = {f"valid/confusion/{row}/{column}": float(row + column) for row in range(3) for column in range(3)}
     record.append(Event("log", 2000.0, epoch=5, update=50, values=cells))
     page = Page(report_html(record))
     assert "valid/confusion" in page.texts and "valid/confusion/0/0" not in page.text
-    found = judged(np.eye(2), [0, 1])
-    assert "valid/confusion" not in Page(report_html(record, found)).texts, "there is one of the data already"
+    found = evaluate_predictions(np.eye(2), [0, 1])
+    assert "valid/confusion" not in Page(report_html(record, found)).texts, "the evaluation has one already"
 
 
-def test_a_long_run_makes_no_larger_file():
+def test_the_file_does_not_grow_with_the_run():
     sizes = [len(report_html(long_run(events, metrics=40))) for events in (3000, 9000)]
     assert sizes[1] < 1.1 * sizes[0] and sizes[1] < 1_000_000
 
@@ -142,9 +155,127 @@ def long_run(events, metrics):
     return record
 
 
-def test_writing_it(tmp_path):
+def test_writing_a_report(tmp_path):
     html = report_html(story())
     path = write_report(tmp_path / "new" / "report.html", html)
     assert path.read_text(encoding="utf-8") == html
-    with pytest.raises(BadFile, match=r"the report can't be written to '.*': Is a directory"):
+    with pytest.raises(BadFile, match=r"can't write the report to '.*': Is a directory"):
         write_report(tmp_path, html)
+
+
+def test_a_page_forbids_scripts_and_has_dark_and_printed_styles():
+    html = report_html(story())
+    policy = next(each["content"] for each in Page(html).all("meta") if "http-equiv" in each)
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:") and "script" not in policy
+    assert "prefers-color-scheme: dark" in html and "@media print" in html
+
+
+def curve(values, name="valid/loss", kind="valid"):
+    record = Record()
+    for update, value in enumerate(values, 1):
+        record.append(Event(kind, 10.0 * update, epoch=update, update=update, values={name: value}))
+    return record
+
+
+def test_the_lines_of_a_chart_are_the_values():
+    values = [0.5, 0.2, 0.4, 0.3]
+    (line,) = points_of(Page(report_html(curve(values))))
+    x, y = np.array(line).T
+    assert np.allclose(np.diff(x), (x[-1] - x[0]) / 3, atol=0.11)
+    assert np.corrcoef(y, values)[0, 1] < -0.9999, "y grows downwards"
+    broken = points_of(Page(report_html(curve([0.5, 0.4, float("nan"), 0.3, 0.2, float("inf"), 0.1]))))
+    assert [len(line) for line in broken] == [2, 2]
+
+
+def test_running_values_are_a_faint_background():
+    page = Page(report_html(story(epochs=5)))
+    faint = [line for line in page.all("polyline") if "stroke-opacity" in line]
+    assert [line["stroke"] for line in faint] == ["#0072B2"] and page.all("polyline").index(faint[0]) == 0
+    running = curve([0.5, 0.4, 0.3, 0.2], kind="progress")
+    assert [len(line) for line in points_of(Page(report_html(running)))] == [4], "without epochs they are the curve"
+
+
+def test_a_long_line_is_thinned_and_keeps_its_peak():
+    values = np.full(20_000, 0.5)
+    values[[7000, 13_000]] = 9.0, 0.4
+    (line,) = points_of(Page(report_html(curve(values.tolist()))))
+    _, y = np.array(line).T
+    assert len(line) <= 310 and (y == y.min()).sum() == 1
+
+
+def test_charts_beyond_a_limit_are_left_out():
+    record = Record()
+    for epoch in (1, 2, 3):
+        values = {f"valid/m{number}": 1.0 for number in range(50)}
+        record.append(Event("epoch", float(epoch), epoch=epoch, values=values))
+    page = Page(report_html(record))
+    assert len(page.all("svg")) == 24 and "26 more charts are left out" in page.texts
+
+
+def test_cells_of_a_matrix_are_as_dark_as_their_share():
+    found = evaluate_predictions([[1.0, 0.0]] * 8 + [[0.0, 1.0]] * 2, [0] * 10, labels=["cat", "dog"])
+    page = Page(report_html(story(), found))
+    styles = [each["style"] for each in page.all("td") if "style" in each]
+    assert styles == ["--share:0.800", "--share:0.200", "--share:0.000", "--share:0.000"]
+    at = page.texts.index("predicted class")
+    assert page.texts[at + 2 : at + 5] == ["cat", "dog", "2"]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_many_classes_and_image_samples_are_images_if_matplotlib_is_installed(monkeypatch, installed):
+    if not installed:
+        monkeypatch.setitem(sys.modules, "matplotlib.image", None)
+    scores = np.eye(100)
+    for inputs, count in ((np.zeros((100, 3, 8, 8)), 13), (np.zeros((100, 4, 8, 8)), 1), (np.zeros((100, 2, 8)), 1)):
+        found = evaluate_predictions(scores, np.roll(np.arange(100), 1), inputs=inputs)
+        page = Page(report_html(story(), found))
+        assert len(page.all("img")) == count * installed
+        assert ("Install matplotlib" in page.text) == (not installed)
+
+
+def test_image_samples_are_scaled_from_their_lowest_to_their_highest_value():
+    image = np.linspace(-1, 1, 16).reshape(4, 4)
+    image[0, 0] = np.nan
+    found = evaluate_predictions(np.eye(2), [1, 0], inputs=np.stack([image, np.full((4, 4), np.inf)]))
+    first, second = (
+        np.array(Image.open(io.BytesIO(base64.b64decode(each["src"].partition(",")[2]))).convert("L"))
+        for each in Page(report_html(story(), found)).all("img")
+    )
+    assert first[-1, -1] == 255 and first[0, 1] <= 1 and 0 < first[0, 0] < 255 and second.shape == (4, 4)
+
+
+def test_any_form_of_a_run_gives_the_same_report(run):
+    fill(run.record)
+    follower = Follower(run.path)
+    follower.refresh()
+    reports = {report_html(form) for form in (run, run.path, str(run.path), follower)}
+    assert len(reports) == 1
+    texts, in_memory = Page(reports.pop()).texts, Page(report_html(run.record)).texts
+    assert "a fit" in in_memory
+    for part in ("Numbers", "Epochs"):
+        assert texts[texts.index(part) :][:30] == in_memory[in_memory.index(part) :][:30]
+
+
+def test_what_is_not_a_run(tmp_path):
+    with pytest.raises(BadFile, match="is not a run: it has no events.jsonl"):
+        report_html(tmp_path)
+    with pytest.raises(WrongType, match="a Run, a Follower or a Record; got an object of type int"):
+        report_html(3)
+
+
+def test_the_card_of_a_fit_in_a_notebook():
+    html = fitted_html(story(), title="Net", stopped="Completed 5 epochs")
+    page = Page(html)
+    assert page.texts[:3] == ["Net", " fitted: 5 epochs, 50 updates in 50.0 s on cpu", "Completed 5 epochs"]
+    assert len(page.all("img")) == 1 and len(page.all("table")) == 1
+    assert "best valid/loss: 0.5000 in epoch 3" in page.texts
+    assert "background" not in html and ";color:" not in html, "it takes the notebook's own colors"
+
+
+def test_a_card_with_hostile_names_and_without_values():
+    record = Record()
+    assert "no epochs yet" in Page(fitted_html(record)).texts
+    record.append(Event("begin", 1.0, extra={"model": HOSTILE, "device": HOSTILE}))
+    record.append(Event("epoch", 2.0, epoch=1, values={HOSTILE: 1.0, "half\ud800": 2.0}))
+    html = fitted_html(record, stopped=HOSTILE)
+    assert Page(html).texts.count(HOSTILE) >= 3 and html.encode()

@@ -14,24 +14,25 @@ VIOLATIONS = """window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));"""
 
 
-def chromium():
-    """The path of a browser; without one the test is skipped (`.ci/run` installs one)."""
+def find_browser():
+    """The path of a browser; the tests are skipped without one."""
     named = os.environ.get("STOKER_CHROMIUM")
     found = named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
-        pytest.skip("no chromium on PATH: apt-get install chromium, or set STOKER_CHROMIUM to one")
+        pytest.skip("no chromium on PATH: apt-get install chromium, or set STOKER_CHROMIUM to its path")
     return found
 
 
 @pytest.fixture(scope="module")
 def browser():
-    path = chromium()
+    path = find_browser()
+    pytest.importorskip("playwright.sync_api")
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=30_000)  # milliseconds; a busy machine is slow, not wrong
+    expect.set_options(timeout=30_000)  # milliseconds
 
     with sync_playwright() as playwright:
-        # Without a sandbox: tests run as root. Without proxies: the page is on this machine.
+        # Tests may run as root, which needs --no-sandbox; the page is on this machine, so no proxy is used.
         opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--no-proxy-server"])
         yield opened
         opened.close()
@@ -39,26 +40,26 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """Opens the page; at the end nothing may have gone wrong in it, and nobody else may have been asked."""
+    """Opens the page; at the end it fails if the page had an error or asked another server."""
 
     @contextmanager
     def visit(server, fragment="", *, width=1280, height=800, expected=(), **how):
         context = browser.new_context(viewport={"width": width, "height": height}, **how)
         page = context.new_page()
         page.set_default_timeout(30_000)
-        wrong, asked = [], []
-        page.on("console", lambda told: wrong.append(told.text) if told.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(f"{error}\n{error.stack}"))
-        page.on("dialog", lambda dialog: (wrong.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
+        errors, requests = [], []
+        page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: errors.append(f"{error}\n{error.stack}"))
+        page.on("dialog", lambda dialog: (errors.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: requests.append(request.url))
         page.add_init_script(VIOLATIONS)
         page.goto(server.address + fragment)
         try:
             yield page
             assert page.evaluate("window.violations") == []
-            assert [text for text in wrong if not any(part in text for part in expected)] == []
+            assert [text for text in errors if not any(part in text for part in expected)] == []
             here = urlsplit(server.address).netloc
-            assert {urlsplit(url).netloc for url in asked if not url.startswith("data:")} == {here}
+            assert {urlsplit(url).netloc for url in requests if not url.startswith("data:")} == {here}
         finally:
             context.close()
 
@@ -67,7 +68,7 @@ def visit(browser):
 
 @contextmanager
 def served(folder, *, port=0, **how):
-    """A server in a thread of its own."""
+    """A server in a thread."""
     server = Server(folder, port=port, **how)
     thread = threading.Thread(target=server.run)
     thread.start()

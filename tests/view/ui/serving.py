@@ -1,35 +1,46 @@
-"""A real server on a free port, runs to show, and questions to it over real sockets."""
+"""A real server on a free port, runs to show, and requests over real sockets."""
 
 import http.client
 import json
+import os
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 
+import stoker
 from stoker.record import Run
-from stoker.view.ui import Server, _shelf
+from stoker.view.ui import Server
 from tests.record.stories import fill
 
 
 @contextmanager
-def serving(folder, **how):
-    """A server in a thread, and a client that talks to it; both are gone at the end."""
-    server = Server(folder, port=0, **how)
+def serving(folder, **options):
+    """A server in a thread and a client for it."""
+    server = Server(folder, port=0, **options)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        with httpx.Client(base_url=server.address, timeout=30, trust_env=False) as client:
+        with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as client:
             yield server, client
     finally:
         server.stop()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive(), "the server did not end"
 
 
-def exactly(server, path):
-    """The status and text of an address that is sent as it stands here; httpx would tidy it up."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+def rows_of(client):
+    """The rows of the list by id, once all of them are read."""
+    while True:
+        rows = {row["id"]: row for row in client.get("api/runs").json()["runs"]}
+        if all(row["state"] != "unread" for row in rows.values()):
+            return rows
+
+
+def get_raw(server, path):
+    """The status and text for a URL that is sent as it is; httpx would normalise it."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -38,8 +49,34 @@ def exactly(server, path):
         connection.close()
 
 
+class EventReader:
+    """The messages of a stream of server-sent events."""
+
+    def __init__(self, answer):
+        self._lines = answer.iter_lines()
+
+    def take(self, count):
+        """The next messages, as (kind, data)."""
+        messages, kind = [], ""
+        for line in self._lines:
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                messages.append((kind, json.loads(line.removeprefix("data: "))))
+            if len(messages) == count:
+                break
+        return messages
+
+    def until(self, kind, condition):
+        """The data of the first message of a kind that meets a condition."""
+        while True:
+            found, data = self.take(1)[0]
+            if found == kind and condition(data):
+                return data
+
+
 def make(path, *, config=None, facts=None, **how):
-    """A run that is over."""
+    """An ended run."""
     run = Run.create(path, config=config, facts=facts)
     fill(run.record, **how)
     run.close()
@@ -47,7 +84,7 @@ def make(path, *, config=None, facts=None, **how):
 
 
 def long_run(path, *, names=2, points=5000):
-    """A run with progress in every second: saw teeth with one peak and one dip."""
+    """A run with one progress event per update: a saw-tooth with one peak and one dip."""
     run = Run.create(path)
     with (path / "events.jsonl").open("w") as file:
         file.write(json.dumps({"kind": "begin", "time": 0, "extra": {"epochs": 1}}) + "\n")
@@ -61,24 +98,6 @@ def long_run(path, *, names=2, points=5000):
     return path
 
 
-def at_once(monkeypatch):
-    """No waiting between two looks at a folder or a run."""
-    monkeypatch.setattr(_shelf, "_PAUSE", 0.0)
-    monkeypatch.setattr(_shelf, "_REST", 0.0)
-
-
-def counted_reads(monkeypatch):
-    """The names of the runs that are opened from now on, in order."""
-    opened = []
-
-    class Counted(_shelf.Follower):
-        def __init__(self, path, **how):
-            opened.append(path.name)
-            super().__init__(path, **how)
-
-    monkeypatch.setattr(_shelf, "Follower", Counted)
-    return opened
-
-
-def open_runs(shelf):
-    return sorted(shelf._open._values)
+def environment():
+    """For subprocesses that import this checkout."""
+    return {**os.environ, "PYTHONPATH": str(Path(stoker.__file__).parents[1]), "PYTHONIOENCODING": "utf-8"}

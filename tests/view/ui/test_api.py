@@ -1,4 +1,4 @@
-"""The questions of the page and their answers, over real sockets."""
+"""The requests of the page and their answers, over real sockets."""
 
 import json
 import math
@@ -8,34 +8,27 @@ import pytest
 
 import stoker
 from stoker.checkpoint import Place, Store
-from stoker.record import Control, Event, Run
+from stoker.record import Control, Event, Follower, Run
 from tests.record.stories import fill
-from tests.view.ui.serving import exactly, long_run, make, serving
+from tests.view.ui.serving import EventReader, get_raw, long_run, make, rows_of, serving
 
 CONFIG = {"lr": 0.1, "model": {"hidden": 64}}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _patience():
-    """Time to read also on a busy machine."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("stoker.view.ui._api._PATIENCE", 60.0)
-        yield
-
-
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory):
-    """A client of a server that shows three runs."""
+def client(tmp_path_factory):
+    """A client of a server with three runs."""
     folder = tmp_path_factory.mktemp("runs")
     make(folder / "a", config=CONFIG)
     make(folder / "group" / "b", config={**CONFIG, "lr": 0.2}, epochs=3, stop="Early stopping", planned=9)
     long_run(folder / "long")
-    with serving(folder) as (_, client):
-        yield client
+    with serving(folder) as (_, connected):
+        rows_of(connected)
+        yield connected
 
 
-def test_the_list(asked):
-    answer = asked.get("api/runs")
+def test_the_list(client):
+    answer = client.get("api/runs")
     assert answer.headers["content-type"] == "application/json"
     found = answer.json()
     assert set(found) == {"folder", "runs", "control", "problems"} and found["control"] is True
@@ -50,10 +43,10 @@ def test_the_list(asked):
     assert (row["device"], row["model"], row["began"], row["seconds"]) == ("cpu", "Net", 1000.0, 50.0)
 
 
-def test_one_run(asked):
-    found = asked.get("api/run/group%2Fb").json()
-    assert found == asked.get("api/run/group/b").json()
-    assert found["row"] == {each["id"]: each for each in asked.get("api/runs").json()["runs"]}["group/b"]
+def test_one_run(client):
+    found = client.get("api/run/group%2Fb").json()
+    assert found == client.get("api/run/group/b").json()
+    assert found["row"] == rows_of(client)["group/b"]
     assert found["config"] == {**CONFIG, "lr": 0.2} and found["facts"]["versions"]["stoker"] == stoker.__version__
     assert found["groups"] == {
         "loss": ["train/loss", "valid/loss"],
@@ -69,7 +62,7 @@ def test_one_run(asked):
     assert found["problem"] == "" and found["system"] == [] and found["behind"] is False
 
 
-def test_checkpoints_log_and_the_machines_numbers(tmp_path):
+def test_checkpoints_log_and_system_values(tmp_path):
     run = Run.create(tmp_path / "a")
     extra = {"metrics": {"gpu_use": {"direction": None, "unit": "%"}}, "plan": ["model Net", "data 10 samples"]}
     run.record.append(Event("begin", 1.0, extra=extra))
@@ -91,20 +84,20 @@ def test_checkpoints_log_and_the_machines_numbers(tmp_path):
     assert found["log"][-1].endswith("  hello") and found["said"][0]["text"] == "look out"
 
 
-def test_points(asked):
-    found = asked.get("api/points/a", params={"name": ["valid/loss", "lr"], "source": "epochs"}).json()["series"]
+def test_points(client):
+    found = client.get("api/points/a", params={"name": ["valid/loss", "lr"], "source": "epochs"}).json()["series"]
     assert found["valid/loss"] == {"x": [10, 20, 30, 40, 50], "y": pytest.approx([0.7, 0.6, 0.5, 0.6, 0.7])}
-    by = asked.get("api/points/a", params={"name": "lr", "by": "epoch", "source": "epochs"}).json()["series"]
+    by = client.get("api/points/a", params={"name": "lr", "by": "epoch", "source": "epochs"}).json()["series"]
     assert by["lr"]["x"] == [1, 2, 3, 4, 5] and found["lr"]["y"][0] == 0.1
-    assert asked.get("api/points/a", params={"name": "no such"}).json()["series"] == {"no such": {"x": [], "y": []}}
+    assert client.get("api/points/a", params={"name": "no such"}).json()["series"] == {"no such": {"x": [], "y": []}}
 
 
-def test_a_long_curve_is_thinned_here_and_keeps_its_peak_and_its_dip(asked):
-    found = asked.get("api/points/long", params={"name": ["train/m0", "train/m1"], "most": 200}).json()["series"]
+def test_a_long_curve_is_thinned_and_keeps_its_peak_and_its_dip(client):
+    found = client.get("api/points/long", params={"name": ["train/m0", "train/m1"], "most": 200}).json()["series"]
     for name, y in ((name, curve["y"]) for name, curve in found.items()):
         assert 50 < len(y) <= 210, name
         assert max(y) >= 1e6 and min(y) <= -999_990
-    near = asked.get("api/points/long", params={"name": "train/m0", "most": 200, "from": 2400, "to": 2450})
+    near = client.get("api/points/long", params={"name": "train/m0", "most": 200, "from": 2400, "to": 2450})
     curve = near.json()["series"]["train/m0"]
     assert curve["x"] == list(range(2399, 2452)), "all of them, and one on either side"
 
@@ -112,7 +105,7 @@ def test_a_long_curve_is_thinned_here_and_keeps_its_peak_and_its_dip(asked):
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        ("", "expected from 1 to 1000 names (?name=train/loss&name=…); got 0"),
+        ("", "expected 1 to 1000 names (?name=train/loss&name=…); got 0"),
         ("name=lr&most=abc", "most='abc'; expected a number from 2 to 20000"),
         ("name=lr&most=-1", "most='-1'; expected a number from 2 to 20000"),
         ("name=lr&most=1e9", "most='1e9'; expected a number from 2 to 20000"),
@@ -121,27 +114,27 @@ def test_a_long_curve_is_thinned_here_and_keeps_its_peak_and_its_dip(asked):
         ("name=lr&from=3&to=2", "from=3.0 is after to=2.0; expected from ≤ to"),
         (
             "most=20000&" + "&".join(f"name={number}" for number in range(26)),
-            "26 names with most=20000; expected at most 500000 points in one answer: ask for fewer names, or for fewer",
+            "26 names with most=20000; expected at most 500000 points in one answer: ask for fewer names or fewer",
         ),
         ("name=lr&by=hour", "by='hour'; expected one of update, epoch, time"),
         ("name=lr&source=x", "source='x'; expected one of all, epochs, running"),
-        ("&".join(f"name={number}" for number in range(1001)), "expected from 1 to 1000 names"),
+        ("&".join(f"name={number}" for number in range(1001)), "expected 1 to 1000 names"),
     ],
     ids=["none", "word", "negative", "too many", "nan", "to", "turned", "together", "by", "source", "names"],
 )
-def test_a_question_that_makes_no_sense(asked, query, error):
-    answer = asked.get(f"api/points/a?{query}")
+def test_wrong_arguments(client, query, error):
+    answer = client.get(f"api/points/a?{query}")
     assert answer.status_code == 400 and answer.json()["error"].startswith(error)
 
 
-def test_what_is_not_there(asked):
-    assert asked.get("api/run/aa").json() == {
-        "error": f"there is no run 'aa' in {folder_of(asked)!r}; did you mean 'a'?"
+def test_unknown_runs_and_addresses(client):
+    assert client.get("api/run/aa").json() == {
+        "error": f"there is no run 'aa' in {folder_of(client)!r}; did you mean 'a'?"
     }
-    assert asked.get("api/nothing").json() == {"error": "there is nothing at '/api/nothing'"}
-    assert asked.get("api/compare", params={"id": ["a", "x"]}).status_code == 404
-    assert asked.post("api/runs").status_code == 405 and asked.get("api/control/a").status_code == 405
-    many = asked.get("api/compare", params={"id": [str(number) for number in range(201)]})
+    assert client.get("api/nothing").json() == {"error": "nothing at '/api/nothing'"}
+    assert client.get("api/compare", params={"id": ["a", "x"]}).status_code == 404
+    assert client.post("api/runs").status_code == 405 and client.get("api/control/a").status_code == 405
+    many = client.get("api/compare", params={"id": [str(number) for number in range(201)]})
     assert (many.status_code, many.json()["error"]) == (400, "expected at most 200 runs; got 201")
 
 
@@ -149,8 +142,8 @@ def folder_of(client):
     return client.get("api/runs").json()["folder"]
 
 
-def test_comparing(asked):
-    found = asked.get("api/compare", params={"id": ["a", "group/b", "a"]}).json()
+def test_comparing(client):
+    found = client.get("api/compare", params={"id": ["a", "group/b", "a"]}).json()
     assert [each["id"] for each in found["rows"]] == ["a", "group/b"]
     assert found["config"] == {"same": {"model.hidden": 64}, "different": {"lr": {"a": 0.1, "group/b": 0.2}}}
     assert found["final"]["valid/accuracy"] == {"a": 0.55, "group/b": 0.53}
@@ -166,14 +159,13 @@ HOSTILE = [
 ]
 
 
-def test_hostile_names_go_there_and_back(tmp_path):
+def test_hostile_names_survive_the_round_trip(tmp_path):
     for name in HOSTILE:
         run = Run.create(tmp_path / name, config={name: name})
         run.record.append(Event("epoch", 1.0, 1, 0, 5, values={f"train/{name}": 1.0, "train/\ud800": 2.0}, text=name))
         run.close()
     with serving(tmp_path) as (_, client):
-        rows = client.get("api/runs").json()["runs"]
-        assert sorted(each["id"] for each in rows) == sorted(HOSTILE)
+        assert sorted(rows_of(client)) == sorted(HOSTILE)
         for name in HOSTILE:
             found = client.get("api/run/" + quote(name, safe="")).json()
             assert found["row"]["config"] == {name: name} and found["names"][0] == f"train/{name}"
@@ -183,14 +175,14 @@ def test_hostile_names_go_there_and_back(tmp_path):
 
 @pytest.fixture
 def alive(tmp_path):
-    """A run that a living process (this one) writes."""
+    """A run that this process writes."""
     run = Run.create(tmp_path / "alive")
     fill(run.record, end=False)
     yield run
     run.close()
 
 
-def test_asking_a_run_to_stop_needs_the_token(tmp_path, alive):
+def test_stopping_a_run_needs_the_token(tmp_path, alive):
     control = Control(alive.path)
     with serving(tmp_path) as (server, client):
         for headers in (
@@ -201,23 +193,23 @@ def test_asking_a_run_to_stop_needs_the_token(tmp_path, alive):
         ):
             answer = client.post("api/control/alive", json={"ask": "stop"}, headers=headers)
             assert answer.status_code == 403 and "token" in answer.json()["error"]
-        assert control.asked() is None
+        assert control.poll() is None
         headers = {"authorization": f"Bearer {server.token}"}
         answer = client.post("api/control/alive", json={"ask": "stop"}, headers=headers)
         assert (answer.status_code, answer.json()) == (200, {"asked": "stop"})
-        request = control.asked()
-        assert request is not None and (request.what, request.by) == ("stop", "ui")
+        request = control.poll()
+        assert request is not None and (request.action, request.by) == ("stop", "ui")
         for body in (b"", b"{", b"[]", b'{"ask": "die"}', b'{"ask": ["stop"]}', b"[" * 3000, b" " * 100_000):
             answer = client.post("api/control/alive", content=body, headers=headers)
             assert (answer.status_code, answer.json()["error"]) == (400, 'expected {"ask": "stop"} or {"ask": "save"}')
         assert client.post("api/control/none", json={"ask": "save"}, headers=headers).status_code == 404
         alive.close()
         answer = client.post("api/control/alive", json={"ask": "save"}, headers=headers)
-        assert answer.status_code == 409 and "no living process writes that run" in answer.json()["error"]
-        assert control.asked() is None
+        assert answer.status_code == 409 and "the run has no living process" in answer.json()["error"]
+        assert control.poll() is None
 
 
-def test_read_only_there_is_no_token_to_guess(tmp_path, alive):
+def test_a_read_only_server_has_no_token(tmp_path, alive):
     with serving(tmp_path, read_only=True) as (server, client):
         assert server.token is None and client.get("api/runs").json()["control"] is False
         for token in ("None", "null", "x"):
@@ -233,11 +225,11 @@ def test_reading_writes_nothing(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with serving(tmp_path) as (server, client):
         client.get("api/runs"), client.get("api/run/a"), client.get("api/points/a?name=lr")
-        assert exactly(server, "/api/compare?id=a")[0] == 200
+        assert get_raw(server, "/api/compare?id=a")[0] == 200
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_a_damaged_record_is_shown_as_far_as_it_goes(tmp_path):
+def test_a_damaged_record_is_shown_as_far_as_it_can_be_read(tmp_path):
     make(tmp_path / "whole")
     run = make(tmp_path / "damaged")
     lines = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
@@ -247,18 +239,80 @@ def test_a_damaged_record_is_shown_as_far_as_it_goes(tmp_path):
     (tmp_path / "empty" / "events.jsonl").touch()
     with serving(tmp_path) as (_, client):
         found = client.get("api/run/damaged").json()
-        assert found["problem"] == "a damaged line was left out" and found["config"] is None
+        assert found["problem"] == "a damaged line was skipped" and found["config"] is None
         y = client.get("api/points/damaged?name=valid/loss&source=epochs").json()["series"]["valid/loss"]["y"]
         assert y == pytest.approx([0.7, 0.6, 0.5, 0.6, 0.7])
-        states = {each["id"]: each["state"] for each in client.get("api/runs").json()["runs"]}
-        assert states["whole"] == "finished" and set(states) == {"whole", "damaged", "empty"}
+        rows = rows_of(client)
+        assert rows["whole"]["state"] == "finished" and set(rows) == {"whole", "damaged", "empty"}
         assert client.get("api/run/empty").json()["names"] == []
 
 
-def test_the_json_is_never_more_than_was_asked_for(tmp_path):
+def test_answers_are_no_larger_than_requested(tmp_path):
     long_run(tmp_path / "wide", names=50, points=2000)
     with serving(tmp_path) as (_, client):
         names = [f"train/m{number}" for number in range(50)]
         answer = client.get("api/points/wide", params={"name": names, "most": 100})
         assert sum(len(curve["x"]) for curve in json.loads(answer.content)["series"].values()) <= 50 * 110
         assert len(answer.content) < 50 * 110 * 20
+
+
+def curve_of(path, **query):
+    with serving(path.parent) as (_, client):
+        return client.get(f"api/points/{path.name}", params={"name": "train/m0", **query}).json()["series"]["train/m0"]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "found"),
+    [("", "", [10, 20, 30, 40]), (21, 29, [20, 30]), (25, "", [20, 30, 40]), ("", 5, [10]), (50, 60, [40])],
+)
+def test_a_part_of_a_curve_includes_one_point_on_either_side(tmp_path, start, end, found):
+    run = Run.create(tmp_path / "a")
+    for update in (10, 20, 30, 40):
+        run.record.append(Event("log", float(update), update=update, values={"train/m0": 0.5}))
+    run.close()
+    assert curve_of(run.path, **{"from": start, "to": end})["x"] == found
+
+
+def test_a_clock_that_was_set_back_does_not_turn_a_curve(tmp_path):
+    run = Run.create(tmp_path / "a")
+    for update, (time, value) in enumerate([(5.0, 0.1), (9.0, math.inf), (7.0, 1e300)], 1):
+        run.record.append(Event("log", time, update=update, values={"train/m0": value}))
+    run.close()
+    assert curve_of(run.path, by="time") == {"x": [5, 7, 9], "y": [0.1, 1e300, None]}
+
+
+def test_json_values_are_ascii_and_bounded(tmp_path):
+    hostile = "<img src=x onerror=alert(1)>\u2028é\U0001f525"
+    make(tmp_path / "a", config={hostile: [hostile, None, True]})
+    deep = "[" * 500 + "]" * 500
+    (make(tmp_path / "deep") / "config.json").write_text(f'{{"x": {deep}}}')
+    with serving(tmp_path) as (_, client):
+        answer = client.get("api/run/a")
+        assert answer.content.isascii() and answer.json()["config"] == {hostile: [hostile, None, True]}
+        assert "…" in client.get("api/run/deep").json()["config"]["x"].__repr__()
+
+
+def test_an_unexpected_error_is_a_row_and_one_traceback_in_the_terminal(tmp_path, monkeypatch, capsys):
+    make(tmp_path / "a")
+    make(tmp_path / "odd")
+    refresh = Follower.refresh
+
+    def fail(self, *, seconds=None):
+        if self.name == "odd":
+            raise ZeroDivisionError("inner details")
+        return refresh(self, seconds=seconds)
+
+    monkeypatch.setattr(Follower, "refresh", fail)
+    with serving(tmp_path) as (server, client):
+        for _ in range(2):
+            rows = rows_of(client)
+        assert rows["a"]["state"] == "finished" and rows["odd"]["state"] == "died"
+        assert rows["odd"]["reason"] == "stoker ui failed with ZeroDivisionError; its terminal shows the traceback"
+        status, text = get_raw(server, "/api/run/odd")
+        assert status == 500 and "inner details" not in text and "ZeroDivisionError" in text
+        with client.stream("GET", "api/events?id=odd&id=a") as answer:
+            reader = EventReader(answer)
+            reader.take(1)
+            shown = {data["id"]: data["row"]["state"] for _, data in reader.take(2)}
+            assert shown == {"odd": "died", "a": "finished"}
+    assert capsys.readouterr().err.count("Traceback") == 1

@@ -1,19 +1,20 @@
-"""Which runs a folder holds, and that nothing outside of it is read."""
+"""Finding the runs of a folder, and reading nothing outside it."""
 
 import json
 import os
 
 import pytest
-from stoker.view.ui._folder import find, what_leads_out
 
-from tests.view.ui.serving import exactly, make, serving
+from stoker.errors import InvalidArgument
+from stoker.view.ui import Server
+from tests.view.ui.serving import get_raw, make, rows_of, serving
 
-SECRET = "the secret of the house"
+SECRET = "a secret outside the folder"
 
 
 @pytest.fixture
-def house(tmp_path):
-    """A folder of runs, with something beside it that is nobody's business."""
+def folder(tmp_path):
+    """A folder of runs, with secret files beside it."""
     runs = tmp_path / "runs"
     make(runs / "digits")
     make(tmp_path / "other" / "hidden")
@@ -22,54 +23,61 @@ def house(tmp_path):
     return runs
 
 
-def test_runs_are_found_below_the_folder_and_never_inside_of_a_run(house):
-    make(house / "vision" / "deep" / "a")
-    make(house / "digits" / "checkpoints" / "b")
-    assert list(find(house).runs) == ["digits", "vision/deep/a"]
+def listed(folder):
+    """The ids of the list, and the problems."""
+    with serving(folder) as (_, client):
+        return list(rows_of(client)), client.get("api/runs").json()["problems"]
 
 
-def test_a_folder_that_is_itself_a_run_goes_by_its_name(house):
-    assert find(house / "digits").runs == {"digits": house / "digits"}
+def test_a_missing_folder(tmp_path):
+    with pytest.raises(InvalidArgument, match="there is no folder '.*/none'; give the folder of your runs"):
+        Server(tmp_path / "none")
 
 
-def test_a_name_that_is_no_text_gets_one(house):
-    make(house / os.fsdecode(b"caf\xe9"))
-    assert list(find(house).runs) == ["caf\\udce9", "digits"]
+def test_runs_are_found_below_the_folder_but_not_inside_a_run(folder):
+    make(folder / "vision" / "deep" / "a")
+    make(folder / "digits" / "checkpoints" / "b")
+    (folder / "link").symlink_to(folder.parent / "other")
+    (folder / "cycle").symlink_to(folder)
+    make(folder / os.fsdecode(b"caf\xe9"))
+    assert listed(folder) == (["caf\\udce9", "digits", "vision/deep/a"], [])
+    assert listed(folder / "digits") == (["digits"], [])
 
 
-def test_links_to_other_folders_are_not_followed(house):
-    (house / "link").symlink_to(house.parent / "other")
-    (house / "ring").symlink_to(house)
-    assert list(find(house).runs) == ["digits"]
+def test_runs_with_foreign_files_are_listed_as_problems(folder):
+    problems = []
+    for name in ("events.jsonl", "log.txt", "config.json", "run.json", "control.json"):
+        for kind in ("outside", "cycle", "pipe", "folder"):
+            run = make(folder / f"{name}-{kind}")
+            (run / name).unlink(missing_ok=True)
+            if kind == "outside":
+                (run / name).symlink_to(folder.parent / "secret.txt")
+            elif kind == "cycle":
+                (run / name).symlink_to(run / name)
+            elif kind == "pipe":
+                os.mkfifo(run / name)
+            else:
+                (run / name).mkdir()
+            if (kind, name) != ("folder", "events.jsonl"):  # which is not a run at all
+                problems.append(f"{name}-{kind} is not shown: its {name} is not a regular file inside the folder")
+    assert listed(folder) == (["digits"], sorted(problems))
 
 
-@pytest.mark.parametrize("name", ["events.jsonl", "log.txt", "config.json", "run.json", "control.json"])
-@pytest.mark.parametrize("kind", ["outside", "ring", "pipe", "folder"])
-def test_a_run_whose_files_are_not_its_own_is_named_and_not_shown(house, name, kind):
-    run = make(house / "odd")
-    (run / name).unlink(missing_ok=True)
-    if kind == "outside":
-        (run / name).symlink_to(house.parent / "secret.txt")
-    elif kind == "ring":
-        (run / name).symlink_to(run / name)
-    elif kind == "pipe":
-        os.mkfifo(run / name)
-    else:
-        (run / name).mkdir()
-    found = find(house)
-    assert list(found.runs) == ["digits"]
-    if (kind, name) != ("folder", "events.jsonl"):  # then it is no run at all
-        assert found.problems == [f"odd is not shown: its {name} is no file of its own"]
+def test_links_inside_the_folder_are_fine_and_checkpoints_elsewhere_are_not(folder):
+    (make(folder / "odd") / "checkpoints").symlink_to(folder.parent / "other")
+    (folder / "digits" / "run.json").rename(folder / "shared.txt")
+    (folder / "digits" / "run.json").symlink_to(folder / "shared.txt")
+    expected = "odd is not shown: its checkpoints is not a regular file inside the folder"
+    assert listed(folder) == (["digits"], [expected])
 
 
-def test_checkpoints_that_lie_elsewhere_are_not_shown_and_links_inside_are_fine(house):
-    run = make(house / "odd")
-    (run / "checkpoints").symlink_to(house.parent / "other")
-    assert what_leads_out(run, house) == "checkpoints"
-    (run / "checkpoints").unlink()
-    (house / "digits" / "run.json").rename(house / "shared.txt")
-    (house / "digits" / "run.json").symlink_to(house / "shared.txt")
-    assert what_leads_out(house / "digits", house) == ""
+def test_a_link_that_appears_later_is_not_followed(folder):
+    with serving(folder) as (_, client):
+        assert client.get("api/run/digits").status_code == 200
+        (folder / "digits" / "log.txt").unlink(missing_ok=True)
+        (folder / "digits" / "log.txt").symlink_to(folder.parent / "secret.txt")
+        for _ in range(3):
+            assert SECRET not in client.get("api/run/digits").text
 
 
 PATHS = [
@@ -107,12 +115,12 @@ PATHS = [
 ]
 
 
-def test_no_address_leads_out_of_the_folder(house):
-    (house / "link").symlink_to(house.parent / "other")
-    with serving(house) as (server, _):
+def test_no_url_leads_out_of_the_folder(folder):
+    (folder / "link").symlink_to(folder.parent / "other")
+    with serving(folder) as (server, _):
         for place in ("/api/run/", "/api/points/", "/static/", "/api/compare?id=digits&id="):
             for path in PATHS:
-                status, answer = exactly(server, f"{place}{path}{'?name=lr' if 'points' in place else ''}")
+                status, answer = get_raw(server, f"{place}{path}{'?name=lr' if 'points' in place else ''}")
                 assert status in (400, 404), (place, path, answer)
                 assert SECRET not in answer and "root:" not in answer and set(json.loads(answer)) == {"error"}
-        assert exactly(server, "/api/run/digits")[0] == exactly(server, "/api/run/%64igits")[0] == 200
+        assert get_raw(server, "/api/run/digits")[0] == get_raw(server, "/api/run/%64igits")[0] == 200

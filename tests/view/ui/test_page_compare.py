@@ -24,7 +24,7 @@ def table(page, heading):
     return page.locator("section", has=page.get_by_role("heading", name=heading)).locator("table").first
 
 
-def test_runs_over_each_other_with_their_differences_and_the_best_marked(server, visit):
+def test_runs_are_compared_with_their_differences_and_the_best_value(server, visit):
     with visit(server) as page:
         for name in ("slow", "medium", "fast"):
             page.get_by_label(f"Compare {name}").check()
@@ -53,7 +53,8 @@ def test_runs_over_each_other_with_their_differences_and_the_best_marked(server,
         expect(page.get_by_role("button", name="Compare 2")).to_be_visible()
 
 
-def test_a_brush_on_a_parallel_axis_chooses_what_is_drawn(server, visit):
+@pytest.mark.soak
+def test_a_range_on_a_parallel_axis_selects_runs(server, visit):
     with visit(server, "#/compare?id=slow&id=medium&id=fast") as page:
         axis = page.locator("[data-axis='model.hidden'] line")
         box = axis.bounding_box()
@@ -71,12 +72,14 @@ def test_a_brush_on_a_parallel_axis_chooses_what_is_drawn(server, visit):
         expect(legend).to_have_count(3)
 
 
-def test_nothing_to_compare(server, visit):
+@pytest.mark.soak
+def test_comparing_fewer_than_two_runs(server, visit):
     with visit(server, "#/compare") as page:
         expect(page.locator("main")).to_contain_text("choose two or more")
 
 
-def test_many_runs_with_many_numbers_stay_bounded(tmp_path, visit):
+@pytest.mark.soak
+def test_many_runs_and_metrics_stay_bounded(tmp_path, visit):
     """100 runs with 50 numbers; four of them with 10,000 points of each, the same file by several names."""
     for kind, points in (("long", 10_000), ("short", 20)):
         made = wide(tmp_path / f"{kind}-00", points=points)

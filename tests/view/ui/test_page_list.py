@@ -30,7 +30,7 @@ def row(page, name):
     return page.locator("tbody tr", has=page.get_by_role("link", name=name, exact=True))
 
 
-def test_every_run_with_its_state_and_numbers(server, visit):
+def test_every_run_is_listed_with_its_state_and_values(server, visit):
     with visit(server) as page:
         expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
         expect(page.locator("tbody tr")).to_have_count(4)
@@ -42,7 +42,8 @@ def test_every_run_with_its_state_and_numbers(server, visit):
         assert page.title() == "Runs · stoker"
 
 
-def test_search_by_words_and_by_conditions_and_the_address_holds_it(server, visit):
+@pytest.mark.soak
+def test_search_by_words_and_conditions_is_kept_in_the_url(server, visit):
     with visit(server) as page:
         search = page.get_by_role("searchbox", name="Search runs")
         search.fill("sweep")
@@ -60,8 +61,9 @@ def test_search_by_words_and_by_conditions_and_the_address_holds_it(server, visi
         expect(page.get_by_text("No run is like that.")).to_be_visible()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("wrong", ["lr<<x", "lr<", "lr>=<3", "lr==0.01", "state>>x"])
-def test_a_malformed_condition_finds_nothing_and_says_so(server, visit, wrong):
+def test_a_malformed_condition_is_explained(server, visit, wrong):
     with visit(server) as page:
         expect(page.locator("tbody tr")).to_have_count(4)
         page.get_by_role("searchbox", name="Search runs").fill(f"{wrong} sweep")
@@ -71,18 +73,20 @@ def test_a_malformed_condition_finds_nothing_and_says_so(server, visit, wrong):
         )
 
 
-def test_no_number_comes_before_a_word(server, visit):
+@pytest.mark.soak
+def test_a_number_is_not_compared_with_a_word(server, visit):
     with visit(server) as page:
         expect(page.locator("tbody tr")).to_have_count(4)
         page.get_by_role("searchbox", name="Search runs").fill("lr<x")
         expect(page.locator("tbody tr")).to_have_count(0)
 
 
-def test_a_run_that_could_not_be_read_whole_is_marked(server, visit):
+@pytest.mark.soak
+def test_a_damaged_run_is_marked(server, visit):
     def damaged(route):
         told = route.fetch().json()
         for each in told["runs"]:
-            each["problem"] = "3 damaged lines were left out" if each["id"] == SLOW else ""
+            each["problem"] = "3 damaged lines were skipped" if each["id"] == SLOW else ""
         route.fulfill(json=told)
 
     with visit(server) as page:
@@ -90,11 +94,12 @@ def test_a_run_that_could_not_be_read_whole_is_marked(server, visit):
         page.route("**/api/runs", damaged)
         page.route("**/api/events*", lambda route: route.fulfill(content_type="text/event-stream", body=": none\n\n"))
         page.reload()
-        expect(row(page, SLOW).locator("th")).to_have_text("slow⚠ 3 damaged lines were left out")
+        expect(row(page, SLOW).locator("th")).to_have_text("slow⚠ 3 damaged lines were skipped")
         expect(page.locator("tbody .problem:visible")).to_have_count(1)
 
 
-def test_sort_by_a_column_both_ways(server, visit):
+@pytest.mark.soak
+def test_sorting_by_a_column_both_ways(server, visit):
     with visit(server) as page:
         page.get_by_role("button", name="Best").click()
         best = page.get_by_role("columnheader", name="Best")
@@ -106,7 +111,8 @@ def test_sort_by_a_column_both_ways(server, visit):
         assert page.url.endswith("#/runs?sort=best")
 
 
-def test_filters_on_config_and_numbers_are_chips(server, visit):
+@pytest.mark.soak
+def test_filters_can_be_added_and_removed(server, visit):
     with visit(server) as page:
         for field, sign, wanted in (("model.hidden", "=", "64"), ("valid/loss", "<", "0.9")):
             page.locator("summary", has_text="Filter").click()
@@ -122,7 +128,8 @@ def test_filters_on_config_and_numbers_are_chips(server, visit):
         expect(page.locator("tbody tr")).to_have_count(4)
 
 
-def test_columns_are_chosen(server, visit):
+@pytest.mark.soak
+def test_columns_can_be_chosen(server, visit):
     with visit(server) as page:
         page.locator("summary", has_text="Columns").click()
         page.get_by_label("valid/accuracy", exact=True).check()
@@ -135,7 +142,7 @@ def test_columns_are_chosen(server, visit):
         expect(row(page, FAST).locator("td").last).to_have_text(re.compile(r"0\.9\d+"))
 
 
-def test_everything_goes_by_keyboard(server, visit):
+def test_the_list_by_keyboard(server, visit):
     with visit(server, "#/runs?sort=name") as page:
         expect(page.locator("tbody tr")).to_have_count(4)
         page.keyboard.press("/")
@@ -166,6 +173,7 @@ def test_everything_goes_by_keyboard(server, visit):
         expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "fragment",
     [
@@ -177,7 +185,7 @@ def test_everything_goes_by_keyboard(server, visit):
         "#/compare?id=slow&id=dead",
     ],
 )
-def test_a_phone_has_nothing_to_scroll_sideways(server, visit, fragment):
+def test_a_phone_does_not_scroll_sideways(server, visit, fragment):
     with visit(server, fragment, width=375) as page:
         expect(page.locator("h1")).to_be_visible()
         expect(page.locator("tbody tr, .panel, h2").first).to_be_visible()
@@ -188,7 +196,8 @@ def test_a_phone_has_nothing_to_scroll_sideways(server, visit, fragment):
             expect(page.locator("tbody tr").first).to_contain_text("dead")
 
 
-def test_dark_as_the_system_says_or_as_the_switch_says(server, visit):
+@pytest.mark.soak
+def test_dark_and_light_themes(server, visit):
     def paper(page):
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
@@ -202,6 +211,7 @@ def test_dark_as_the_system_says_or_as_the_switch_says(server, visit):
         assert paper(page) == "rgb(19, 21, 25)"
 
 
-def test_an_empty_folder_says_how_to_begin(tmp_path, visit):
+@pytest.mark.soak
+def test_an_empty_folder_says_how_to_start(tmp_path, visit):
     with served(tmp_path) as server, visit(server) as page:
         expect(page.locator(".empty")).to_contain_text(f"There are no runs in {tmp_path} yet.")

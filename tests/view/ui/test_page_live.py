@@ -47,7 +47,7 @@ def tell(process, loss):
     process.stdin.write(f"{loss}\n")
 
 
-def test_points_of_another_process_come_by_themselves_and_its_death_too(tmp_path, process, visit):
+def test_points_and_the_end_of_another_process_appear(tmp_path, process, visit):
     with served(tmp_path) as server, visit(server) as page:
         row = page.locator("tbody tr")
         expect(row).to_contain_text("●running")
@@ -64,10 +64,11 @@ def test_points_of_another_process_come_by_themselves_and_its_death_too(tmp_path
         process.kill()
         process.wait()
         expect(page.locator(".title .state")).to_have_text("✕died")
-        expect(page.locator(".reason")).to_contain_text("went away without a word")
+        expect(page.locator(".reason")).to_contain_text("ended without finishing the run")
 
 
-def test_what_was_asked_is_told_until_the_record_says_that_it_was_done(tmp_path, visit):
+@pytest.mark.soak
+def test_a_request_is_shown_until_the_run_has_done_it(tmp_path, visit):
     path = tmp_path / "going"
     run = train(path, epochs=1, planned=4, end=False)
     with served(tmp_path) as server, visit(server, "#/run/going") as page:
@@ -104,7 +105,8 @@ def checkpoint(run, *, update):
     run.record.append(Event("checkpoint", epoch=1, update=update, extra={"reason": told["reason"]}))
 
 
-def test_nothing_comes_and_goes_between_two_epochs(tmp_path, visit):
+@pytest.mark.soak
+def test_facts_do_not_flicker_between_two_epochs(tmp_path, visit):
     run = Run.create(tmp_path / "going")
     write = run.record.append
     write(Event("begin", 100.0, extra={"epochs": 4, "batches": 25}))
@@ -124,7 +126,8 @@ def test_nothing_comes_and_goes_between_two_epochs(tmp_path, visit):
     run.close()
 
 
-def test_runs_come_and_go_in_the_list(tmp_path, visit):
+@pytest.mark.soak
+def test_runs_appear_and_disappear_in_the_list(tmp_path, visit):
     train(tmp_path / "first", epochs=1)
     with served(tmp_path) as server, visit(server) as page:
         expect(page.locator("tbody tr")).to_have_count(1)
@@ -136,17 +139,19 @@ def test_runs_come_and_go_in_the_list(tmp_path, visit):
         expect(page.locator("tbody tr")).to_have_count(1)
 
 
+@pytest.mark.soak
 def test_a_run_that_is_deleted_while_it_is_shown(tmp_path, visit):
     train(tmp_path / "digits", epochs=2)
     with served(tmp_path) as server, visit(server, "#/run/digits", expected=["404"]) as page:
         expect(page.locator(".panel canvas").first).to_be_visible()
         shutil.rmtree(tmp_path / "digits")
         expect(page.locator(".title .state")).to_have_text("○gone")
-        expect(page.locator(".reason")).to_have_text("the run's directory is gone")
-        expect(page.get_by_text("the run's directory is gone")).to_have_count(1)
+        expect(page.locator(".reason")).to_have_text("the run's directory does not exist any more")
+        expect(page.get_by_text("the run's directory does not exist any more")).to_have_count(1)
 
 
-def test_a_lost_connection_is_said_and_taken_up_again(tmp_path, visit):
+@pytest.mark.soak
+def test_a_lost_connection_is_shown_and_restored(tmp_path, visit):
     train(tmp_path / "digits", epochs=2)
     lost = ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE"]
     with ExitStack() as stack:

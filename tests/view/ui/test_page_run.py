@@ -58,7 +58,7 @@ def across(page, title, start, end):
     page.mouse.up()
 
 
-def test_train_and_valid_are_one_plot_in_their_colours(server, visit):
+def test_train_and_valid_share_a_chart_in_their_colors(server, visit):
     with visit(server) as page:
         page.get_by_role("link", name="digits").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("digits")
@@ -73,7 +73,8 @@ def test_train_and_valid_are_one_plot_in_their_colours(server, visit):
         assert page.title() == "digits · stoker"
 
 
-def test_the_words_of_a_run_are_in_its_tabs(server, visit):
+@pytest.mark.soak
+def test_the_tabs_of_a_run(server, visit):
     with visit(server, "#/run/digits") as page:
         page.get_by_role("tab", name="Config").click()
         expect(page.get_by_role("row", name="model.norm layer")).to_be_visible()
@@ -92,7 +93,8 @@ def test_the_words_of_a_run_are_in_its_tabs(server, visit):
         expect(page.get_by_role("tab", name="Log")).to_have_attribute("aria-selected", "true")
 
 
-def test_what_ran_is_a_line_for_a_shell_and_what_is_not_known_is_left_out(tmp_path, visit):
+@pytest.mark.soak
+def test_the_command_is_quoted_for_a_shell_and_unknown_facts_are_left_out(tmp_path, visit):
     command = ["python", "train.py", "--name", "it's a", "--lr=0.1", ""]
     Run.create(tmp_path / "told", facts={"command": command, "git": None}).close()
     with served(tmp_path) as server, visit(server, "#/run/told?tab=config") as page:
@@ -108,7 +110,8 @@ def test_what_ran_is_a_line_for_a_shell_and_what_is_not_known_is_left_out(tmp_pa
         assert set(named) == {name for name in metrics.__all__ if re.match("CPU|GPU|MemoryUse", name)}
 
 
-def test_every_epoch_is_a_row_with_its_numbers(server, visit):
+@pytest.mark.soak
+def test_the_table_of_epochs(server, visit):
     with visit(server, "#/run/digits") as page:
         page.get_by_role("tab", name="Epochs").click()
         expect(page.locator("tbody th")).to_have_text(["4", "3", "2", "1"])
@@ -119,15 +122,17 @@ def test_every_epoch_is_a_row_with_its_numbers(server, visit):
         assert heads[best.evaluate("(cell) => cell.cellIndex")] == "valid/loss"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("width", [375, 1280])
-def test_the_progress_of_a_run_is_as_wide_as_the_page(server, visit, width):
+def test_the_progress_bar_is_as_wide_as_the_page(server, visit, width):
     with visit(server, "#/run/going", width=width) as page:
         bar = page.get_by_role("progressbar", name="Progress of the run")
         expect(bar).to_be_visible()
         assert bar.bounding_box()["width"] == page.locator(".run").bounding_box()["width"]
 
 
-def test_a_drag_asks_the_server_for_that_stretch_and_a_double_click_for_all(server, visit):
+@pytest.mark.soak
+def test_a_drag_zooms_and_a_double_click_resets(server, visit):
     with visit(server, "#/run/digits") as page:
         drawn(page, "loss")
         drawn(page, "accuracy")
@@ -147,7 +152,8 @@ def test_a_drag_asks_the_server_for_that_stretch_and_a_double_click_for_all(serv
         assert "from=" not in page.url
 
 
-def test_keys_zoom_move_and_go_back(server, visit):
+@pytest.mark.soak
+def test_zooming_by_keyboard(server, visit):
     with visit(server, "#/run/digits") as page:
         drawn(page, "loss")
         page.keyboard.press("j")
@@ -165,6 +171,7 @@ def test_keys_zoom_move_and_go_back(server, visit):
         expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
 
 
+@pytest.mark.soak
 def test_log_scale_smoothing_and_axes(server, visit):
     with visit(server, "#/run/digits") as page:
         drawn(page, "loss")
@@ -185,7 +192,8 @@ def test_log_scale_smoothing_and_axes(server, visit):
         assert page.url.endswith("?log=1&smooth=0.6&by=time")
 
 
-def test_hovering_one_plot_reads_all_of_them(server, visit):
+@pytest.mark.soak
+def test_hovering_one_chart_reads_all_charts(server, visit):
     with visit(server, "#/run/digits") as page:
         drawn(page, "loss")
         drawn(page, "accuracy")
@@ -198,7 +206,8 @@ def test_hovering_one_plot_reads_all_of_them(server, visit):
         expect(panel(page, "accuracy").locator(".readout")).to_have_text("")
 
 
-def test_metrics_are_searched_and_lines_switched_off(server, visit):
+@pytest.mark.soak
+def test_metrics_can_be_searched_and_lines_hidden(server, visit):
     with visit(server, "#/run/digits") as page:
         drawn(page, "loss")
         panel(page, "loss").get_by_role("button", name="train/loss").click()
@@ -211,7 +220,8 @@ def test_metrics_are_searched_and_lines_switched_off(server, visit):
         expect(page.get_by_text("No metric is called like that.")).to_be_visible()
 
 
-def test_a_run_that_is_not_there(server, visit):
+@pytest.mark.soak
+def test_a_missing_run(server, visit):
     with visit(server, "#/run/digit", expected=["404"]) as page:
         expect(page.locator("main")).to_contain_text("there is no run 'digit'")
         page.get_by_role("link", name="All runs").click()
@@ -228,7 +238,7 @@ def test_stop_and_save_need_the_token_once(server, visit):
         page.get_by_role("button", name="Stop").click()
         page.get_by_label("Token").fill("wrong")
         dialog.get_by_role("button", name="Stop it").click()
-        expect(dialog.get_by_role("alert")).to_contain_text("not the token")
+        expect(dialog.get_by_role("alert")).to_contain_text("wrong token")
         assert not asked.exists()
         page.get_by_label("Token").fill(server.token)
         page.keyboard.press("Enter")
@@ -246,7 +256,8 @@ def test_stop_and_save_need_the_token_once(server, visit):
         assert (told["ask"], told["by"]) == ("save", "ui")
 
 
-def test_a_page_that_may_only_read_has_no_buttons(server, visit):
+@pytest.mark.soak
+def test_a_read_only_page_has_no_buttons(server, visit):
     with served(server.folder, read_only=True) as reading, visit(reading, "#/run/going") as page:
         expect(page.locator(".title .state")).to_have_text("●running")
         drawn(page, "loss")

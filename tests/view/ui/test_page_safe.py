@@ -70,7 +70,8 @@ def test_hostile_names_are_text_everywhere(server, visit):
         expect(page.get_by_role("heading", level=1)).to_have_text(NAME)
 
 
-def test_hostile_names_beside_each_other(server, visit):
+@pytest.mark.soak
+def test_hostile_names_in_a_comparison(server, visit):
     with visit(server) as page:
         expect(page.locator("tbody tr")).to_have_count(2)
         for box in page.get_by_role("checkbox", name="Compare").all():
@@ -82,15 +83,17 @@ def test_hostile_names_beside_each_other(server, visit):
         assert no_markup(page)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "fragment", ["#/run/%E0%A4%A", "#/nothing", "#/run/../../etc", "#/runs?sort=__proto__&where=x&col=__proto__"]
 )
-def test_odd_addresses_do_no_harm(server, visit, fragment):
+def test_odd_urls_do_no_harm(server, visit, fragment):
     with visit(server, fragment, expected=["404"]) as page:
         expect(page.locator("h1")).to_have_text(re.compile("Runs|can't be shown"))
 
 
-def test_numbers_that_no_axis_likes(tmp_path, visit):
+@pytest.mark.soak
+def test_extreme_values_can_be_drawn(tmp_path, visit):
     nan, inf = float("nan"), float("inf")
     odd = {
         "nan": [nan] * 4, "inf": [1.0, inf, -inf, 2.0], "huge": [1e300, -1e300, 1e308, 1.0],
@@ -115,7 +118,7 @@ def test_numbers_that_no_axis_likes(tmp_path, visit):
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
-def test_our_files_make_no_markup_out_of_text_and_ask_nobody_else(path):
+def test_our_scripts_create_no_markup_from_text_and_ask_no_other_server(path):
     text = path.read_text()
     assert text.count("\n") <= 300, "look for the second idea in this file"
     for wrong in (
@@ -128,7 +131,7 @@ def test_our_files_make_no_markup_out_of_text_and_ask_nobody_else(path):
     assert "//cdn" not in text
 
 
-def test_the_page_has_no_script_or_style_of_its_own():
+def test_the_page_has_no_inline_script_or_style():
     text = (PAGE / "index.html").read_text()
     assert re.findall(r"<script(?![^>]*\bsrc=)", text) == [] and "<style" not in text
     assert re.findall(r"\s(?:on\w+|style)=", text) == []
@@ -136,7 +139,7 @@ def test_the_page_has_no_script_or_style_of_its_own():
         assert (PAGE / name).is_file(), name
 
 
-def test_uplot_is_as_it_came_and_brings_its_licence():
+def test_uplot_is_unchanged_and_comes_with_its_licence():
     code = (PAGE / "uplot" / "uPlot.esm.js").read_text()
     assert "innerHTML" not in code and "Leon Sorokin" in code
     assert (PAGE / "uplot" / "LICENSE").read_text().startswith("The MIT License (MIT)")

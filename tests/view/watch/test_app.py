@@ -216,7 +216,7 @@ def test_a_run_that_is_deleted_while_it_is_watched(running):
         return await settled(pilot, until=lambda app: app.snapshot.run.state == "gone")
 
     text = watching(["runs/digits"], story)
-    assert "the run's directory is gone" in text and "train/loss" in text
+    assert "the run's directory does not exist any more" in text and "train/loss" in text
 
 
 def test_a_damaged_record(running):

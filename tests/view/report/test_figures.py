@@ -1,0 +1,98 @@
+"""The matplotlib figures hold the numbers they are made of."""
+
+import numpy as np
+import pytest
+
+from stoker.errors import InvalidArgument
+from stoker.record import Event, Record
+from stoker.view.report import calibration, confusion, evaluate_predictions, lr_curve, measure_calibration, plot
+from tests.record.stories import story
+
+
+def texts_in(figure):
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def record_matrices(matrices, losses):
+    record = Record()
+    for epoch, (matrix, loss) in enumerate(zip(matrices, losses, strict=True), 1):
+        cells = {f"valid/confusion/{row}/{column}": matrix[row][column] for row in (0, 1) for column in (0, 1)}
+        place = {"time": float(epoch), "epoch": epoch, "update": 10 * epoch}
+        record.append(Event("valid", values={"valid/loss": loss, **cells}, **place))
+        record.append(Event("epoch", values={"valid/loss": loss, **cells}, **place))
+    return record
+
+
+def test_curves_are_those_of_the_history():
+    lines = plot(story(), "valid/loss").axes[0].lines
+    assert list(lines[0].get_ydata()) == story().series("valid/loss")
+
+
+def test_the_learning_rate_over_the_updates():
+    record = Record()
+    for update, rate in enumerate([1e-1, 1e-2, 1e-4], 1):
+        record.append(Event("progress", 10.0 * update, update=update, values={"lr/head": rate, "lr/*": rate / 2}))
+    axes = plot(record, kind="lr").axes[0]
+    assert [line.get_label() for line in axes.lines] == ["lr/head", "lr/*"] and axes.get_yscale() == "log"
+    assert axes.lines[0].get_xdata().tolist() == [1, 2, 3] and axes.lines[0].get_ydata().tolist() == [1e-1, 1e-2, 1e-4]
+    with pytest.raises(InvalidArgument, match=r"recorded no learning rate; add metrics.LearningRate\(\)"):
+        plot(Record(), kind="lr")
+
+
+def test_the_confusion_matrix_is_the_evaluations_or_the_best_epochs():
+    record = record_matrices([[[1, 2], [3, 4]], [[5, 0], [0, 6]], [[0, 9], [9, 0]]], [0.5, 0.1, 0.7])
+    assert texts_in(plot(record, kind="confusion")) == ["5", "0", "0", "6"]
+    found = evaluate_predictions(np.eye(2), [0, 0], labels=["cat", "dog"])
+    assert texts_in(plot(record, kind="confusion", evaluation=found)) == ["1", "1", "0", "0"]
+    with pytest.raises(InvalidArgument, match="the run has no confusion matrix; give data= to fitted.plot, or add"):
+        plot(story(), kind="confusion")
+
+
+def test_a_confusion_matrix_holds_the_counts():
+    figure = confusion([[8, 2, 0], [1, 9, 0], [0, 0, 0]], ["cat", "$dog", "_"])
+    axes = figure.axes[0]
+    assert texts_in(figure) == ["8", "2", "0", "1", "9", "0", "0", "0", "0"]
+    assert axes.images[0].get_array().tolist() == [[0.8, 0.2, 0], [0.1, 0.9, 0], [0, 0, 0]]
+    assert [axes.get_xlabel(), axes.get_ylabel()] == ["predicted class", "true class"]
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_many_classes_are_drawn_without_counts():
+    axes = confusion(np.eye(50)).axes[0]
+    assert len(axes.texts) == 0 and axes.images[0].get_array().shape == (50, 50)
+
+
+def test_a_calibration_shows_the_filled_bins():
+    random = np.random.default_rng(0)
+    values, targets = random.dirichlet(np.ones(5), 500), random.integers(0, 5, 500)
+    found, axes = measure_calibration(values, targets), calibration(values, targets).axes[0]
+    filled = found.count > 0
+    assert not filled.all(), "an empty bin is part of this test"
+    line = axes.lines[1]
+    assert np.array_equal(line.get_xdata(), found.confidence[filled])
+    assert np.array_equal(line.get_ydata(), found.accuracy[filled])
+    assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(1)
+    evaluation = evaluate_predictions(values, targets)
+    title = plot(story(), kind="calibration", evaluation=evaluation).axes[0].get_title()
+    assert title == axes.get_title() == f"calibration error {found.error:.3f}"
+    with pytest.raises(InvalidArgument, match="a calibration needs a classifier's predictions on a data set"):
+        plot(story(), kind="calibration")
+
+
+def test_the_curve_of_learning_rates_marks_the_suggestion():
+    axes = lr_curve([1e-3, 1e-2, 1e-1], [2.3, 1.1, 3.0], 1e-2).axes[0]
+    curve, marker = axes.lines
+    assert np.array_equal(curve.get_xdata(), [1e-3, 1e-2, 1e-1]) and np.array_equal(curve.get_ydata(), [2.3, 1.1, 3.0])
+    assert list(marker.get_xdata()) == [1e-2, 1e-2] and axes.get_legend().get_texts()[0].get_text() == "suggestion 0.01"
+    assert len(lr_curve([1e-3, 1e-2], [2.3, 1.1]).axes[0].lines) == 1
+
+
+def test_wrong_arguments():
+    with pytest.raises(InvalidArgument, match="names choose curves, but kind='lr' has none; leave out valid/loss"):
+        plot(story(), "valid/loss", kind="lr")
+    with pytest.raises(InvalidArgument, match="kind='pie'; expected \"curves\""):
+        plot(story(), kind="pie")
+    with pytest.raises(InvalidArgument, match=r"expected a square matrix, \[classes, classes\]; got \[2, 3\]"):
+        confusion(np.ones((2, 3)))
+    with pytest.raises(InvalidArgument, match="1 labels for 2 classes"):
+        confusion(np.ones((2, 2)), ["cat"])

@@ -610,7 +610,7 @@ class TrainStep:
         is_new = old != [id(tensor) for tensor in self.host_state().tensors()]
         state.totals.restore_references(before.totals)
         if is_new:
-            state.optimizer.replace_state(before.optimizer)
+            state.optimizer.set_state_tensors(before.optimizer)
         for part in [part for part in state.accumulators if part not in before.accumulators]:
             del state.accumulators[part]
         for part, references in before.accumulators.items():

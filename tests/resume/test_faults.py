@@ -9,7 +9,6 @@ import time
 
 import pytest
 import torch
-from stoker.loop import _keep
 
 import stoker
 from stoker import callbacks

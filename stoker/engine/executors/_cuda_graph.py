@@ -322,8 +322,8 @@ def compact_optimizer_state(optimizer: Optimizer) -> None:
     devices = [{key: each.device for key, each in own.items() if each is not None} for own in owners]
     for own in owners:
         own.update({key: each.cpu() for key, each in own.items() if each is not None})
-    optimizer.replace_state(state)
+    optimizer.set_state_tensors(state)
     torch.cuda.empty_cache()
     for own, there in zip(owners, devices, strict=True):
         own.update({key: each.to(there[key]) for key, each in own.items() if each is not None})
-    optimizer.replace_state(state)
+    optimizer.set_state_tensors(state)

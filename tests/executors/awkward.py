@@ -274,7 +274,7 @@ AWKWARD = {
         "Listening.on_train_batch_after_backward comes between forward and step",
     ),
     "wrapped optimizer": Awkward(
-        Feature(settings=lambda: {"optimizer": optim.wrap(torch.optim.Adam)}), "wraps an optimizer with a step of its own"
+        Feature(settings=lambda: {"optimizer": optim.wrap(torch.optim.Adam)}), "wraps an optimizer"
     ),
     "sparse": Awkward(Feature(Sparse, settings=lambda: {"optimizer": optim.SGD()}), "are sparse"),
     "replaced buffer": Awkward(Feature(Replacing), "Replacing replaces its buffer `mean` in every step"),

@@ -39,7 +39,8 @@ _DEPTH = 3  # containers and objects inside each other that are searched for mod
 _HEAD = 64  # parts of a container that are searched: a vocabulary is not walked through
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), type, torch.Size, torch.dtype, torch.device})
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
-_BUILT_IN = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_BUILT_IN = frozenset({OrderedDict, *_CONTAINERS})
 # The dicts of a module that are changed in place when something is registered; each copy has its own.
 _MEMBERS = (
     "_parameters",
@@ -232,7 +233,7 @@ class _View:
 
         hooks = copied.copy()._forward_pre_hooks
         for key, hook in hooks.items():
-            if getattr(hook, "__func__", None) is LazyModuleMixin._infer_parameters:
+            if getattr(hook, "__func__", None) is cast(Any, LazyModuleMixin)._infer_parameters:
                 hooks[key] = initialize
 
     def _convert(self, value: Any) -> Any:
@@ -360,7 +361,7 @@ def _replace(value: Any, leaf: Leaf, depth: int) -> Any:
     def swap(part: Any) -> Any:
         return _replace(part, leaf, depth - 1)
 
-    if isinstance(value, dict | list | tuple | set | frozenset | deque):
+    if isinstance(value, _CONTAINERS):
         return _replace_in_container(value, swap)
     if kind is MethodType:
         owner = swap(value.__self__)
@@ -381,7 +382,7 @@ def _replace(value: Any, leaf: Leaf, depth: int) -> Any:
 
 def _replace_in_container(value: Any, swap: Callable[[Any], Any]) -> Any:
     # Through the methods of the built-in class: a subclass may do more in its own.
-    base = next(base for base in (dict, list, tuple, set, frozenset, deque) if isinstance(value, base))
+    base = cast(Any, next(base for base in _CONTAINERS if isinstance(value, base)))
     extra = getattr(value, "__dict__", {})
     searched = [dict.keys(value), dict.values(value)] if base is dict else [base.__iter__(value)]
     if all(swap(part) is part for parts in (*searched, extra.values()) for part in islice(parts, _HEAD)):
@@ -391,11 +392,14 @@ def _replace_in_container(value: Any, swap: Callable[[Any], Any]) -> Any:
     else:
         changed = [swap(part) for part in base.__iter__(value)]
     if base in (tuple, frozenset):
-        made = base.__new__(type(value), changed)
+        made: Any = base.__new__(type(value), changed)
     else:
         made = copy.copy(value)  # with its attributes, maxlen or default_factory
         made.clear()
-        made.update(changed) if base in (dict, set) else made.extend(changed)
+        if base in (dict, set):
+            made.update(changed)
+        else:
+            made.extend(changed)
     if extra:
         vars(made).update({name: swap(part) for name, part in extra.items()})
     return made

@@ -86,7 +86,7 @@ def test_all_ranks_stop_after_the_same_update():
         "epoch": (1, 6, "one is enough"),
         "validation": (1, 4, "judged"),
         "early": (2, 12, answers[0]["early"][2]),
-        "time": (1, 3, "The time is up (5 seconds) at epoch 1, batch 2"),
+        "time": (1, 3, "Time limit of 5 seconds reached at epoch 1, batch 2"),
         "updates": (2, 7, "Completed 7 updates"),
         "minutes": (1, 2),
     }

@@ -217,7 +217,7 @@ def test_metrics_can_be_searched_and_lines_hidden(server, visit):
         expect(page.locator(".panel")).to_have_count(1)
         drawn(page, "accuracy")
         page.keyboard.type("x")
-        expect(page.get_by_text("No metric is called like that.")).to_be_visible()
+        expect(page.get_by_text("No metric has such a name.")).to_be_visible()
 
 
 @pytest.mark.soak

@@ -143,8 +143,6 @@ class World:
         dist.broadcast(content, group=self.cpu_group(), group_src=0)
         return unpack(content.numpy().tobytes())
 
-    gathered, told = all_gather, broadcast_object  # their names until the engine is in place
-
     def all(self, flag: bool) -> bool:
         """Whether the flag is True on every rank."""
         return not self.any(not flag)

@@ -151,8 +151,7 @@ class TrainStep:
             if not self.sums_on_each_rank:
                 grads = self.reducer.reduce(grads, computed.loss, weight)
                 loss = loss._replace(weight=self.reducer.weight)
-        if self._shows_after:
-            self._show(computed.result)
+        self._show(computed.result)
         updates = [self._use_gradients(grads, loss, batch, lr, read=True)]
         return self._finish(batch, lr, computed.result, updates, read=True, has_counted=True)
 
@@ -282,9 +281,10 @@ class TrainStep:
     def _show_loss(self, loss: Loss, result: StepResult) -> Loss:
         """The loss as callbacks of `on_train_batch_after_loss` leave it."""
         result.loss = loss.value
+        if self._shows_inside or self._shows_after:
+            self._show(result)
         if not self._shows_inside:
             return loss
-        self._show(result)
         self.hooks.fire("on_train_batch_after_loss", self.ctx)
         result.loss, result.output = self.ctx.loss, self.ctx.output
         if not isinstance(result.loss, Tensor):

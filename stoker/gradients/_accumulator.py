@@ -175,18 +175,6 @@ class Accumulator:
         self.set_bookkeeping(*bookkeeping)
         self._number, self._sums = number, dict(sums)
 
-    @property
-    def held(self) -> tuple[int, float | Tensor, dict[str, Tensor]]:
-        """Used by `stoker.loop` until the engine replaces it."""
-        return self._count, self.weight, {name: each for name, each in self._sums.items() if name in self._added}
-
-    def hold(self, held: tuple[Any, ...], parameters: dict[str, nn.Parameter], model: Models) -> None:
-        """Used by `stoker.loop` until the engine replaces it."""
-        self._count, weight, sums = held
-        self._tensor_used = isinstance(weight, Tensor)
-        self._tensor, self._number = (weight, 0) if isinstance(weight, Tensor) else (None, weight)
-        self._sums, self._added, self._parameters, self._model = dict(sums), set(sums), parameters, model
-
     # --- saving
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Declare and fit: a `Learner` says what to train, `fit` on what and for how long, a `Fitted` is what came out.
+"""`Learner` says what to train, `fit` on which data and for how long, and `Fitted` is the result.
 
-The room holds no training logic. It turns what the user said into what the loop works with, and hands it over.
+This package has no training logic: it turns arguments into a `stoker.engine.Fit`, opens or resumes the run, and trains.
 """
 
 from stoker.learner._fitted import Fitted

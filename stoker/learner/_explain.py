@@ -1,23 +1,26 @@
-"""What a fit would do, and why, in words: the plan, the data's way, the parameters, the loop with what hangs on it."""
+"""`Learner.explain`: what a fit would do, and why."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stoker._select import assign, describe, named_parameters
-from stoker.callbacks import HOOK_NAMES
+from stoker.checkpoint import Checkpoint
 from stoker.data import Loader
 from stoker.distributed import local_device, world
-from stoker.engine import Fit, preserve_rng
-from stoker.learner._outlook import outlook
-from stoker.learner._prepare import fastest, prepare
-from stoker.learner._resume import earlier, seed_of
-from stoker.learner._spec import Spec
-from stoker.learner._wish import Wish
+from stoker.engine import Fit, preserve_rng, upgrade_state
+from stoker.learner._arguments import FitArguments
+from stoker.learner._identity import list_changes
+from stoker.learner._prepare import choose_fused, prepare
+from stoker.learner._resume import find_run, is_finished, seed_of, store_of
 
-# The loop as it runs: depth, what happens, the milestone that is reached there.
+if TYPE_CHECKING:
+    from stoker.learner._learner import Learner
+
+# The loop: depth, what happens, and the hook that is called there.
 _LOOP = [
     (0, "begin", "on_fit_begin"),
     (0, "for each epoch", "on_epoch_begin"),
@@ -25,141 +28,167 @@ _LOOP = [
     (1, "for each batch", "on_train_batch_begin"),
     (2, "{forward}", "on_train_batch_after_pred"),
     (2, "{loss}", "on_train_batch_after_loss"),
-    (2, "gradients, as a value{accumulate}", "on_train_batch_after_backward"),
+    (2, "gradients{accumulate}", "on_train_batch_after_backward"),
     (2, "{update}", "on_train_batch_after_step"),
-    (2, "count the update{average}", "on_update"),
+    (2, "count the update{ema}", "on_update"),
     (2, "{train_metrics}", "on_train_batch_end"),
-    (1, "the epoch's numbers to the record", "on_train_end"),
+    (1, "record the metrics of the epoch", "on_train_end"),
     (1, "{validate}", "on_valid_begin"),
-    (1, "for each batch, on a view of the model", "on_valid_batch_begin"),
+    (1, "for each batch, in evaluation mode", "on_valid_batch_begin"),
     (2, "forward", "on_valid_batch_after_pred"),
     (2, "loss", "on_valid_batch_after_loss"),
     (2, "{valid_metrics}", "on_valid_batch_end"),
-    (1, "the numbers to the record", "on_valid_end"),
+    (1, "record the metrics", "on_valid_end"),
     (1, "{keep}", "on_validation"),
-    (0, "close the epoch", "on_epoch_end"),
-    (0, "after Ctrl-C: the batch is ended, then the epoch", "on_interrupt"),
+    (0, "end the epoch", "on_epoch_end"),
+    (0, "after Ctrl-C: finish the batch, then end the epoch", "on_interrupt"),
     (0, "after an exception", "on_exception"),
     (0, "end: {result}", "on_fit_end"),
 ]
+_NO_CHECKPOINT = "has no complete checkpoint and starts again"
 
 
-def explain(spec: Spec, wish: Wish) -> str:
-    """The explanation of a fit that is made ready and not run; of several processes each may ask by itself."""
+def explain(learner: "Learner", arguments: FitArguments) -> str:
+    """Describes a fit that is prepared and not run; any rank may call it alone."""
     here = world()
     own = local_device(here)
     with preserve_rng(), torch.cuda.device(own) if here.size > 1 and own.type == "cuda" else nullcontext():
-        prepared = prepare(spec, wish, seed=seed_of(earlier(wish)), world=here, dry=True)
+        prepared = prepare(learner, arguments, seed=seed_of(find_run(arguments)), world=here, dry=True)
         fit = prepared.fit
         fit.state.model.to(prepared.home)
-    parts = [["Plan", *(f"  {line}" for line in fit.describe())], _data(fit), _groups(fit, spec), _loop(fit)]
-    parts += [["Run", *(f"  {line}" for line in outlook(fit, wish))]] if wish.run is not None else []
-    return "\n\n".join("\n".join(lines) for lines in parts)
+    parts = {"Plan": fit.describe(), "Data": _data(fit), "Parameters": _parameters(fit, learner), "Loop": _loop(fit)}
+    if arguments.run is not None:
+        saving = _describe_saving(arguments.checkpoint_settings)
+        parts["Run"] = [f"{Path(arguments.run)}: {_describe_run(fit, arguments)}", saving]
+    return "\n\n".join("\n".join([title, *(f"  {line}" for line in lines)]) for title, lines in parts.items())
 
 
 def _data(fit: Fit) -> list[str]:
-    lines = ["Data", f"  train      {_way(fit.train)}"]
-    lines += [f"  {name:<10} {_way(loader)}" for name, loader in fit.valid.items()]
-    return lines
+    loaders: dict[str, Loader] = {"train": fit.train, **fit.valid}
+    return [f"{name:<10} {_describe_loader(loader)}" for name, loader in loaders.items()]
 
 
-def _way(loader: Loader) -> str:
+def _describe_loader(loader: Loader) -> str:
     try:
         size = f"{loader.samples:,} samples in {len(loader):,} batches"
     except TypeError:
         size = "a stream of unknown length"
     order = "in its own order" if loader.shuffle is None else f"shuffled by (seed {loader.shuffle}, epoch)"
-    work = f", {loader.workers} workers" if loader.workers else ""
-    return f"{size}, {order}{work}"
+    return f"{size}, {order}{f', {loader.workers} workers' if loader.workers else ''}"
 
 
-def _groups(fit: Fit, spec: Spec) -> list[str]:
-    """The parameters as a table: who steps them, and at which learning rate."""
-    parameters = named_parameters(fit.state.model)
-    recipe = fastest(spec.optimizer, fit.state.model, fit.device)
-    optimizers = recipe if isinstance(recipe, Mapping) else {"*": recipe}
-    rates = spec.lr if isinstance(spec.lr, Mapping) else {"*": spec.lr}
-    stepped = assign({key: key for key in optimizers}, parameters, fit.state.model)
-    rated = assign({key: key for key in rates}, parameters, fit.state.model)
+def _parameters(fit: Fit, learner: "Learner") -> Iterable[str]:
+    """A table of the parameters with their optimizers and learning rates."""
+    model = fit.state.model
+    parameters = named_parameters(model)
+    optimizer = choose_fused(learner.optimizer, model, fit.device)
+    optimizers = optimizer if isinstance(optimizer, Mapping) else {"*": optimizer}
+    rates = learner.lr if isinstance(learner.lr, Mapping) else {"*": learner.lr}
+    optimizer_keys = assign({key: key for key in optimizers}, parameters, model)
+    rate_keys = assign({key: key for key in rates}, parameters, model)
     rows: dict[tuple[str, str, str], list[str]] = {}
     for name, parameter in parameters.items():
-        if not parameter.requires_grad:
-            row = ("frozen", "–", "–")
+        if parameter.requires_grad:
+            rate = rates[rate_keys[name]]
+            pattern = describe(rate_keys[name]).strip("'")
+            row = (pattern, optimizers[optimizer_keys[name]].to_code(), _describe_rate(rate))
         else:
-            row = (
-                describe(rated[name]).strip("'"),
-                optimizers[stepped[name]].to_code(),
-                _rate(rates[rated[name]]),
-            )
+            row = ("frozen", "–", "–")
         rows.setdefault(row, []).append(name)
     table = [("pattern", "parameters", "optimizer", "lr")]
     for (pattern, optimizer, rate), names in rows.items():
         count = sum(parameters[name].numel() for name in names)
-        table.append((pattern, f"{_few(names)} ({count:,})", optimizer, rate))
-    return ["Parameters", *_columns(table)]
+        few = ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+        table.append((pattern, f"{few} ({count:,})", optimizer, rate))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
-def _rate(rate: Any) -> str:
-    return f"{rate:g}" if isinstance(rate, int | float) else repr(rate) if not callable(rate) else f"{rate}"
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
-
-
-def _columns(rows: list[tuple[str, ...]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+def _describe_rate(rate: Any) -> str:
+    return f"{rate:g}" if isinstance(rate, int | float) else str(rate)
 
 
 def _loop(fit: Fit) -> list[str]:
-    words = _words(fit)
-    lines = ["Loop"]
-    for depth, what, milestone in _LOOP:
-        if milestone.startswith("on_valid") and not fit.valid:
+    words = _loop_words(fit)
+    lines: list[str] = []
+    for depth, what, hook in _LOOP:
+        if hook.startswith("on_valid") and not fit.valid:
             continue
-        listening = [type(each).__name__ for each in fit.hooks.listeners(milestone)]
-        who = f"   ◂ {milestone}: {', '.join(listening)}" if listening else ""
-        lines.append(f"  {'  ' * depth}{what.format(**words)}{who}")
+        listeners = [type(each).__name__ for each in fit.hooks.listeners(hook)]
+        called = f"   ◂ {hook}: {', '.join(listeners)}" if listeners else ""
+        lines.append(f"{'  ' * depth}{what.format(**words)}{called}")
     return lines
 
 
-def _words(fit: Fit) -> dict[str, str]:
-    settings, model = fit.settings, type(fit.state.model).__name__
-    own = fit.step.supervised is None
-    steps = ["check that loss and gradients are finite"]
-    steps += [f"clip values to {settings.clip_value:g}"] if settings.clip_value else []
-    steps += [f"clip the norm to {settings.clip_norm:g}"] if settings.clip_norm else []
-    window = settings.accumulate
-    loss = "" if own else getattr(fit.step.supervised.loss, "__name__", type(fit.step.supervised.loss).__name__)  # pyright: ignore
-    return {
-        "forward": f"{model}.train_step(batch)" if own else f"{model}(inputs)",
-        "loss": "the loss that it gave" if own else f"{loss}(predictions, target)",
-        "accumulate": ""
-        if window == 1
-        else f", added up over {window} batches (weighed by samples; a short rest counts)",
-        "update": f"{', '.join(steps)}, then step"
-        + ("" if fit.state.loss_scale is None else " (fp16: unscaled before the check)"),
-        "average": ""
-        if fit.state.ema is None
-        else f", move the average of the weights (decay {fit.state.ema.decay:g})",
-        "train_metrics": _metrics(fit.state.totals.metrics),
-        "valid_metrics": _metrics(fit.valid_metrics),
-        "validate": f"validate on {', '.join(fit.valid)}"
-        + (f", every {settings.validate_every} updates" if settings.validate_every else ""),
-        "keep": f"keep the weights if {settings.monitor} is the best so far"
-        if settings.keep == "best"
-        else "keep nothing",
-        "result": "the best weights go into the model"
-        if fit.valid and settings.keep == "best"
+def _loop_words(fit: Fit) -> dict[str, str]:
+    settings, state, supervised = fit.settings, fit.state, fit.step.supervised
+    model = type(state.model).__name__
+    update = ["check that loss and gradients are finite"]
+    update += [f"clip values to {settings.clip_value:g}"] if settings.clip_value else []
+    update += [f"clip the norm to {settings.clip_norm:g}"] if settings.clip_norm else []
+    keeps_best = settings.keep == "best"
+    words = {
+        "accumulate": "",
+        "update": f"{', '.join(update)}, then step",
+        "ema": "" if state.ema is None else f", update the EMA of the weights (decay {state.ema.decay:g})",
+        "train_metrics": _describe_metrics(state.totals.metrics),
+        "valid_metrics": _describe_metrics(fit.valid_metrics),
+        "validate": f"validate on {', '.join(fit.valid)}",
+        "keep": f"keep the weights if {settings.monitor} is the best so far" if keeps_best else "keep no weights",
+        "result": "the best weights are loaded into the model"
+        if fit.valid and keeps_best
         else "the model keeps its last weights",
     }
+    if supervised is None:
+        words |= {"forward": f"{model}.train_step(batch)", "loss": "the loss that it returned"}
+    else:
+        loss = getattr(supervised.loss, "__name__", type(supervised.loss).__name__)
+        words |= {"forward": f"{model}(inputs)", "loss": f"{loss}(predictions, targets)"}
+    if settings.accumulate > 1:
+        window = f"accumulated over {settings.accumulate} batches"
+        words["accumulate"] = f", {window} (weighted by samples; the last window of an epoch may be shorter)"
+    if state.loss_scale is not None:
+        words["update"] += " (fp16: unscaled before the check)"
+    if settings.validate_every:
+        words["validate"] += f", every {settings.validate_every} updates"
+    return words
 
 
-def _metrics(metrics: Any) -> str:
-    return "count " + ", ".join(["loss", *(metric.name for metric in metrics)]) + " (on the device)"
+def _describe_metrics(metrics: Any) -> str:
+    return f"update {', '.join(['loss', *(metric.name for metric in metrics)])} (on the device)"
 
 
-assert {milestone for _, _, milestone in _LOOP} <= set(HOOK_NAMES)
+def _describe_run(fit: Fit, arguments: FitArguments) -> str:
+    """Whether the run would start, continue or be returned."""
+    run = find_run(arguments)
+    if run is None:
+        exists = (Path(str(arguments.run)) / "run.json").exists() and not arguments.should_resume
+        return "already contains a run: fit raises an error; resume=True continues it" if exists else "is new"
+    store = store_of(run)
+    found = store.newest()
+    saved = found.saved
+    if saved is None:
+        return _NO_CHECKPOINT
+    found = found._replace(state=upgrade_state(found.state))
+    changes = list_changes(found.state["identity"]["fixed"], fit.state.identity["fixed"])
+    if changes and arguments.should_resume != "force":
+        return f"was started with other settings ({'; '.join(changes)}): fit raises an error"
+    if is_finished(fit, found):
+        return f"is finished ({saved.ended}): fit returns its result and trains nothing"
+    if not saved.resumable:
+        saved = store.newest(lambda saved: saved.resumable).saved
+    if saved is None:
+        return _NO_CHECKPOINT
+    return f"continues from checkpoint {saved.name}: epoch {saved.epoch}, batch {saved.batch}, update {saved.update}"
+
+
+def _describe_saving(settings: Checkpoint | None) -> str:
+    if settings is None:
+        return "never saved (checkpoint=False), so it cannot be resumed"
+    every = f"{settings.every} updates" if isinstance(settings.every, int) else settings.every
+    thread = ", by a thread" if settings.background else ""
+    kept = f"the last {settings.keep_last}" if settings.keep_last > 1 else "the last one"
+    if settings.keep_best is not None:
+        kept += f" and the best by {settings.keep_best}"
+    is_one = settings.keep_last == 1 and settings.keep_best is None
+    return f"saved every {every} and at the end{thread}; {kept} {'is' if is_one else 'are'} kept"

@@ -1,24 +1,21 @@
-"""What came out of a fit: the model with its best weights, how it went, and what it says to other data."""
+"""`Fitted`: the result of a fit."""
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from stoker.data import Loader
-from stoker.distributed import World, joined, propagate_failures
+from stoker.distributed import World, joined, propagate_failures, run_on_rank_zero
 from stoker.engine import RankSync, evaluate, predict
-from stoker.errors import InvalidArgument, WrongType
-from stoker.learner._data import in_order, loader
-from stoker.learner._first import only_by_first
-from stoker.learner._judge import judge
-from stoker.learner._load import outcome_in
-from stoker.learner._outcome import Outcome, outcome_of
-from stoker.learner._prepare import Prepared, metrics_of
-from stoker.learner._spec import Spec
-from stoker.learner._start import continue_fit, on_device
+from stoker.errors import BadData, InvalidArgument, WrongType
+from stoker.learner._data import as_loader, as_ordered_loader
+from stoker.learner._prepare import Prepared, make_metrics
+from stoker.learner._run import continue_fit, on_device
 from stoker.metrics import Metric
 from stoker.record import Best, History, Record
 from stoker.steps import Supervised
@@ -31,130 +28,156 @@ if TYPE_CHECKING:
     from stoker.view.report import Evaluation, Kind
 
 
-class Fitted:
-    """A trained model and its history; `Learner.fit` gives it, and `Fitted.load` out of a run's directory.
+@dataclass(frozen=True)
+class Result:
+    """What is known of a fit that has ended, or of a run directory; and how to evaluate its model."""
 
-    `model` is an ordinary module with the best weights by the validation loss (the last, where there was no validation
-    or `keep="last"`), on the device that it came from. `best` says which epoch they are of.
+    model: nn.Module | None  # None for a run that was loaded without a model
+    record: Record
+    best: Best | None
+    epochs: int
+    updates: int
+    stopped: str
+    supervised: Supervised | None
+    metrics: Sequence[Metric]
+    precision: str
+    device: torch.device
+    home: torch.device  # where the model is outside of `fit`
+    run: Path | None = None  # the run directory
+    split: World | None = None  # the ranks among which a device mesh splits batches; None for all
+
+
+class Fitted:
+    """A trained model and its history; returned by `Learner.fit` and `Fitted.load`.
+
+    `model` is an ordinary module with the best weights by validation loss (with `keep="last"` or without validation:
+    the last ones), on the device that it came from. `best` says which epoch they are from.
     """
 
-    __slots__ = ("_outcome", "_prepared")
+    __slots__ = ("_prepared", "_result")
 
-    def __init__(self, outcome: Outcome, prepared: Prepared | None = None) -> None:
-        self._outcome, self._prepared = outcome, prepared
+    def __init__(self, result: Result, prepared: Prepared | None = None) -> None:
+        self._result, self._prepared = result, prepared
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> Self:
+        """The result of a fit that has ended."""
+        return cls(_result_of(prepared), prepared)
 
     @classmethod
     def load(cls, run: str | os.PathLike[str], learner: "Learner | nn.Module | None" = None) -> Self:
-        """What a run has come to, without its data; with the learner (or a model), also the model with its weights.
+        """Loads the result of a run without its data; with a learner or a model, also the weights.
 
-        >>> import stoker, torch
-        >>> x = torch.randn(64, 3)
+        >>> import stoker
+        >>> data = x, y = torch.randn(64, 3), torch.randn(64, 1)
         >>> learner = stoker.Learner(nn.Linear(3, 1), loss=nn.MSELoss(), seed=0)
-        >>> fitted = learner.fit((x, x.sum(1, keepdim=True)), epochs=2, run="runs/sum", show=False)
+        >>> fitted = learner.fit(data, epochs=2, run="runs/sum", show=False)
         >>> Fitted.load("runs/sum").history["train/loss"] == fitted.history["train/loss"]
         True
-        >>> Fitted.load("runs/sum", learner).evaluate((x, x.sum(1, keepdim=True))) == fitted.evaluate(
-        ...     (x, x.sum(1, keepdim=True))
-        ... )
+        >>> Fitted.load("runs/sum", learner).evaluate(data) == fitted.evaluate(data)
         True
         """
-        spec = learner if isinstance(learner, nn.Module) else getattr(learner, "_spec", None)
-        if learner is not None and not isinstance(spec, Spec | nn.Module):
+        from stoker.learner._learner import Learner
+        from stoker.learner._load import load_result
+
+        if learner is not None and not isinstance(learner, Learner | nn.Module):
             given = f"the class {learner.__name__}" if isinstance(learner, type) else type(learner).__name__
-            raise WrongType(f"Fitted.load takes a run, and the learner or a model to put its weights into; got {given}")
-        return cls(outcome_in(run, spec))
+            raise WrongType(f"Fitted.load takes a run, and a learner or a model to load its weights into; got {given}")
+        return cls(load_result(run, learner))
 
     @property
     def model(self) -> nn.Module:
-        """The module itself, with the weights that were kept."""
-        if self._outcome.model is None:
+        """The module, with the weights that were kept."""
+        if self._result.model is None:
             raise InvalidArgument(
-                "this run was loaded without its model, which is code: Fitted.load(run, learner) or (run, model)"
+                "this run was loaded without a model: use Fitted.load(run, learner) or Fitted.load(run, model)"
             )
-        return self._outcome.model
+        return self._result.model
 
     @property
     def best(self) -> Best | None:
-        """The best validation: its epoch, update and value; None where there was no validation."""
-        return self._outcome.best
+        """The best validation (epoch, update, value), or None without validation."""
+        return self._result.best
 
     @property
     def epochs(self) -> int:
-        """Epochs that were begun."""
-        return self._outcome.epochs
+        """The number of epochs that were begun."""
+        return self._result.epochs
 
     @property
     def updates(self) -> int:
-        """Updates that were applied."""
-        return self._outcome.updates
+        """The number of updates that were applied."""
+        return self._result.updates
 
     @property
     def stopped(self) -> str:
-        """Why the fit ended; empty for a run that has not."""
-        return self._outcome.stopped
+        """Why the fit ended; "" for a run that has not."""
+        return self._result.stopped
 
     @property
     def history(self) -> History:
-        """The numbers of every epoch."""
-        return History(self._outcome.record)
+        """The metrics of every epoch."""
+        return History(self._result.record)
 
     @property
     def record(self) -> Record:
-        """Everything that happened."""
-        return self._outcome.record
+        """All recorded events."""
+        return self._result.record
 
     def evaluate(
         self, data: Any, *, metrics: Sequence[Any] | None = None, batch_size: int | None = None
     ) -> dict[str, float]:
-        """The loss and the metrics on other data, by name; other `metrics` for this once.
+        """Returns the loss and the metrics on other data, by name; `metrics` replaces those of the fit.
 
-        Where several processes trained together, all of them ask, and each has the whole answer.
+        If several processes trained together, all of them have to call it, and each gets the whole result.
         """
-        model, outcome = self.model, self._outcome
-        asked = outcome.metrics if metrics is None else [m for m in metrics_of(metrics) if isinstance(m, Metric)]
+        model, result = self.model, self._result
+        used = result.metrics if metrics is None else [m for m in make_metrics(metrics) if isinstance(m, Metric)]
         world, split = self._worlds()
-        with propagate_failures(world), on_device(model, outcome.device, outcome.home):
+        with propagate_failures(world), on_device(model, result.device, result.home):
             return evaluate(
                 model,
-                _shares(loader(data, batch_size=batch_size), world, split),
-                supervised=outcome.supervised,
-                metrics=asked,
-                device=outcome.device,
-                precision=outcome.precision,
+                _share_batches(as_loader(data, batch_size=batch_size), world, split),
+                supervised=result.supervised,
+                metrics=used,
+                device=result.device,
+                precision=result.precision,
                 world=split,
             )
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
-        """What the model says to each sample, in the data's order, on the CPU, in the structure that it gives.
+        """Returns the model's outputs for all samples, in their order, on the CPU, in the structure of one output.
 
-        Where several processes trained together, all of them ask, and each has the whole answer.
+        If several processes trained together, all of them have to call it, and each gets the whole result.
         """
-        model, outcome = self.model, self._outcome
+        model, result = self.model, self._result
         world, split = self._worlds()
-        with propagate_failures(world), on_device(model, outcome.device, outcome.home):
+        with propagate_failures(world), on_device(model, result.device, result.home):
             return predict(
                 model,
-                _shares(in_order(data, batch_size=batch_size), world, split),
-                supervised=outcome.supervised or Supervised(model, None),
-                device=outcome.device,
-                precision=outcome.precision,
+                _share_batches(as_ordered_loader(data, batch_size=batch_size), world, split),
+                supervised=result.supervised or Supervised(model, None),
+                device=result.device,
+                precision=result.precision,
                 world=split,
             )
 
     def continue_(
         self, *, epochs: int | None = None, updates: int | None = None, minutes: float | None = None, show: bool = True
     ) -> "Fitted":
-        """Trains on with the last weights (not the best), for so much more, as if the last epoch had just ended.
+        """Continues with the last weights (not the best), for that much longer, as if the last epoch had just ended.
 
-        An epoch that was cut short (by `updates`, `minutes` or Ctrl-C) is not taken up again: the next one begins. To
-        go on exactly, give the fit a `run` and fit it again with `resume=True` and more epochs.
+        An epoch that was cut short (by `updates`, `minutes` or Ctrl-C) is not completed: the next one begins. For an
+        exact continuation, give the fit a `run`, and call it again with `resume=True` and more epochs.
         """
         if self._prepared is None:
-            raise InvalidArgument("this run was loaded without its data: go on with fit(..., run=..., resume=True)")
+            raise InvalidArgument(
+                "this run was loaded without its data: use fit(..., run=..., resume=True) to continue it"
+            )
         try:
             continue_fit(self._prepared, epochs=epochs, updates=updates, minutes=minutes, show=show)
         finally:
-            self._outcome = outcome_of(self._prepared)
+            self._result = _result_of(self._prepared)
         return self
 
     def plot(
@@ -167,62 +190,101 @@ class Fitted:
     ) -> "Figure":
         """Draws the curves of the history, or "lr", "confusion" or "calibration"; needs matplotlib (`stoker[plot]`).
 
-        The last two are of the model's answers to `data`, whose classes have these `labels`; without data, a confusion
-        matrix is the one that the run recorded.
+        "confusion" and "calibration" compare the model's predictions for `data` with the targets; `labels` are the
+        names of the classes. Without data, a confusion matrix is the last one that the fit recorded.
         """
-        from stoker.view.report import plot  # what draws is loaded when something is to be drawn
+        from stoker.view.report import plot
 
-        found = None if data is None else self._judged(data, labels)
-        return plot(self.record, *names, kind=kind, evaluation=found, ax=ax)
+        evaluation = None if data is None else self._evaluate_predictions(data, labels)
+        return plot(self.record, *names, kind=kind, evaluation=evaluation, ax=ax)
 
     def report(
         self, path: str | os.PathLike[str] = "report.html", data: Any = None, *, labels: Sequence[str] | None = None
     ) -> Path:
-        """Writes the fit as one HTML file; with `data`, also what the model gets wrong there, and its worst samples."""
-
+        """Writes a report as one HTML file; with `data`, also the model's errors and worst samples there."""
         from stoker.view.report import report_html, write_report
 
-        found = None if data is None else self._judged(data, labels)
+        evaluation = None if data is None else self._evaluate_predictions(data, labels)
 
         def write() -> Path:
-            return write_report(path, report_html(self._outcome.run or self.record, found))
+            return write_report(path, report_html(self._result.run or self.record, evaluation))
 
-        return only_by_first(joined(self._outcome.device), write) or Path(path)
+        return run_on_rank_zero(joined(self._result.device), write) or Path(path)
 
     def _worlds(self) -> tuple[World, World]:
         """All processes, and those among which a batch is split."""
-        world = joined(self._outcome.device)
-        return world, world if self._outcome.split is None else self._outcome.split
+        world = joined(self._result.device)
+        return world, world if self._result.split is None else self._result.split
 
-    def _judged(self, data: Any, labels: Sequence[str] | None) -> "Evaluation":
-        supervised = self._outcome.supervised or Supervised(self.model, None)
-        batches = in_order(data, batch_size=None)
-        return judge(self.predict(batches), lambda: batches.at(epoch=0), supervised=supervised, labels=labels)
+    def _evaluate_predictions(self, data: Any, labels: Sequence[str] | None) -> "Evaluation":
+        """Compares predictions with targets; only the inputs of the worst samples are kept in memory."""
+        from stoker.view.report import evaluate_predictions
+
+        supervised = self._result.supervised or Supervised(self.model, None)
+        loader = as_ordered_loader(data, batch_size=None)
+        predictions = self.predict(loader)
+        targets = [supervised.parts(batch).targets for batch in loader.at(epoch=0)]
+        if not isinstance(predictions, Tensor) or not all(isinstance(each, Tensor) for each in targets):
+            raise BadData(
+                "plots and reports need predictions that are one tensor, and targets that are one tensor per batch; "
+                "view.report.evaluate_predictions takes arrays"
+            )
+        found = evaluate_predictions(predictions.numpy(), torch.cat(targets).cpu().numpy(), labels=labels)
+        wanted, inputs, first = {sample.place for sample in found.worst}, dict[int, Any](), 0
+        for batch in loader.at(epoch=0):
+            parts = supervised.parts(batch)
+            after = first + len(parts.targets)
+            shown = next(iter((*parts.args, *parts.kwargs.values())))  # the first input
+            for place in wanted.intersection(range(first, after)):
+                value = shown[place - first]
+                inputs[place] = value.cpu().numpy() if isinstance(value, Tensor) else str(value)
+            first = after
+        return found.with_inputs(inputs)
 
     def __repr__(self) -> str:
-        best, ends = self.best, self.record.events_of("end")
-        part = self.record.summary()["part"]  # of an epoch that a stop cut short
-        whole = f"{self.epochs - 1} epochs and {part[0]} of {part[1]} batches" if part else f"{self.epochs} epochs"
-        length = f"{whole}, {self.updates} updates"
-        if ends:
-            length += f" in {self.record.summary()['seconds']:.3g} s"
-        name = "a model" if self._outcome.model is None else type(self._outcome.model).__name__
-        lines = [f"{name} fitted: {length}. {self.stopped or 'The run is not over'}"]
+        best, summary = self.best, self.record.summary()
+        part = summary["part"]  # of an epoch that was cut short
+        epochs = f"{self.epochs - 1} epochs and {part[0]} of {part[1]} batches" if part else f"{self.epochs} epochs"
+        seconds = f" in {summary['seconds']:.3g} s" if self.record.events_of("end") else ""
+        name = "a model" if self._result.model is None else type(self._result.model).__name__
+        lines = [f"{name} fitted: {epochs}, {self.updates} updates{seconds}. {self.stopped or 'The run has not ended'}"]
         if best is not None:
             lines.append(f"best: {best.name} {best.value:.4g} in epoch {best.epoch}")
         last = {name: self.record.last(name) for name in self.record.columns}
         if last:
-            numbers = [f"{name} {value:.4g}" for name, value in last.items() if value is not None]
-            lines.append(f"last: {', '.join(numbers)}")
+            lines.append(
+                f"last: {', '.join(f'{name} {value:.4g}' for name, value in last.items() if value is not None)}"
+            )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         from stoker.view.report import fitted_html
 
-        name = "" if self._outcome.model is None else type(self._outcome.model).__name__
+        name = "" if self._result.model is None else type(self._result.model).__name__
         return fitted_html(self.record, title=name, stopped=self.stopped)
 
 
-def _shares(batches: Loader, world: World, split: World) -> Iterable[Any]:
-    """This process's share of every batch, in step with all others."""
-    return RankSync(world, split, agree=False).keep_in_step(batches, batches.shared(split.rank, split.size).at(epoch=0))
+def _share_batches(loader: Loader, world: World, split: World) -> Iterable[Any]:
+    """This rank's share of every batch; all ranks have the same number of batches."""
+    batches = loader.shared(split.rank, split.size).at(epoch=0)
+    return RankSync(world, split, agree=False).keep_in_step(loader, batches)
+
+
+def _result_of(prepared: Prepared) -> Result:
+    fit = prepared.fit
+    ctx, events = fit.ctx, fit.ctx.record.path
+    return Result(
+        model=fit.state.model,
+        record=ctx.record,
+        best=ctx.best,
+        epochs=ctx.epoch,
+        updates=ctx.update,
+        stopped=ctx.stopping or "",
+        supervised=fit.step.supervised,
+        metrics=fit.valid_metrics,
+        precision=fit.settings.precision,
+        device=fit.device,
+        home=prepared.home,
+        run=events.parent if events is not None else None,
+        split=None if fit.parallel.mesh is None else fit.ranks.split,
+    )

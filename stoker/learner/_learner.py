@@ -1,7 +1,8 @@
-"""Say what to train; `fit` says on what and for how long."""
+"""`Learner`: what to train. `fit` says on which data and for how long."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,20 +11,19 @@ from torch import nn
 
 from stoker.callbacks import Callback
 from stoker.checkpoint import Checkpoint
-from stoker.distributed import Parallel, as_parallel
+from stoker.distributed import Parallel
 from stoker.errors import InvalidArgument, WrongType, did_you_mean
+from stoker.learner._arguments import FitArguments, check_learner, describe_model, hparams_of
 from stoker.learner._explain import explain
 from stoker.learner._fitted import Fitted
-from stoker.learner._outcome import outcome_of
-from stoker.learner._spec import Spec
-from stoker.learner._start import start_fit
-from stoker.learner._wish import Wish
+from stoker.learner._run import run_fit
 from stoker.optim import AdamW
 from stoker.steps import LossFunction
 
 
+@dataclass(frozen=True, repr=False, eq=False)
 class Learner:
-    """A model and how to train it, as a value: fitting does not change it.
+    """A model and how to train it; `fit` does not change it.
 
     >>> x = torch.randn(64, 3)
     >>> learner = Learner(nn.Linear, loss=nn.MSELoss(), lr=1e-2, seed=0).hparams(in_features=3, out_features=1)
@@ -31,71 +31,52 @@ class Learner:
     >>> fitted.epochs, fitted.updates
     (2, 8)
 
-    - `model`: a class, of which every fit makes a fresh model with the `hparams`; or an instance, trained in place.
-    - `loss`: any function of (predictions, targets). None where the model has a `train_step(batch)` that returns a
-      loss or an output with a `.loss`, or yields `Objective`s.
-    - `optimizer`: a config of `stoker.optim`, or a mapping of selectors to configs; `lr`: a number, a schedule, or a
-      mapping of selectors to these. The first match wins.
-    - `accumulate`: batches to an update. `clip_norm`, `clip_value`: limits on the gradients of an update.
-    - `precision`: "fp32" is whatever PyTorch is set to; "tf32", "bf16" and "fp16" hold inside `fit` only.
-    - `ema`: the decay of a running average of the weights, which is then what validation judges and `fit` gives.
-    - `device`: found where it is not named; the model is moved back afterwards.
-    - `seed`: of all random numbers of a fit; the global ones are as before afterwards. torch has one generator for all
-      threads: seeded fits at the same time belong into processes of their own.
-    - `on_nan`: a loss or gradient that is not finite never reaches the weights; "stop" raises, "skip" goes on.
-    - `compile`: the whole training step, optimizer and metrics included, as one compiled program. It takes seconds to
-      minutes to make, and rounds otherwise than the step as it is written. `explain` says what else there is to know.
-    - `parallel`: how several processes train together, where torchrun has started the script several times. "ddp" is
-      what "auto" means, unless the model is distributed already; "fsdp" keeps a shard of the model on each. Nothing
-      else in the script changes, and what comes out does not depend on how many there are.
+    - `model`: a class, of which every fit creates a new model with the `hparams`; or an instance, trained in place.
+    - `loss`: any function of (predictions, targets). `None` if the model has a `train_step(batch)` that returns a loss
+      or an output with a `.loss`, or yields `Objective`s.
+    - `optimizer`: a config of `stoker.optim` (`None`: AdamW), or a mapping of selectors to configs. `lr`: a number, a
+      schedule, or a mapping of selectors to these. The first matching selector wins.
+    - `accumulate`: the number of batches per update. `clip_norm`, `clip_value`: limits for the gradients of an update.
+    - `precision`: "fp32" is whatever PyTorch is set to; "tf32", "bf16" and "fp16" apply inside `fit` only.
+    - `ema`: the decay of an exponential moving average of the weights, which validation uses and `fit` returns.
+    - `device`: by default a GPU if there is one. The model is moved back afterwards.
+    - `seed`: for all random numbers of a fit; the global generators are restored afterwards. torch has one generator
+      for all threads, so seeded fits that run at the same time need their own processes.
+    - `on_nan`: a loss or gradient that is not finite never reaches the weights; "stop" raises, "skip" skips the batch.
+    - `compile`: compiles the whole training step, with optimizer and metrics. That takes seconds to minutes, and rounds
+      differently from the eager step. `explain` describes the rest.
+    - `parallel`: how several processes train together, if torchrun has started the script several times. "auto" is
+      "ddp", unless the model is already distributed; "fsdp" keeps a shard of the model on each process. Nothing else
+      in the script changes, and the result does not depend on the number of processes.
     """
 
-    __slots__ = ("_spec",)
+    model: nn.Module | Callable[..., nn.Module]
+    _: KW_ONLY
+    loss: LossFunction | None = None
+    optimizer: Any = None
+    lr: Any = 1e-3
+    metrics: Sequence[Any] = ()
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulate: int = 1
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    ema: float | None = None
+    device: torch.device | str | None = None
+    seed: int | None = None
+    on_nan: Literal["stop", "skip"] = "stop"
+    compile: bool = False
+    parallel: Literal["auto", "ddp", "fsdp"] | Parallel = "auto"
 
-    def __init__(
-        self,
-        model: nn.Module | Callable[..., nn.Module],
-        *,
-        loss: LossFunction | None = None,
-        optimizer: Any = None,
-        lr: Any = 1e-3,
-        metrics: Sequence[Any] = (),
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        accumulate: int = 1,
-        precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32",
-        ema: float | None = None,
-        device: torch.device | str | None = None,
-        seed: int | None = None,
-        on_nan: Literal["stop", "skip"] = "stop",
-        compile: bool = False,
-        parallel: Literal["auto", "ddp", "fsdp"] | Parallel = "auto",
-    ) -> None:
-        self._spec = Spec(
-            model=model,
-            loss=loss,
-            optimizer=AdamW() if optimizer is None else optimizer,
-            lr=lr,
-            metrics=metrics,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            accumulate=accumulate,
-            precision=precision,
-            ema=ema,
-            device=device,
-            seed=seed,
-            on_nan=on_nan,
-            compile=compile,
-            parallel=as_parallel(parallel),
-        )
+    def __post_init__(self) -> None:
+        check_learner(self)
+        if self.optimizer is None:
+            object.__setattr__(self, "optimizer", AdamW())
 
     def hparams(self, **hparams: Any) -> "Learner":
-        """The same learner with these arguments for the model's class, added to those it has."""
-        if isinstance(self._spec.model, nn.Module):
-            raise InvalidArgument(
-                "the model is an instance already: hparams are for a class, Learner(Net).hparams(...)"
-            )
-        return _of(replace(self._spec, hparams={**self._spec.hparams, **hparams}))
+        """Returns a learner with these arguments for the class of its model, added to those it has."""
+        if isinstance(self.model, nn.Module):
+            raise InvalidArgument("hparams are for a model class, Learner(Net).hparams(...); this model is an instance")
+        return replace(self, model=partial(self.model, **hparams))
 
     def fit(
         self,
@@ -115,47 +96,33 @@ class Learner:
         resume: bool | Literal["force"] = False,
         show: bool = True,
     ) -> Fitted:
-        """Trains until one of `epochs`, `updates` or `minutes` is over, or something says stop.
+        """Trains until a limit (`epochs`, `updates` or `minutes`), a callback or a signal stops it.
 
-        `train` is whatever `data.Loader` takes (shuffled, in batches of `batch_size`, 32 where it is not said), or a
-        `Loader`. `valid` is the same, a fraction of the training data, or several sets by name. `validate_every` is
-        "epoch" or a number of updates. With `run`, a directory of that name records the fit, and `config` beside it.
-        The best weights by the validation loss are what `fitted.model` has, unless `keep="last"`.
+        `train` is anything that `data.Loader` takes (it is shuffled, with a `batch_size` of 32 by default), or a
+        `Loader`. `valid` is the same, a fraction of the training data, or a mapping of names to validation sets.
+        `validate_every` is "epoch" or a number of updates. `run` is a directory that records the fit and its `config`.
+        `fitted.model` gets the best weights by validation loss, or the last ones with `keep="last"`.
 
-        A run is saved as `checkpoint` says (every epoch, where it says nothing; never, where it is False), and when it
-        ends in any way that leaves it the time. `resume=True` goes on from its newest whole checkpoint to the bits that
-        it would have come to, starts it where there is none, and gives back what came out where it is over already.
-        What has to be the same (model, optimizer, data, seed) is checked; `resume="force"` goes on with what differs.
+        `checkpoint` says when a run is saved: by default every epoch, never if it is False, and always when the fit
+        ends. `resume=True` continues a run from its newest complete checkpoint, to the same bits as without the
+        interruption; it starts a run that does not exist, and returns the result of one that is finished. Model,
+        optimizer, data and seed must be the same; `resume="force"` continues also if they differ.
         """
-        wish = Wish(
+        arguments = FitArguments(
             *(train, valid, epochs, updates, minutes, batch_size),
             *(callbacks, run, config, validate_every, keep, checkpoint, resume),
         )
-        prepared = start_fit(self._spec, wish, show=show)
-        return Fitted(outcome_of(prepared), prepared)
+        return Fitted.of(run_fit(self, arguments, show=show))
 
     def explain(self, train: Any, **fit: Any) -> str:
-        """What `fit` with these arguments would do, and why; nothing is trained, and the model stays as it is."""
+        """Describes what `fit` with these arguments would do, and why; it trains nothing and changes nothing."""
         fit.pop("show", None)
+        known = [each.name for each in fields(FitArguments)]
         for name in fit:
-            if name not in (known := [each.name for each in fields(Wish)]):
-                raise WrongType(f"explain takes the arguments of fit, and {name!r} is none{did_you_mean(name, known)}")
-        return explain(self._spec, Wish(train, **fit))
+            if name not in known:
+                raise WrongType(f"explain takes the arguments of fit; {name!r} is not one{did_you_mean(name, known)}")
+        return explain(self, FitArguments(train, **fit))
 
     def __repr__(self) -> str:
-        model = self._spec.model
-        name = type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", repr(model))
-        told: Mapping[str, Any] = {
-            "hparams": dict(self._spec.hparams) or None,
-            "optimizer": self._spec.optimizer,
-            "lr": self._spec.lr,
-        }
-        return (
-            f"Learner({', '.join([name, *(f'{key}={value!r}' for key, value in told.items() if value is not None)])})"
-        )
-
-
-def _of(spec: Spec) -> Learner:
-    learner = Learner.__new__(Learner)
-    learner._spec = spec
-    return learner
+        model = describe_model(self.model) if hparams_of(self.model) else describe_model(self.model).removesuffix("()")
+        return f"Learner({model}, optimizer={self.optimizer!r}, lr={self.lr!r})"

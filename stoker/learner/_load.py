@@ -1,28 +1,30 @@
-"""A run's outcome back from its directory: the numbers by themselves, the weights into a model that the user makes."""
+"""Loading a run: its result, and its weights into a model."""
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from stoker.checkpoint import Found, load_model_state, model_state
-from stoker.distributed import data_world, joined
+from stoker.distributed import as_parallel, data_world, joined
 from stoker.engine import restore_weights, upgrade_state
 from stoker.errors import MissingFile, StateMismatch, WrongType
-from stoker.learner._outcome import Outcome
-from stoker.learner._prepare import device_for, device_of, loss_on, metrics_of
+from stoker.learner._arguments import make_model
+from stoker.learner._fitted import Result
+from stoker.learner._prepare import choose_device, device_of, loss_on_device, make_metrics
 from stoker.learner._resume import store_of
-from stoker.learner._spec import Spec
 from stoker.metrics import Metric
 from stoker.record import Best, Record, Run
 from stoker.steps import Supervised
 
+if TYPE_CHECKING:
+    from stoker.learner._learner import Learner
+
 
 def load_for_inference(run: str | os.PathLike[str], model: nn.Module) -> nn.Module:
-    """Puts the weights that a run has kept (its best so far, where it validates) into a model, in evaluation mode.
+    """Loads the weights of a run (the best so far, if it validates) into a model, and sets evaluation mode.
 
     >>> import stoker
     >>> x = torch.randn(64, 3)
@@ -32,69 +34,65 @@ def load_for_inference(run: str | os.PathLike[str], model: nn.Module) -> nn.Modu
     >>> torch.equal(model.weight, fitted.model.weight)
     True
 
-    The run may be over, killed or still going on: the newest whole checkpoint is read, and nothing is written.
+    The run may be finished, killed or still running: the newest complete checkpoint is read, and nothing is written.
     """
     if not isinstance(model, nn.Module):
-        raise WrongType(f"load_for_inference puts weights into a model: give an instance, not {model!r}")
-    state = newest(Run.open(run)).state
-    put(model, state)
+        raise WrongType(f"load_for_inference takes a model instance to load weights into, got {model!r}")
+    _load_weights(model, _newest_checkpoint(Run.open(run)).state)
     return model.eval()
 
 
-def outcome_in(run: str | os.PathLike[str], spec: Spec | nn.Module | None) -> Outcome:
-    """What a run has come to; with a learner's spec (or a model), also the model with its weights."""
+def load_result(run: str | os.PathLike[str], learner: "Learner | nn.Module | None") -> Result:
+    """Returns the result of a run; with a learner or a model, the model has its weights."""
     opened = Run.open(run)
-    found = newest(opened)
+    found = _newest_checkpoint(opened)
     assert found.saved is not None
-    loop = found.state["progress"]
-    model = spec.make_model() if isinstance(spec, Spec) else spec
-    own = isinstance(spec, Spec)
+    progress = found.state["progress"]
+    own = None if isinstance(learner, nn.Module) else learner
+    model = make_model(own.model) if own is not None else learner if isinstance(learner, nn.Module) else None
+    home = device = torch.device("cpu")
+    supervised = None
     if model is not None:
-        put(model, found.state)
-    home = torch.device("cpu") if model is None else device_of(model)
-    device = device_for(spec.device if own else None, model) if model is not None else home
-    has_step = callable(getattr(model, "train_step", None))
-    loss = loss_on(spec.loss, device) if own and not has_step else None
-    numbers = [each for each in metrics_of(spec.metrics) if isinstance(each, Metric)] if own else []
-    return Outcome(
+        _load_weights(model, found.state)
+        home, device = device_of(model), choose_device(None if own is None else own.device, model)
+        if not callable(getattr(model, "train_step", None)):
+            supervised = Supervised(model, None if own is None else loss_on_device(own.loss, device))
+    metrics = [] if own is None else make_metrics(own.metrics)
+    parallel = None if own is None else as_parallel(own.parallel)
+    return Result(
         model=model,
         record=Record.open(opened.path),
-        best=None if loop["best"] is None else Best(*loop["best"]),
-        epochs=loop["epoch"],
-        updates=loop["update"],
+        best=None if progress["best"] is None else Best(*progress["best"]),
+        epochs=progress["epoch"],
+        updates=progress["update"],
         stopped=found.saved.ended or "",
-        supervised=None if has_step or model is None else Supervised(model, loss),
-        metrics=[each for each in numbers if each.on != "train"],
+        supervised=supervised,
+        metrics=[each for each in metrics if isinstance(each, Metric) and each.on != "train"],
         precision=str(found.state["identity"]["fixed"]["precision"]),
         device=device,
         home=home,
         run=opened.path,
-        split=data_world(joined(device), spec.parallel) if own and spec.parallel.mesh is not None else None,
+        split=None if parallel is None or parallel.mesh is None else data_world(joined(device), parallel),
     )
 
 
-def newest(run: Run) -> Found:
-    """The newest whole checkpoint; an error where there is none that says what was found."""
+def _newest_checkpoint(run: Run) -> Found:
     found = store_of(run).newest()
     if found.saved is None:
-        why = "\n  ".join(["", *found.problems]) if found.problems else " It was not saved, or never came that far"
-        raise MissingFile(f"there is no whole checkpoint in {str(Path(run.path))!r}.{why}")
+        reason = "\n  ".join(["", *found.problems]) if found.problems else " It was not saved, or ended too early"
+        raise MissingFile(f"there is no complete checkpoint in {str(run.path)!r}.{reason}")
     return found._replace(state=upgrade_state(found.state))
 
 
-def put(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """The weights that a state would have given: the best, the average, what the optimizer means, or the last."""
-    average = state["ema"] and {**state["ema"]["parameters"], **state["ema"]["buffers"]}
-    kept = state["best_weights"] or average or state["eval_weights"]
-    try:
-        load_model_state(model, {**state["model"], **_modes(model)})
-        if kept is not None:
-            restore_weights(model, kept)
-    except StateMismatch as error:
-        raise StateMismatch(str(error).replace("this state doesn't", "the run's weights don't")) from None
-
-
-def _modes(model: nn.Module) -> dict[str, Any]:
-    """Which parts train and evaluate stays the model's own business."""
+def _load_weights(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Loads the weights that `fit` would have returned: the best, the EMA, the optimizer's, or the last."""
+    ema = state["ema"] and {**state["ema"]["parameters"], **state["ema"]["buffers"]}
+    chosen = state["best_weights"] or ema or state["eval_weights"]
     own = model_state(model)
-    return {name: own[name] for name in ("trainable", "evaluating")}
+    modes = {name: own[name] for name in ("trainable", "evaluating")}  # these stay as they are in the model
+    try:
+        load_model_state(model, {**state["model"], **modes})
+        if chosen is not None:
+            restore_weights(model, chosen)
+    except StateMismatch as error:
+        raise StateMismatch(str(error).replace("the state does", "the weights of the run do")) from None

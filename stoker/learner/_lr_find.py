@@ -1,4 +1,4 @@
-"""A learning rate to start with: the loss while the rate grows, from too small to too large."""
+"""`lr_find`: the loss while the learning rate grows, and a suggestion to start with."""
 
 import copy
 import math
@@ -13,9 +13,9 @@ from stoker.callbacks import Callback, Context
 from stoker.distributed import joined
 from stoker.engine import preserve_rng
 from stoker.errors import InvalidArgument, NotFinite
+from stoker.learner._arguments import FitArguments
 from stoker.learner._learner import Learner
-from stoker.learner._start import start_fit
-from stoker.learner._wish import Wish
+from stoker.learner._run import run_fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LrCurve:
-    """The loss at each learning rate, and the rate at which it fell fastest."""
+    """The smoothed loss at each learning rate, and the rate at which it fell fastest."""
 
     rates: Sequence[float]
-    losses: Sequence[float]  # smoothed
+    losses: Sequence[float]
     suggestion: float
 
     def plot(self, ax: "Axes | None" = None) -> "Figure":
-        """Draws the curve with the suggestion marked; needs matplotlib (`stoker[plot]`)."""
+        """Draws the curve and marks the suggestion; needs matplotlib (`stoker[plot]`)."""
         from stoker.view.report import lr_curve
 
         return lr_curve(self.rates, self.losses, self.suggestion, ax=ax)
 
 
-class _Watch(Callback):
-    """Notes the smoothed loss of every update; stops when it has clearly gone up."""
+class _LossCurve(Callback):
+    """Keeps the smoothed loss of every update, and stops when it has clearly risen."""
 
     def __init__(self) -> None:
         self.rates: list[float] = []
@@ -52,7 +52,7 @@ class _Watch(Callback):
         self.rates.append(float(ctx.lr))
         self.losses.append(smooth)
         if len(self.losses) > 10 and smooth > 4 * min(self.losses):
-            ctx.stop("the loss has gone up")
+            ctx.stop("the loss has risen")
 
 
 def lr_find(
@@ -65,46 +65,53 @@ def lr_find(
     batch_size: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> LrCurve:
-    """Trains a copy of the model for some updates with a growing learning rate; learner and data stay as they are.
+    """Trains a copy of the model for `steps` updates while the learning rate grows exponentially.
 
     >>> import torch
     >>> learner = Learner(nn.Linear(3, 1), loss=nn.MSELoss(), seed=0)
     >>> curve = lr_find(learner, (torch.randn(64, 3), torch.randn(64, 1)), steps=40)
     >>> 1e-7 <= curve.suggestion <= 1.0
     True
+
+    The learner, its model and the global random numbers do not change.
     """
     if not 0 < start_lr < end_lr:
-        raise InvalidArgument(f"the rate grows from start_lr to end_lr; got {start_lr!r} and {end_lr!r}")
+        raise InvalidArgument(f"the rate grows from start_lr to end_lr, both above 0; got {start_lr!r} and {end_lr!r}")
     if steps < 10:
-        raise InvalidArgument(f"a curve needs 10 steps or more, got {steps}")
-    spec, watch = learner._spec, _Watch()
-    model = copy.deepcopy(spec.model) if isinstance(spec.model, nn.Module) else spec.model
+        raise InvalidArgument(f"a curve needs at least 10 steps, got {steps}")
     growth = (end_lr / start_lr) ** (1 / (steps - 1))
-    rate = lambda update: start_lr * growth**update  # noqa: E731  a schedule
-    tried = replace(spec, model=model, lr=rate, metrics=(), ema=None, on_nan="stop")
-    with preserve_rng(), suppress(NotFinite):  # too large a rate: the curve ends there
-        wish = Wish(train, updates=steps, batch_size=batch_size, callbacks=[*callbacks, watch], keep="last")
-        start_fit(tried, wish, show=False)
-    # Of several ranks each has seen its own losses; the first one's are as good as any.
-    rates, losses = joined(spec.device).broadcast_object((watch.rates, watch.losses))
+    trial = replace(
+        learner,
+        model=copy.deepcopy(learner.model) if isinstance(learner.model, nn.Module) else learner.model,
+        lr=lambda update: start_lr * growth**update,
+        metrics=(),
+        ema=None,
+        on_nan="stop",
+    )
+    curve = _LossCurve()
+    arguments = FitArguments(train, updates=steps, batch_size=batch_size, callbacks=[*callbacks, curve], keep="last")
+    with preserve_rng(), suppress(NotFinite):  # the rate is too large: the curve ends there
+        run_fit(trial, arguments, show=False)
+    # Each rank has the losses of its own samples; those of rank 0 are used.
+    rates, losses = joined(learner.device).broadcast_object((curve.rates, curve.losses))
     if len(losses) < 5:
-        raise InvalidArgument(f"the loss was not finite after {len(losses)} updates; begin with a smaller start_lr")
+        raise InvalidArgument(f"the loss was not finite after {len(losses)} updates; use a smaller start_lr")
     return LrCurve(rates, losses, _steepest(rates, losses))
 
 
 def _steepest(rates: Sequence[float], losses: Sequence[float]) -> float:
-    """The rate at which the loss falls fastest on the way to its lowest point.
+    """The rate at which the loss falls fastest before its lowest point.
 
-    Fastest by a straight line through a fifth of the curve at a time: between two updates the noise of the batches
-    falls faster than any learning rate makes it.
+    The slope is that of a straight line through a fifth of the curve: between two updates, the noise of the batches
+    is larger than the effect of the learning rate.
     """
     lowest = min(range(len(losses)), key=losses.__getitem__)
     width = max(3, len(losses) // 10)
-    places = range(width, max(lowest - width, width + 1))
-    return rates[min(places, key=lambda place: _slope(losses[place - width : place + width + 1]))]
+    positions = range(width, max(lowest - width, width + 1))
+    return rates[min(positions, key=lambda position: _slope(losses[position - width : position + width + 1]))]
 
 
 def _slope(values: Sequence[float]) -> float:
-    """Of the straight line that lies closest to values at equal distances."""
+    """The slope of the least-squares line through equally spaced values, times a constant."""
     middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
-    return sum((place - middle) * (value - mean) for place, value in enumerate(values))
+    return sum((position - middle) * (value - mean) for position, value in enumerate(values))

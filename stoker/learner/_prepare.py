@@ -1,17 +1,17 @@
-"""From what the user said to what the loop works with: every conversion at the edge, in one place."""
+"""From the arguments of `Learner` and `fit` to a `Fit`: every conversion happens here, before anything is trained."""
 
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from stoker._select import assign, named_parameters
 from stoker.callbacks import Context, Hooks, Requests
-from stoker.distributed import World, is_distributed, is_sharded
+from stoker.distributed import World, as_parallel, is_distributed, is_sharded
 from stoker.engine import (
     Ending,
     Fit,
@@ -28,18 +28,27 @@ from stoker.engine import (
     plan_fit,
 )
 from stoker.errors import InvalidArgument
-from stoker.learner._data import Data, loaders
+from stoker.learner._arguments import FitArguments, make_model
+from stoker.learner._data import make_loaders
+from stoker.learner._describe import describe_plan
 from stoker.learner._identity import identity_of
-from stoker.learner._parallel import heard_here, reducer_for, split_of, spread, told
-from stoker.learner._plan import plan_of
-from stoker.learner._same import check_same, trained
-from stoker.learner._spec import Spec
-from stoker.learner._wish import Wish
+from stoker.learner._ranks import (
+    callbacks_of_rank,
+    check_ranks_agree,
+    describe_ranks,
+    describe_training,
+    distribute_model,
+    find_split,
+    make_reducer,
+)
 from stoker.metrics import GradientNorm, Loss, Meter, Metric, as_metric
 from stoker.optim import Adagrad, Algorithm, init
 from stoker.record import Run
 from stoker.schedule import as_schedule
 from stoker.steps import Supervised
+
+if TYPE_CHECKING:
+    from stoker.learner._learner import Learner
 
 _ALONE = World()
 
@@ -55,47 +64,73 @@ class Prepared:
     reopen: Callable[[], Run] | None = None  # opens a run that had ended already, for `continue_`
 
 
-def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _ALONE, dry: bool = False) -> Prepared:
+def prepare(
+    learner: "Learner",
+    arguments: FitArguments,
+    *,
+    seed: int | None = None,
+    world: World = _ALONE,
+    dry: bool = False,
+) -> Prepared:
     """Creates everything that a fit needs: model on its device, loaders, optimizer, schedules, metrics, hooks.
 
-    `seed` is what an earlier part of the run drew; the spec's own comes first. A `dry` one is only looked at: its model
-    is not sharded, and no other rank is asked for anything.
+    `seed` is the one that a resumed run drew; the learner's own takes precedence. With `dry`, the fit is only
+    described: its model is not sharded, and no other rank takes part.
     """
-    seed = _seed(spec, seed, _ALONE if dry else world)
-    model = spec.make_model()
-    has_step = _has_step(model, spec)
-    numbers, hooks = metrics_of(spec.metrics), Hooks(heard_here(wish.callbacks, world))
-    held_out = 0 if spec.seed is None else spec.seed  # the same samples in every fit, seeded or not
-    split, rates = split_of(world, spec.parallel, dry=dry), rates_of(spec.lr, model)
-    sources = loaders(wish.train, wish.valid, batch_size=wish.batch_size, seed=seed, held_out=held_out)
-    data = sources.shared(split)
-    home, device = device_of(model), device_for(spec.device, model)
-    recipe = fastest(spec.optimizer, model.to(device), device, compile=spec.compile and world.size == 1)
-    ema, optimizer = spread(model, spec.parallel, world, ema=spec.ema, dry=dry), init(recipe, model)
+    seed = _choose_seed(learner, seed, _ALONE if dry else world)
+    model = make_model(learner.model)
+    has_own_step = _has_own_step(model, learner)
+    metrics = make_metrics(learner.metrics)
+    hooks = Hooks(callbacks_of_rank(arguments.callbacks, world))
+    parallel = as_parallel(learner.parallel)
+    split = find_split(world, parallel, dry=dry)
+    learning_rates = make_learning_rates(learner.lr, model)
+    data = make_loaders(
+        arguments.train,
+        arguments.valid,
+        batch_size=arguments.batch_size,
+        seed=seed,
+        split_seed=learner.seed or 0,  # the same samples in every fit, also without a seed
+    ).share(split)
+    home, device = device_of(model), choose_device(learner.device, model)
+    algorithm = choose_fused(learner.optimizer, model.to(device), device, compile=learner.compile and world.size == 1)
+    ema, optimizer = distribute_model(model, parallel, world, ema=learner.ema, dry=dry), init(algorithm, model)
     requests = Requests()
     ctx = Context(
         model=model,
         optimizer=optimizer,
         device=device,
         seed=seed,
-        epochs=wish.epochs,
-        updates_planned=wish.updates,
+        epochs=arguments.epochs,
+        updates_planned=arguments.updates,
         batches=length_of(data.train),
         requests=requests,
     )
-    settings = settings_of(spec, wish, data)
-    supervised = None if has_step else Supervised(model, loss_on(spec.loss, device))
+    settings = Settings(
+        epochs=arguments.epochs,
+        updates=arguments.updates,
+        minutes=arguments.minutes,
+        accumulate=learner.accumulate,
+        clip_norm=learner.clip_norm,
+        clip_value=learner.clip_value,
+        precision=learner.precision,
+        on_nan=learner.on_nan,
+        compile=learner.compile,
+        validate_every=None if arguments.validate_every == "epoch" else arguments.validate_every,
+        keep=arguments.keep,
+        monitor=f"{next(iter(data.valid))}/loss" if data.valid else None,
+    )
+    supervised = None if has_own_step else Supervised(model, loss_on_device(learner.loss, device))
     reduce = "sum" if supervised is not None and supervised.sums else "mean"
-    loss = None if supervised is None or not isinstance(supervised.loss, nn.Module) else supervised.loss
     ranks = RankSync(world, split, model_is_distributed=is_distributed(model), agree=not dry)
     if ranks.agrees:
         requests.pending = {}
     state = TrainState(
         model=model,
-        loss=loss,
+        loss=supervised.loss if supervised is not None and isinstance(supervised.loss, nn.Module) else None,
         optimizer=optimizer,
         totals=RunningTotals(
-            on_phase(numbers, "train"),
+            _metrics_of_phase(metrics, "train"),
             device,
             # CUDA graphs and compiled programs add to tensors that stay where they are.
             in_place=device.type == "cuda" or settings.compile,
@@ -107,8 +142,8 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _
         valid=data.valid,
         reduce=reduce,
         ema=ema,
-        loss_scale=LossScale() if spec.precision == "fp16" else None,
-        gradient_norms={each: each.init(device) for each in numbers if isinstance(each, GradientNorm)},
+        loss_scale=LossScale() if learner.precision == "fp16" else None,
+        gradient_norms={each: each.init(device) for each in metrics if isinstance(each, GradientNorm)},
         keep_best=settings.keep == "best",
     )
     step = TrainStep(
@@ -119,8 +154,8 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _
         hooks=hooks,
         ctx=ctx,
         ranks=ranks,
-        reducer=reducer_for(model, split, spec.parallel, reduce),
-        constant_rates=not spec.compile and is_steady(spec.lr) and not hooks.has("on_train_batch_begin"),
+        reducer=make_reducer(model, split, parallel, reduce),
+        constant_rates=not learner.compile and _is_constant(learner.lr) and not hooks.has("on_train_batch_begin"),
     )
     fit = Fit(
         settings=settings,
@@ -129,71 +164,48 @@ def prepare(spec: Spec, wish: Wish, *, seed: int | None = None, world: World = _
         valid=data.valid,
         state=state,
         step=step,
-        learning_rates=rates,
-        valid_metrics=on_phase(numbers, "valid"),
-        meters=[metric for metric in numbers if isinstance(metric, Meter)],
+        learning_rates=learning_rates,
+        valid_metrics=_metrics_of_phase(metrics, "valid"),
+        meters=[metric for metric in metrics if isinstance(metric, Meter)],
         hooks=hooks,
         ctx=ctx,
         requests=requests,
         ranks=ranks,
-        parallel=spec.parallel,
+        parallel=parallel,
         recorder=Recorder(ctx, reports=world.is_first, ranks=split.size),
         signals=StopSignals(ctx, requests),
     )
-    state.identity = identity_of(fit, spec)
+    state.identity = identity_of(fit, learner)
     if ranks.agrees:
-        check_same(world, lambda: trained(fit))
+        check_ranks_agree(world, lambda: describe_training(fit))
     fit.plan = plan_fit(fit) if dry else agree_on_plan(fit, plan_fit(fit))
-    fit.description = [*plan_of(fit, spec), *data.notes, *told(fit)]
+    fit.description = [*describe_plan(fit, learner), *data.notes, *describe_ranks(fit)]
     # Shards stay where they are.
     return Prepared(fit, home=device if is_sharded(model) else home)
 
 
-def _seed(spec: Spec, seed: int | None, world: World) -> int:
-    """The fit's seed: what the spec says, or what the run drew before, or one that rank 0 draws now."""
-    if spec.seed is not None:
-        return spec.seed
-    drawn = int(torch.randint(2**31, ()).item())  # also where it has no use: the model's numbers come after it
+def _choose_seed(learner: "Learner", seed: int | None, world: World) -> int:
+    """The learner's seed, the one that a resumed run drew, or one that rank 0 draws now."""
+    if learner.seed is not None:
+        return learner.seed
+    # Also drawn if it is not used: the random weights of the model are drawn after it.
+    drawn = int(torch.randint(2**31, ()).item())
     seed = drawn if seed is None else seed
     return seed if world.size == 1 else world.broadcast_object(seed)
 
 
-def _has_step(model: nn.Module, spec: Spec) -> bool:
-    """Whether the model has a step of its own; without one it needs a loss."""
-    has_step = callable(getattr(model, "train_step", None))
-    if spec.loss is None and not has_step:
-        raise nothing_to_train(model)
-    return has_step
+def _has_own_step(model: nn.Module, learner: "Learner") -> bool:
+    has_own_step = callable(getattr(model, "train_step", None))
+    if learner.loss is None and not has_own_step:
+        raise InvalidArgument(
+            f"{type(model).__name__} has no loss: give Learner(loss=nn.MSELoss()) or any other function of "
+            "(predictions, targets), or give the model a train_step(batch) that returns the loss"
+        )
+    return has_own_step
 
 
-def nothing_to_train(model: nn.Module) -> InvalidArgument:
-    """The error for a model that has neither a step nor a loss."""
-    return InvalidArgument(
-        f"there is nothing to train {type(model).__name__} on: give Learner(loss=nn.MSELoss()) or any other "
-        "function of (predictions, targets), or give the model a train_step(batch) that returns the loss"
-    )
-
-
-def settings_of(spec: Spec, wish: Wish, data: Data) -> Settings:
-    """How and how long, out of both calls."""
-    return Settings(
-        epochs=wish.epochs,
-        updates=wish.updates,
-        minutes=wish.minutes,
-        accumulate=spec.accumulate,
-        clip_norm=spec.clip_norm,
-        clip_value=spec.clip_value,
-        precision=spec.precision,
-        on_nan=spec.on_nan,
-        compile=spec.compile,
-        validate_every=None if wish.validate_every == "epoch" else wish.validate_every,
-        keep=wish.keep,
-        monitor=f"{next(iter(data.valid))}/loss" if data.valid else None,
-    )
-
-
-def metrics_of(metrics: Sequence[Any]) -> list[Metric | Meter]:
-    """Metrics with names of their own; the loss is always counted, so asking for it adds nothing."""
+def make_metrics(metrics: Sequence[Any]) -> list[Metric | Meter]:
+    """Converts metrics and checks their names; the loss is always measured, so `Loss` is left out."""
     found = [metric if isinstance(metric, Meter) else as_metric(metric) for metric in metrics]
     found = [metric for metric in found if not isinstance(metric, Loss)]
     names = [metric.name for metric in found]
@@ -203,41 +215,16 @@ def metrics_of(metrics: Sequence[Any]) -> list[Metric | Meter]:
     return found
 
 
-def is_steady(lr: Any) -> bool:
-    """Whether a learning rate is a number, or each of several is."""
+def _metrics_of_phase(metrics: Sequence[Metric | Meter], phase: str) -> list[Metric]:
+    return [metric for metric in metrics if isinstance(metric, Metric) and metric.on in (phase, "both")]
+
+
+def _is_constant(lr: Any) -> bool:
     return all(isinstance(rate, int | float) for rate in (lr.values() if isinstance(lr, Mapping) else (lr,)))
 
 
-def on_phase(numbers: Sequence[Metric | Meter], phase: str) -> list[Metric]:
-    """The metrics that are counted in training, or in validation."""
-    return [metric for metric in numbers if isinstance(metric, Metric) and metric.on in (phase, "both")]
-
-
-def fastest(recipe: Any, model: nn.Module, device: torch.device, *, compile: bool = False) -> Any:
-    """The same algorithm in torch's fused form, where it has one for these parameters and the user has not chosen.
-
-    One that is to be compiled is written out instead, and one that has no fused form keeps its counters on the GPU.
-    """
-    if isinstance(recipe, Mapping):
-        return {selector: fastest(each, model, device, compile=compile) for selector, each in recipe.items()}
-    settings = {} if not isinstance(recipe, Algorithm) else vars(recipe)
-    free = settings.get("fused") is None and settings.get("foreach") is None
-    if compile and free and isinstance(recipe, Algorithm):
-        # Written out in operations on all parameters at once: those on single ones read the rate on the host.
-        written_out = {"fused": False, "foreach": True, "capturable": True}
-        return recipe.replace(**{name: value for name, value in written_out.items() if name in settings})
-    if device.type == "cuda" and settings.get("capturable") is False and "fused" not in settings:
-        return recipe.replace(capturable=True)
-    chosen = settings.get("fused", True) is not None or settings.get("foreach") is not None
-    if chosen or device.type not in ("cpu", "cuda") or (isinstance(recipe, Adagrad) and device.type == "cuda"):
-        return recipe
-    plain = all(parameter.is_floating_point() and type(parameter) is nn.Parameter for parameter in model.parameters())
-    sparse = any(getattr(module, "sparse", False) for module in model.modules())
-    return recipe.replace(fused=True) if plain and not sparse else recipe
-
-
-def rates_of(lr: Any, model: nn.Module) -> Callable[[int, float], Any]:
-    """(update, scale) → the learning rate of that update, or one for each selector."""
+def make_learning_rates(lr: Any, model: nn.Module) -> Callable[[int, float], Any]:
+    """Returns a function (update, scale) → the learning rate of that update, or one for each selector."""
     for rate in lr.values() if isinstance(lr, Mapping) else (lr,):
         if isinstance(rate, int | float) and not 0 <= rate < math.inf:
             raise InvalidArgument(f"a learning rate is at least 0 and finite, got lr={lr!r}")
@@ -246,21 +233,47 @@ def rates_of(lr: Any, model: nn.Module) -> Callable[[int, float], Any]:
         if isinstance(lr, int | float):
             return lambda update, scale: lr if scale == 1.0 else lr * scale
         return lambda update, scale: schedule(update) * scale
-    assign(lr, named_parameters(model), model)  # a pattern that matches nothing is an error now, not at the first step
+    assign(lr, named_parameters(model), model)  # a selector that matches nothing raises now, not at the first step
     schedules = {selector: as_schedule(rate) for selector, rate in lr.items()}
     return lambda update, scale: {selector: rate(update) * scale for selector, rate in schedules.items()}
 
 
-def device_for(wanted: torch.device | str | None, model: nn.Module) -> torch.device:
-    """The device asked for, the one that the model is on if that is no CPU, or else the best there is."""
+def choose_fused(optimizer: Any, model: nn.Module, device: torch.device, *, compile: bool = False) -> Any:
+    """Returns the config with torch's fused implementation, if there is one and the user has not chosen.
+
+    With `compile`, the implementation is the one that can be compiled. On a GPU, an algorithm without a fused
+    implementation keeps its counters on the device.
+    """
+    if isinstance(optimizer, Mapping):
+        return {name: choose_fused(each, model, device, compile=compile) for name, each in optimizer.items()}
+    if not isinstance(optimizer, Algorithm):
+        return optimizer
+    settings = vars(optimizer)
+    is_free = settings.get("fused") is None and settings.get("foreach") is None
+    if compile and is_free:
+        # foreach: operations on single parameters would read the learning rate on the host.
+        compilable = {"fused": False, "foreach": True, "capturable": True}
+        return optimizer.replace(**{name: value for name, value in compilable.items() if name in settings})
+    if device.type == "cuda" and settings.get("capturable") is False and "fused" not in settings:
+        return optimizer.replace(capturable=True)
+    has_fused = "fused" in settings and not (isinstance(optimizer, Adagrad) and device.type == "cuda")
+    if not is_free or not has_fused or device.type not in ("cpu", "cuda"):
+        return optimizer
+    plain = all(parameter.is_floating_point() and type(parameter) is nn.Parameter for parameter in model.parameters())
+    sparse = any(getattr(module, "sparse", False) for module in model.modules())
+    return optimizer.replace(fused=True) if plain and not sparse else optimizer
+
+
+def choose_device(given: torch.device | str | None, model: nn.Module) -> torch.device:
+    """The given device; otherwise that of the model if it is not the CPU; otherwise a GPU if there is one."""
     own = device_of(model)
     if own.type == "meta":
         raise InvalidArgument(
             f"the parameters of {type(model).__name__} have no values (they are on the meta device): "
-            "give them some with model.to_empty(device=...) and an initialisation, or load them"
+            "use model.to_empty(device=...) and initialise them, or load them"
         )
-    if wanted is not None:
-        return _usable(wanted)
+    if given is not None:
+        return _check_device(given)
     if own.type != "cpu" or any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         return own
     if torch.cuda.is_available():
@@ -268,24 +281,25 @@ def device_for(wanted: torch.device | str | None, model: nn.Module) -> torch.dev
     return torch.device("mps") if torch.backends.mps.is_available() else own
 
 
-def _usable(wanted: torch.device | str) -> torch.device:
+def _check_device(given: torch.device | str) -> torch.device:
     try:
-        device = torch.empty(1, device=torch.device(wanted)).device  # with its number, as its tensors name it
+        device = torch.empty(1, device=torch.device(given)).device  # with its index, as in the device of its tensors
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise InvalidArgument(f"device={wanted!r} can't be used here: {reason}") from None
+        raise InvalidArgument(f"device={given!r} cannot be used here: {reason}") from None
     if device.type == "meta":
-        raise InvalidArgument("device='meta' computes nothing; leave device out to have one found, or name 'cpu'")
+        raise InvalidArgument("device='meta' computes nothing; leave device out, or use 'cpu'")
     return device
 
 
 def device_of(model: nn.Module) -> torch.device:
+    """The device of the first parameter or buffer; the CPU if there is none."""
     tensor = next((each for each in (*model.parameters(), *model.buffers())), None)
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def loss_on(loss: Any, device: torch.device) -> Any:
-    """A loss with class weights needs them on the device; the user's own stays where it is."""
+def loss_on_device(loss: Any, device: torch.device) -> Any:
+    """A copy of the loss on the device if it has buffers (class weights); otherwise the loss itself."""
     if isinstance(loss, nn.Module) and device.type != "cpu" and any(True for _ in loss.buffers()):
         return copy.deepcopy(loss).to(device)
     return loss

@@ -89,8 +89,6 @@ class Supervised:
         count = mean_divisor(self.loss, predictions, parts.targets, parts.weight)
         return SupervisedOutput(loss, predictions, parts.targets, parts.weight, count)
 
-    judge = score  # its name until the engine is in place
-
     def _split_mapping(self, batch: Mapping[str, Any]) -> Parts:
         inputs = {name: value for name, value in batch.items() if name in self._names}
         rest = {name: value for name, value in batch.items() if name not in inputs}

@@ -1,14 +1,14 @@
-"""Many processes' ways on a GPU: NCCL and FSDP2 in a world of one, and two processes that share the device."""
+"""Distributed training on a GPU: NCCL and FSDP2 with one process, and two processes that share the device."""
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from stoker.loop._tally import Tally
 from torch import nn
 
 import stoker
 from stoker import Checkpoint, Parallel, callbacks, data, metrics
+from stoker.engine import RunningTotals
 from tests.distributed.fits import CASES, came_out, learner, network, results, samples, whole
 from tests.distributed.processes import launched, run
 from tests.distributed.test_fit import differences
@@ -92,13 +92,13 @@ class NoWaiting(callbacks.Callback):
 
 
 def without_waiting(rank, size, parallel):
-    values = Tally.values
+    values = RunningTotals.values
 
-    def read(tally, *given, **more):
-        torch.cuda.set_sync_debug_mode("default")  # all batches are through, and the epoch's numbers are waited for
-        return values(tally, *given, **more)
+    def read(totals, *given, **more):
+        torch.cuda.set_sync_debug_mode("default")  # the end of an epoch reads its numbers, and may wait
+        return values(totals, *given, **more)
 
-    Tally.values = read
+    RunningTotals.values = read
     of = learner(parallel=parallel, device="cuda", clip_norm=0.1, metrics=[metrics.Accuracy(), metrics.GradientNorm()])
     fitted = of.fit(samples(96), batch_size=8, epochs=4, callbacks=[NoWaiting()], show=False)
     return came_out(fitted)

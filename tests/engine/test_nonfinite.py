@@ -38,7 +38,7 @@ def at(number, value):
 
 def fails(learner, train, *, where, says):
     """The error, with the weights compared: before the failing batch and afterwards."""
-    before, model = {}, learner._spec.model
+    before, model = {}, learner.model
     keep = callbacks.on(train_batch_begin=lambda ctx: before.update(copied(model)))
     with pytest.raises(NotFinite, match=where) as caught:
         learner.fit(train, epochs=2, callbacks=[keep], show=False)
@@ -195,4 +195,4 @@ def test_sparse_gradients_are_looked_at():
     learner = linear(model=Words())
     with pytest.raises(NotFinite, match=r"the batch\[1\]"):
         learner.fit(stoker.data.Loader((x, y), batch_size=5), epochs=1, show=False)
-    assert torch.isfinite(learner._spec.model.table.weight).all()
+    assert torch.isfinite(learner.model.table.weight).all()

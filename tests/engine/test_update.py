@@ -70,7 +70,7 @@ def test_the_gradient_norm_is_that_of_the_update_before_clipping():
     values = []
     for learner in (plain, clipped):
         torch.manual_seed(0)
-        learner._spec.model.reset_parameters()
+        learner.model.reset_parameters()
         history = learner.fit(line(), epochs=1, batch_size=64, show=False).history
         (name,) = [column for column in history.columns if "norm" in column and "max" not in column][:1]
         values.append(history[name][0])

@@ -143,7 +143,7 @@ def test_a_stream_of_unknown_length_is_read_to_its_end():
 
 
 def test_devices_are_handled_for_a_loop_of_your_own():
-    moved = data.moved({"a": [X], "b": "text"}, torch.device("meta"))
+    moved = data.move_batch({"a": [X], "b": "text"}, torch.device("meta"))
     assert moved["a"][0].device.type == "meta" and moved["b"] == "text"
     assert fit(device="cpu").record.events_of("begin")[0].extra["device"] == "cpu"
 
@@ -393,7 +393,7 @@ def test_message_a_fraction_that_leaves_one_side_empty(fraction):
 
 @pytest.mark.parametrize("source", [DataLoader(TensorDataset(X, Y), batch_size=8), data.Loader((X, Y), batch_size=8)])
 def test_message_options_that_a_loader_decides(source):
-    with pytest.raises(stoker.InvalidArgument, match=r"can't be split.*data\.split"):
+    with pytest.raises(stoker.InvalidArgument, match=r"cannot be split.*data\.split"):
         fit(source, valid=0.2)
     found = fit()
     for call in (lambda: fit(source, batch_size=24), lambda: found.evaluate(source, batch_size=24)):
@@ -413,7 +413,7 @@ def test_message_not_data():
     [
         ([callbacks.EarlyStopping], r"EarlyStopping"),
         ([lambda ctx: None], r"callbacks\.on\(epoch_end"),
-        ([3], r"inherits from stoker\.Callback"),
+        ([3], r"inherit from stoker\.Callback"),
         (callbacks.EarlyStopping(), r"callbacks=\["),
     ],
     ids=["class", "function", "number", "not a list"],

@@ -1,5 +1,3 @@
-"""What the tests of this folder share."""
-
 import os
 
 import pytest
@@ -7,5 +5,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch):
-    """What a power cut would leave is tested with the checkpoints; here hundreds of fits only wait for it."""
+    """Skips fsync: tests of checkpoints cover power cuts, and here hundreds of fits would only wait for the disk."""
     monkeypatch.setattr(os, "fsync", lambda file: None)

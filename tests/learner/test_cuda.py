@@ -1,4 +1,4 @@
-"""The Learner on a GPU: found, moved to and back, the same numbers, in every precision."""
+"""The Learner on a GPU: the model moves there and back, and results match, in every precision."""
 
 import copy
 
@@ -35,7 +35,7 @@ def learner(model, **settings):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
-def test_it_trains_there_and_comes_back(precision):
+def test_the_model_trains_on_the_gpu_and_returns(precision):
     model = net()
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     fitted = learner(model, precision=precision, ema=0.9, clip_norm=1.0, accumulate=2).fit(
@@ -51,8 +51,8 @@ def test_it_trains_there_and_comes_back(precision):
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 
 
-def test_it_is_the_own_loop_there_too():
-    """Bit for bit, with dropout, on the GPU."""
+def test_fit_equals_a_loop_by_hand():
+    """Bit for bit, with dropout."""
     x, y = samples()
     ours, theirs = net(), net()
     stoker.Learner(
@@ -73,7 +73,7 @@ def test_it_is_the_own_loop_there_too():
         assert torch.equal(value, ours.state_dict()[name]), name
 
 
-def test_the_guard_and_the_data_on_the_device():
+def test_nan_is_caught_and_data_are_moved_to_the_gpu():
     x, y = samples()
     bad = x.clone()
     bad[40] = float("nan")

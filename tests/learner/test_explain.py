@@ -1,28 +1,52 @@
-"""The explanation says what will happen, in order, and changes nothing."""
+"""What a fit says about itself: explain, the facts of a run, and the first event."""
+
+import importlib.metadata
+import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import stoker
-from stoker import WrongType, callbacks, data, metrics, optim, schedule
-from tests.engine.fits import Net, copied, learner, line, linear, same, samples
+from stoker import Checkpoint, Fitted, WrongType, callbacks, data, metrics, optim, schedule
+from tests.learner.fits import (
+    EVERY,
+    Net,
+    checkpoint_names,
+    copy_state,
+    damage,
+    fit,
+    killed_run,
+    learner,
+    line,
+    linear,
+    list_files,
+    same,
+    samples,
+    stop_after,
+)
 
 
 class Everywhere(callbacks.Callback):
-    """Listens to every milestone there is."""
+    """Defines every hook."""
 
     for _name in callbacks.HOOK_NAMES:
         exec(f"def {_name}(self, ctx): pass")
     del _name
 
 
-def test_everything_that_hangs_on_the_loop_is_named():
+class Own(nn.Linear):
+    def train_step(self, batch):
+        return F.mse_loss(self(batch[0]), batch[1])
+
+
+def test_explain_names_everything_that_the_loop_does():
     given = learner(
         stoker.freeze(Net(), "body.0"),
         loss=nn.CrossEntropyLoss(),
         optimizer={"head": optim.SGD(momentum=0.9), "*": optim.AdamW()},
-        lr={"*.bias": 1e-3, "*": schedule.cosine(1e-2, steps=80)},
+        lr={"*.bias": 1e-3, "*": schedule.cosine(1e-2, updates=80)},
         metrics=[metrics.Accuracy(on="valid")],
         clip_norm=1.0,
         clip_value=0.5,
@@ -30,13 +54,13 @@ def test_everything_that_hangs_on_the_loop_is_named():
         ema=0.99,
         precision="fp16",
     )
-    said = given.explain(
+    text = given.explain(
         samples(), valid=0.2, epochs=3, updates=50, batch_size=16, validate_every=5, callbacks=[Everywhere()]
     )
     for words in (
         "Net, 160 parameters, trained in place",
-        "3 epochs or 50 updates, whichever is over first",
-        "cpu, found",
+        "3 epochs or 50 updates, whichever comes first",
+        "cpu, chosen",
         "fp16, inside fit only",
         "seed       3",
         "30 samples, held out for validation (seed 3)",
@@ -45,63 +69,189 @@ def test_everything_that_hangs_on_the_loop_is_named():
         "SGD(momentum=0.9",
         "AdamW(",
         "cosine",
-        "added up over 4 batches",
+        "accumulated over 4 batches",
         "clip values to 0.5, clip the norm to 1",
         "decay 0.99",
-        "CrossEntropyLoss(predictions, target)",
+        "CrossEntropyLoss(predictions, targets)",
         "every 5 updates",
-        "count loss, accuracy",
+        "update loss, accuracy",
         "keep the weights if valid/loss is the best so far",
-        "the best weights go into the model",
+        "the best weights are loaded into the model",
     ):
-        assert words in said, f"{words!r} is not in:\n{said}"
-    for milestone in callbacks.HOOK_NAMES:
-        assert f"{milestone}: Everywhere" in said
-    order = [said.index(f"◂ {milestone}:") for milestone in callbacks.HOOK_NAMES if "interrupt" not in milestone]
+        assert words in text, f"{words!r} is not in:\n{text}"
+    for name in callbacks.HOOK_NAMES:
+        assert f"{name}: Everywhere" in text
+    order = [text.index(f"◂ {name}:") for name in callbacks.HOOK_NAMES if "interrupt" not in name]
     assert order[:-3] == sorted(order[:-3])
 
 
-def test_it_changes_nothing(tmp_path):
+def test_explain_changes_nothing(tmp_path):
     model = Net()
-    before, state = copied(model), torch.get_rng_state()
+    before, state = copy_state(model), torch.get_rng_state()
     given = learner(model, seed=None)
-    first = given.explain(samples(), valid=0.2, epochs=1, run=tmp_path / "run", show=True)
+    text = given.explain(samples(), valid=0.2, epochs=1, run=tmp_path / "run", show=True)
     assert same(model, before) and torch.equal(torch.get_rng_state(), state)
     assert not (tmp_path / "run").exists()
-    *rest, run = first.split("\n\n")
+    *rest, run = text.split("\n\n")
     assert given.explain(samples(), valid=0.2, epochs=1) == "\n\n".join(rest)
-    assert run.startswith("Run\n")
-    assert "drawn: give seed= to have it again" in first
+    assert run.startswith("Run\n") and "drawn at random: give seed=" in text
 
 
-def test_what_fit_would_refuse_is_refused():
+def test_explain_rejects_what_fit_rejects():
     with pytest.raises(stoker.InvalidArgument, match="say how long to train"):
         linear().explain(line())
-    with pytest.raises(WrongType, match="'epoch' is none; did you mean 'epochs'"):
+    with pytest.raises(WrongType, match="'epoch' is not one; did you mean 'epochs'"):
         linear().explain(line(), epoch=3)
     with pytest.raises(stoker.NoSuchParameter):
         linear(lr={"wieght": 1, "*": 2}).explain(line(), epochs=1)
 
 
-def test_a_stream_a_class_and_no_validation():
+def test_explain_describes_streams_workers_classes_and_own_steps():
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
             return iter(zip(*line(), strict=True))
 
-    said = stoker.Learner(lambda: nn.Linear(3, 1), loss=nn.MSELoss(), device="cpu").explain(Stream(), minutes=2)
-    for words in ("made anew for every fit", "2 minutes", "a stream of unknown length", "cpu, named", "last weights"):
-        assert words in said
-    assert "validate" not in said
+    text = stoker.Learner(lambda: nn.Linear(3, 1), loss=nn.MSELoss(), device="cpu").explain(Stream(), minutes=2)
+    for words in ("created for every fit", "2 minutes", "a stream of unknown length", "cpu, given", "last weights"):
+        assert words in text
+    assert "validate" not in text
     rows = [(a, b) for a, b in zip(*line(), strict=True)]
     loader = data.Loader(rows, batch_size=4, workers=2, shuffle=5)
     assert "64 samples in 16 batches, shuffled by (seed 5, epoch), 2 workers" in linear().explain(loader, epochs=1)
+    text = linear(model=Own(3, 1)).explain(line(), epochs=1)
+    assert "Own.train_step(batch)" in text and "loss= is not used" in text
+    assert "loss= is not used" not in linear().explain(line(), epochs=1)
 
 
-def test_a_dataloader_and_a_step_of_the_models_own():
-    class Own(nn.Linear):
-        def train_step(self, batch):
-            return self(batch[0]).mean()
+def explain_run(run, of=None, **arguments):
+    given = learner(lr=schedule.cosine(1e-2, updates=40)) if of is None else of
+    defaults = {"epochs": 3, "valid": samples(40), "batch_size": 16, "run": run, "resume": True, "checkpoint": EVERY}
+    *_, last = given.explain(samples(96), **{**defaults, **arguments}).split("\n\n")
+    title, state, saving = last.split("\n")
+    assert title == "Run" and state.startswith(f"  {run}: ")
+    return state.removeprefix(f"  {run}: "), saving.removeprefix("  ")
 
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*line()), batch_size=8)
-    said = stoker.Learner(Own(3, 1)).explain(loader, epochs=1)
-    assert "Own.train_step(batch)" in said and "the loss that it gave" in said
+
+def test_explain_says_whether_a_run_starts_continues_or_is_finished(tmp_path):
+    run = tmp_path / "run"
+    assert explain_run(run)[0] == "is new" and not run.exists()
+    left, _ = killed_run(tmp_path, name="run")
+    before = list_files(left)
+    assert explain_run(run)[0] == "continues from checkpoint 00000008: epoch 2, batch 2, update 8"
+    assert explain_run(run, resume=False)[0] == "already contains a run: fit raises an error; resume=True continues it"
+    changed = "was started with other settings (order: 3 before, 4 now; seed: 3 before, 4 now): fit raises an error"
+    assert explain_run(run, of=learner(seed=4))[0] == changed
+    assert explain_run(run, of=learner(seed=4), resume="force")[0].startswith("continues from checkpoint 00000008")
+    assert list_files(left) == before
+    fit(run)
+    finished = "is finished (Completed 3 epochs): fit returns its result and trains nothing"
+    assert explain_run(run)[0] == explain_run(run, epochs=2)[0] == finished
+    assert explain_run(run, epochs=4)[0] == "continues from checkpoint 00000018: epoch 3, batch 6, update 18"
+
+
+def test_explain_finds_the_checkpoint_that_a_longer_fit_continues_from(tmp_path):
+    run = tmp_path / "run"
+    fit(run, callbacks=[stop_after(2, 3)])
+    assert explain_run(run)[0].startswith("is finished (stopped by the test)")
+    assert explain_run(run, epochs=9)[0] == "continues from checkpoint 00000009: epoch 2, batch 3, update 9"
+    assert Fitted.load(run).updates == 9
+    for name in checkpoint_names(run):
+        damage(run / "checkpoints" / name / "state.json")
+    assert explain_run(run)[0] == "has no complete checkpoint and starts again"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "text"),
+    [
+        (None, "saved every epoch and at the end, by a thread; the last 2 are kept"),
+        (EVERY, "saved every 4 updates and at the end; the last 2 are kept"),
+        (
+            Checkpoint(every="10 minutes", keep_last=1, keep_best="valid/loss"),
+            "saved every 10 minutes and at the end, by a thread; the last one and the best by valid/loss are kept",
+        ),
+        (False, "never saved (checkpoint=False), so it cannot be resumed"),
+    ],
+    ids=str,
+)
+def test_explain_says_how_a_run_is_saved(tmp_path, checkpoint, text):
+    assert explain_run(tmp_path / "run", checkpoint=checkpoint)[1] == text
+
+
+def test_a_run_has_its_facts_and_config(tmp_path):
+    given = linear(seed=11, precision="bf16")
+    given.fit(line(), valid=0.25, epochs=2, run=tmp_path / "run", config={"width": 3}, show=False)
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["seed"] == 11 and facts["device"] == "cpu" and facts["precision"] == "bf16"
+    assert facts["model"] == "Linear" and facts["optimizer"].startswith("SGD")
+    assert facts["versions"]["torch"] == importlib.metadata.version("torch")
+    assert any("4 parameters" in each for each in facts["plan"])
+    assert any("held out for validation (seed 11)" in each for each in facts["plan"])
+    assert json.loads((tmp_path / "run" / "config.json").read_text()) == {"width": 3}
+    linear(seed=None).fit(line(), epochs=1, run=tmp_path / "drawn", show=False)
+    seed = json.loads((tmp_path / "drawn" / "run.json").read_text())["seed"]
+    assert stoker.Record.open(tmp_path / "drawn").events_of("begin")[0].extra["seed"] == seed
+
+
+def test_a_run_has_the_settings_of_its_learner(tmp_path):
+    class Wide(nn.Linear):
+        def __init__(self, width, act):
+            super().__init__(width, 1)
+
+    given = stoker.Learner(Wide, loss=nn.MSELoss(), optimizer=optim.SGD(), lr=0.5, ema=0.9, clip_norm=1, seed=3)
+    given = given.hparams(width=3, act=nn.Tanh())
+    given.fit(line(), epochs=2, batch_size=16, run=tmp_path / "run", show=False)
+    settings = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
+    assert settings.pop("optimizer").startswith("SGD(")
+    assert settings == {
+        "epochs": 2,
+        "batch_size": 16,
+        "accumulate": 1,
+        "lr": 0.5,
+        "loss": "MSELoss()",
+        "clip_norm": 1,
+        "precision": "fp32",
+        "ema": 0.9,
+        "seed": 3,
+        "step": "eager",
+        "keep": "best",
+        "on_nan": "stop",
+        "hparams": {"width": 3, "act": "Tanh()"},
+    }
+    linear(lr=schedule.cosine(0.1, updates=4)).fit(line(), epochs=1, run=tmp_path / "other", show=False)
+    settings = json.loads((tmp_path / "other" / "run.json").read_text())["settings"]
+    assert settings["lr"] == "schedule.cosine(0.1, steps=4)" and "hparams" not in settings
+
+
+def test_nothing_is_written_without_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    linear().fit(line(), valid=0.2, epochs=1, show=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("every", ["epoch", 3])
+def test_the_first_event_describes_the_fit(every):
+    given = linear(metrics=[metrics.MAE()])
+    record = given.fit(line(), valid=line(), epochs=2, batch_size=16, validate_every=every, show=False).record
+    assert record.events[0].kind == "begin"
+    extra = dict(record.events[0].extra)
+    assert extra.pop("plan") and extra.pop("seed") == 0
+    assert extra == {
+        "epochs": 2,
+        "updates": None,
+        "minutes": None,
+        "batches": 4,
+        "validate_every": every,
+        "metrics": {"loss": {"direction": "min", "unit": ""}, "mae": {"direction": "min", "unit": ""}},
+        "monitor": "valid/loss",
+        "model": "Linear",
+        "parameters": 4,
+        "device": "cpu",
+    }
+
+
+def test_events_are_recorded_in_order():
+    result = linear().fit(line(), valid=line(), epochs=2, show=False)
+    kinds = [event.kind for event in result.record.events if event.kind != "progress"]
+    assert kinds == ["begin", *["train", "valid", "epoch"] * 2, "stop", "end"]
+    end = result.record.events[-1].extra
+    assert (end["epochs"], end["updates"], end["best"]["epoch"], end["skipped"]) == (2, 4, 2, 0)

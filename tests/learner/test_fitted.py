@@ -1,30 +1,34 @@
-"""What comes out of a fit: numbers, the model, and more training."""
+"""The result of a fit: metrics, model, predictions, plots, reports, the console, and continuing."""
 
+import contextlib
+import io
 import math
 import re
+import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import stoker
-from stoker import InvalidArgument, WrongType, callbacks, data, metrics, optim, schedule
-from tests.engine.fits import Net, copied, learner, line, linear, same, samples
+from stoker import BadData, InvalidArgument, WrongType, callbacks, data, metrics, optim, schedule
+from tests.learner.fits import Net, copy_state, learner, line, linear, same, samples
 
 
 def fit(epochs, **settings):
-    given = learner(lr=schedule.cosine(1e-2, steps=100), accumulate=3, **settings)
+    given = learner(lr=schedule.cosine(1e-2, updates=100), accumulate=3, **settings)
     return given.fit(samples(), valid=samples(), epochs=epochs, batch_size=16, keep="last", show=False)
 
 
 @pytest.mark.parametrize("settings", [{}, {"ema": 0.9}, {"precision": "bf16"}, {"seed": None}])
-def test_continuing_is_the_longer_fit_bit_for_bit(settings):
-    """Dropout, batch norm, a schedule, momentum and shuffling all go on from where they were."""
+def test_continuing_equals_the_longer_fit_bit_for_bit(settings):
+    """Dropout, batch norm, a schedule, momentum and shuffling continue where they were."""
     torch.manual_seed(9)
     whole = fit(6, **settings)
     torch.manual_seed(9)
     parts = fit(2, **settings)
-    torch.rand(5)  # what is drawn in between is not the fit's
+    torch.rand(5)  # numbers drawn in between do not matter
     state = torch.get_rng_state()
     parts = parts.continue_(epochs=1, show=False).continue_(epochs=3, show=False)
     assert torch.equal(torch.get_rng_state(), state)
@@ -35,16 +39,16 @@ def test_continuing_is_the_longer_fit_bit_for_bit(settings):
     assert parts.best == whole.best
 
 
-def test_continuing_goes_on_from_the_last_weights_and_gives_the_best():
-    given = linear(lr=lambda update: 0.1 if update < 4 else 1.5, model=nn.Linear(3, 1))
-    result = given.fit(line(), valid=line(), epochs=2, batch_size=16, show=False)
-    best, last = copied(result.model), result._prepared.ending.last_weights
-    assert result.best.epoch == 1 and not same(last, best)
+def test_continuing_starts_from_the_last_weights_and_returns_the_best():
     began = []
-    watch = callbacks.on(train_begin=lambda ctx: began.append(copied(ctx.model)))
-    result._prepared.fit.hooks = callbacks.Hooks([watch])
+    watch = callbacks.on(train_begin=lambda ctx: began.append(copy_state(ctx.model)))
+    end = callbacks.on(train_end=lambda ctx: began.append(copy_state(ctx.model)))
+    given = linear(lr=lambda update: 0.1 if update < 4 else 1.5, model=nn.Linear(3, 1))
+    result = given.fit(line(), valid=line(), epochs=2, batch_size=16, callbacks=[watch, end], show=False)
+    best, last = copy_state(result.model), began[-1]
+    assert result.best.epoch == 1 and not same(last, best)
     result.continue_(epochs=1, show=False)
-    assert same(began[0], last) and result.best.epoch == 1 and same(result.model, best)
+    assert same(began[-2], last) and result.best.epoch == 1 and same(result.model, best)
 
 
 def test_continuing_by_updates_and_minutes():
@@ -53,11 +57,8 @@ def test_continuing_by_updates_and_minutes():
     assert result.stopped == "Completed 9 updates"
     result.continue_(minutes=1e-9, show=False)
     assert result.stopped.startswith("Stopped after ")
-    result._prepared.fit.trained = 2 * 60 * 60.0  # seconds; so many minutes more are meant
     result.continue_(minutes=60, updates=3, show=False)
     assert result.stopped == f"Completed {result.updates} updates"
-    result.continue_(minutes=1e-9, show=False)
-    assert result.stopped == "Stopped after 120 minutes"
 
 
 @pytest.mark.parametrize(
@@ -68,75 +69,93 @@ def test_continuing_by_updates_and_minutes():
         ({"epochs": 0.5}, WrongType, "epochs is a whole number"),
     ],
 )
-def test_continuing_for_how_long(given, error, text):
+def test_continuing_needs_a_limit(given, error, text):
     with pytest.raises(error, match=text):
         linear().fit(line(), epochs=1, show=False).continue_(show=False, **given)
 
 
-def test_continuing_in_the_same_run(tmp_path):
+def test_continuing_writes_to_the_same_run_and_saves_there(tmp_path):
     result = linear().fit(line(), epochs=1, run=tmp_path / "run", show=False)
     result.continue_(epochs=2, show=False)
     record = stoker.Record.open(tmp_path / "run")
     assert len(record.series("train/loss")) == 3
     assert [event.extra["epochs"] for event in record.events_of("begin")] == [1, 3]
     assert record.summary()["state"] != "running"
-
-
-def test_continuing_saves_in_the_same_run(tmp_path):
-    result = linear().fit(line(), epochs=1, run=tmp_path / "run", show=False)
-    result.continue_(epochs=2, show=False)
     again = stoker.Fitted.load(tmp_path / "run", nn.Linear(3, 1))
     assert (again.epochs, again.stopped) == (3, "Completed 3 epochs") and same(again.model, result.model)
 
 
-def test_continuing_after_a_stop():
+def test_continuing_after_a_callback_stopped_the_fit():
     stop = callbacks.on(epoch_end=lambda ctx: ctx.stop("enough") if ctx.epoch == 1 else None)
     result = linear().fit(line(), epochs=5, callbacks=[stop], show=False)
     assert result.stopped == "enough"
     assert result.continue_(epochs=2, show=False).stopped == "Completed 3 epochs"
 
 
-def test_the_numbers_of_a_fit():
+def test_metrics_are_in_the_history():
     result = learner(metrics=[metrics.Accuracy(on="valid")]).fit(
         samples(), valid=0.2, epochs=3, batch_size=20, show=False
     )
     assert (result.epochs, result.updates) == (3, 18)
     assert {"train/loss", "valid/loss", "valid/accuracy"} <= set(result.history.columns)
     assert "train/accuracy" not in result.history.columns
-    assert len(result.history["valid/accuracy"]) == 3 and result.history is not None
+    assert len(result.history["valid/accuracy"]) == 3
     assert result.best.value == min(result.history["valid/loss"])
     with pytest.raises(stoker.NoSuchMetric, match="valid/accuracy"):
         result.history["valid/acuracy"]
+    assert linear().fit(line(), epochs=1, show=False).best is None  # without validation
 
 
-def test_without_validation_there_is_no_best():
-    result = linear().fit(line(), epochs=1, show=False)
-    assert result.best is None
+def test_the_train_loss_is_the_mean_over_the_samples():
+    """With a learning rate of 0 every batch has the same weights, so the epoch's loss is that of the data."""
+    model = nn.Linear(3, 1)
+    result = linear(model=model, lr=0.0).fit(line(50), epochs=1, batch_size=16, show=False)
+    x, y = line(50)
+    assert result.history["train/loss"][0] == pytest.approx(nn.functional.mse_loss(model(x), y).item(), rel=1e-6)
+    assert not math.isnan(result.history["train/loss"][0])
 
 
-def test_it_says_what_it_is():
+def test_the_result_is_an_ordinary_module(tmp_path):
+    result = learner(optimizer=optim.Adam()).fit(samples(), valid=0.2, epochs=1, show=False)
+    assert type(result.model) is Net and result.model.training
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in result.model.parameters())
+    torch.save(result.model.state_dict(), tmp_path / "weights.pt")
+    Net().load_state_dict(torch.load(tmp_path / "weights.pt"))
+    assert result.predict(samples()).device.type == "cpu"
+
+
+def test_the_repr_says_how_the_fit_went():
     result = linear().fit(line(), valid=line(), epochs=2, show=False)
-    said = repr(result).splitlines()
-    assert re.fullmatch(r"Linear fitted: 2 epochs, 4 updates in \S+ s\. Completed 2 epochs", said[0])
-    assert said[1].startswith("best: valid/loss ") and "in epoch 2" in said[1]
-    assert "train/loss" in said[2]
-    shown = result._repr_html_()
-    assert "<pre" in shown and "<img" in shown and "<b>Linear</b> fitted: 2 epochs, 4 updates in " in shown
-    assert "Completed 2 epochs" in shown and "<script" not in shown
+    text = repr(result).splitlines()
+    assert re.fullmatch(r"Linear fitted: 2 epochs, 4 updates in \S+ s\. Completed 2 epochs", text[0])
+    assert text[1].startswith("best: valid/loss ") and "in epoch 2" in text[1]
+    assert "train/loss" in text[2]
+    page = result._repr_html_()
+    assert "<pre" in page and "<img" in page and "<b>Linear</b> fitted: 2 epochs, 4 updates in " in page
+    assert "Completed 2 epochs" in page and "<script" not in page
 
 
-def test_plots_of_the_record():
+def test_the_repr_counts_the_batches_of_an_epoch_that_was_cut_short():
+    result = linear().fit(line(), updates=5, batch_size=16, show=False)
+    part = result.record.summary()["part"]
+    assert part is not None and 0 < part[0] < part[1]
+    assert f": {result.epochs - 1} epochs and {part[0]} of {part[1]} batches, 5 updates in " in repr(result)
+    result.continue_(epochs=1, show=False)
+    assert "batches" not in repr(result).splitlines()[0]
+
+
+def test_the_record_can_be_plotted():
     result = learner(metrics=[metrics.LearningRate(), metrics.ConfusionMatrix(on="valid")]).fit(
         samples(), valid=samples(), epochs=2, show=False
     )
     assert [each.get_label() for each in result.plot("train/loss").axes[0].lines] == ["train/loss"]
     assert result.plot(kind="lr").axes[0].get_ylabel() == "learning rate"
     assert result.plot(kind="confusion").axes[0].images
-    with pytest.raises(InvalidArgument, match="a calibration needs a classifier's answers to a data set"):
+    with pytest.raises(InvalidArgument, match="calibration"):
         result.plot(kind="calibration")
 
 
-def test_plots_of_the_models_answers():
+def test_predictions_can_be_plotted():
     result = learner().fit(samples(), valid=0.2, epochs=2, show=False)
     x, y = samples()
     classes = len(result.predict(x)[0])
@@ -147,7 +166,7 @@ def test_plots_of_the_models_answers():
     assert result.plot(kind="calibration", data=data.Loader((x, y), batch_size=7, shuffle=3)).axes
 
 
-def test_a_report(tmp_path):
+def test_a_report_shows_the_run_the_errors_and_the_worst_samples(tmp_path):
     x, y = samples()
     result = learner().fit((x, y), valid=0.2, epochs=2, run=tmp_path / "run", config={"width": 8}, show=False)
     for each in (result, stoker.Fitted.load(tmp_path / "run", Net())):
@@ -158,27 +177,80 @@ def test_a_report(tmp_path):
     assert "train/loss" in page and "Worst" not in page
 
 
-def test_the_train_loss_is_that_of_the_samples():
-    """With a learning rate of 0 every batch meets the same weights: the epoch's number is the loss of the data."""
-    model = nn.Linear(3, 1)
-    result = linear(model=model, lr=0.0).fit(line(50), epochs=1, batch_size=16, show=False)
-    x, y = line(50)
-    assert result.history["train/loss"][0] == pytest.approx(nn.functional.mse_loss(model(x), y).item(), rel=1e-6)
-    assert not math.isnan(result.history["train/loss"][0])
+class Fixed(nn.Module):
+    """Returns its input times one weight, which the fits below leave at 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs):
+        return inputs * self.scale
 
 
-def test_an_ordinary_module_comes_out(tmp_path):
-    result = learner(optimizer=optim.Adam()).fit(samples(), valid=0.2, epochs=1, show=False)
-    assert type(result.model) is Net and result.model.training
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in result.model.parameters())
-    torch.save(result.model.state_dict(), tmp_path / "weights.pt")
-    Net().load_state_dict(torch.load(tmp_path / "weights.pt"))
+def test_the_worst_samples_of_a_report_have_their_own_inputs(monkeypatch):
+    """Sample 7 is predicted with confidence, and wrong."""
+    y = torch.tensor([0, 1] * 5)
+    x = nn.functional.one_hot(y, 2) * 4.0 + torch.arange(10.0)[:, None] / 100
+    x[7] = torch.tensor([9.0, 0.0])
+    found = []
+    monkeypatch.setattr("stoker.view.report.plot", lambda record, *names, evaluation, **rest: found.append(evaluation))
+    for source in ((x, y), {"target": y, "inputs": x}):
+        given = stoker.Learner(Fixed(), loss=nn.CrossEntropyLoss(), lr=0.0)
+        given.fit(source, epochs=1, show=False).plot(data=source, labels=["even", "odd"])
+        evaluation = found.pop()
+        assert evaluation.confusion.tolist() == [[5, 0], [1, 4]] and evaluation.labels == ["even", "odd"]
+        worst = evaluation.worst[0]
+        assert worst.place == 7 and worst.target == "odd" and worst.answer.startswith("even")
+        assert all(np.array_equal(each.value, x[each.place]) for each in evaluation.worst)
 
 
-def test_a_part_of_an_epoch_is_no_epoch():
-    result = linear().fit(line(), updates=5, batch_size=16, show=False)
-    part = result.record.summary()["part"]
-    assert part is not None and 0 < part[0] < part[1]
-    assert f": {result.epochs - 1} epochs and {part[0]} of {part[1]} batches, 5 updates in " in repr(result)
-    result.continue_(epochs=1, show=False)
-    assert "batches" not in repr(result).splitlines()[0]
+def test_a_report_needs_predictions_and_targets_that_are_tensors():
+    class Both(nn.Linear):
+        def forward(self, x):
+            return {"logits": super().forward(x)}
+
+    given = stoker.Learner(Both(3, 1), loss=lambda outputs, y: nn.functional.mse_loss(outputs["logits"], y))
+    result = given.fit(line(), epochs=1, show=False)
+    with pytest.raises(BadData, match="need predictions that are one tensor"):
+        result.plot(kind="confusion", data=line())
+
+
+def test_the_console_shows_a_fit_unless_show_is_false():
+    for show in (True, False):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            result = linear().fit(line(), valid=line(), epochs=2, show=show)
+        assert bool(out.getvalue()) == show
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        result.continue_(epochs=1)
+    assert "epoch 3/3" in out.getvalue()
+    shown = out.getvalue()
+    with contextlib.redirect_stdout(out):
+        result.record.append(stoker.record.Event("note", text="after the fit"))
+    assert out.getvalue() == shown, "the console has stopped listening"
+
+
+def test_the_log_of_a_run_has_the_lines_of_the_console(tmp_path):
+    warn = callbacks.on(epoch_end=lambda ctx: ctx.warn("hot") if ctx.epoch == 1 else None)
+    linear().fit(line(), valid=0.25, epochs=2, run=tmp_path / "run", callbacks=[warn], show=False)
+    text = (tmp_path / "run" / "log.txt").read_text()
+    assert text.count("epoch 1/2  train loss") == text.count("epoch 2/2  train loss") == 1
+    assert text.count("warning: hot") == 1
+    assert text.count("Completed 2 epochs") == 1
+
+
+def test_two_fits_in_two_threads_do_not_mix():
+    results = {}
+
+    def work(name, rate):
+        results[name] = linear(lr=rate, model=torch.nn.Linear(3, 1), seed=None).fit(line(), epochs=20, show=False)
+
+    threads = [threading.Thread(target=work, args=(name, rate)) for name, rate in (("a", 0.01), ("b", 0.1))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(len(each.history["train/loss"]) == 20 for each in results.values())
+    assert results["a"].model is not results["b"].model

@@ -1,5 +1,6 @@
 """Records and runs that the tests read."""
 
+import json
 import math
 
 from stoker.record import Event, Record
@@ -49,3 +50,18 @@ def record_of(values, name="valid/loss"):
 def same_floats(a, b):
     """Whether two lists of floats are equal, counting NaN as equal to NaN."""
     return len(a) == len(b) and all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(a, b, strict=True))
+
+
+def to_lines(events):
+    """The lines of an events file that hold these events, written independently of stoker."""
+    return b"".join(json.dumps(_fields(event)).encode() + b"\n" for event in events)
+
+
+def _fields(event):
+    values = {name: value if math.isfinite(value) else _name(value) for name, value in event.values.items()}
+    fields = {"kind": event.kind, "time": event.time, "epoch": event.epoch, "batch": event.batch}
+    return {**fields, "update": event.update, "values": values, "text": event.text, "extra": dict(event.extra)}
+
+
+def _name(value):
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

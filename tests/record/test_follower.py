@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import InvalidArgument, MissingFile
 from stoker.record import Control, Event, Follower, Points, Record, Run, find_runs
-from tests.record.examples import WITHOUT_TORCH, append_fit, same_floats
+from tests.record.examples import WITHOUT_TORCH, append_fit, same_floats, to_lines
 
 NAMES = ["train/loss", "valid/loss", "lr"]
 MESSAGES = ("note", "warning", "stop", "error", "resume", "checkpoint")
@@ -38,21 +38,6 @@ EVENTS = st.builds(
     ),
 )
 RESUMES = st.integers(0, 12).map(lambda kept: Event("resume", 50.0, epoch=1, update=3, extra={"kept": kept}))
-
-
-def to_lines(events):
-    """The lines that a record writes for events, progress events included."""
-
-    def line(event):
-        values = {name: value if math.isfinite(value) else _name(value) for name, value in event.values.items()}
-        fields = {"kind": event.kind, "time": event.time, "epoch": event.epoch, "batch": event.batch}
-        return {**fields, "update": event.update, "values": values, "text": event.text, "extra": dict(event.extra)}
-
-    return b"".join(json.dumps(line(event)).encode() + b"\n" for event in events)
-
-
-def _name(value):
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def check_against_record(follower, path):
@@ -582,93 +567,6 @@ def test_lines_longer_than_a_stretch_of_the_sample_and_than_any_limit(run):
     (run.path / "events.jsonl").write_bytes(b"x" * (40 << 20) + b"\n" + end)
     follower.refresh()
     assert follower.names == ["a"] and follower.damaged >= 1
-
-
-def status_of(run, *events):
-    """The status after these events."""
-    (run.path / "events.jsonl").write_bytes(to_lines(events))
-    return follow(run).status
-
-
-BEGIN = Event("begin", 1000.0, extra={"epochs": 4, "batches": 10})
-
-
-def progress(epoch, batch, time):
-    values, extra = {"train/loss": 0.5}, {"phase": "train", "batches": 10, "samples_per_second": 640.0}
-    return Event("progress", time, epoch, batch, 10 * (epoch - 1) + batch, values, extra=extra)
-
-
-def test_the_status_in_the_middle_of_an_epoch(run):
-    status = status_of(run, BEGIN, progress(1, 5, 1005.0), progress(2, 5, 1015.0))
-    assert (status.phase, status.set_name, status.epoch, status.epochs) == ("train", "train", 2, 4)
-    assert (status.batch, status.batches, status.update, status.updates) == (5, 10, 15, None)
-    assert (status.phase_fraction, status.fraction, status.seconds) == (0.5, 0.375, 15.0)
-    assert status.seconds_left == pytest.approx(25.0) and status.updates_per_second == 1.0
-    assert status.samples_per_second == 640.0 and status.latest == {"train/loss": 0.5} and status.time == 1015.0
-
-
-def test_the_status_of_a_validation(run):
-    extra = {"phase": "valid", "batches": 6}
-    validation = Event("progress", 1021.0, 2, 3, 20, {"valid/loss": 0.4}, extra=extra)
-    status = status_of(run, BEGIN, progress(2, 9, 1019.0), validation)
-    assert (status.phase, status.set_name, status.batch, status.batches) == ("valid", "valid", 3, 6)
-    assert (status.phase_fraction, status.fraction) == (0.5, 0.5)
-    other = Event("progress", 1001.0, 1, 1, 1, {"test/loss": 0.5}, extra={"phase": "valid"})
-    status = status_of(run, BEGIN, other)
-    assert status.set_name == "test" and status.phase_fraction is None, "its number of batches is unknown"
-
-
-def test_the_status_between_two_epochs_and_at_the_end(run):
-    end_of_epoch = Event("epoch", 1010.0, 1, 10, 10, {"samples_per_second": 400.0})
-    status = status_of(run, BEGIN, progress(1, 9, 1009.0), end_of_epoch)
-    assert (status.phase, status.phase_fraction, status.fraction) == ("train", 1.0, 0.25)
-    assert status.samples_per_second == 400.0
-    status = status_of(run, *append_fit(Record()).events)
-    assert (status.phase, status.fraction, status.seconds_left) == ("over", 1.0, 0.0)
-    assert (status.best.name, status.best.epoch) == ("valid/loss", 3)
-
-
-@pytest.mark.parametrize(("text", "epochs", "fraction"), [("Completed 4 epochs", 4, 1.0), ("enough", 3, 0.75)])
-def test_stop_and_end_do_not_start_an_epoch(run, text, epochs, fraction):
-    numbers = [Event("epoch", 1010.0 * epoch, epoch, 10, 10 * epoch, {"lr": 0.1}) for epoch in range(1, epochs + 1)]
-    place = (5000.0, epochs, 10, 10 * epochs)
-    ends = [Event("stop", *place, text=text), Event("end", *place, extra={"epochs": epochs})]
-    status = status_of(run, BEGIN, *numbers, *ends)
-    assert (status.phase, status.phase_fraction, status.fraction) == ("over", 1.0, fraction)
-
-
-def test_a_run_that_reached_one_limit_is_complete(run):
-    plan = Event("begin", 1000.0, extra={"epochs": 100, "updates": 15})
-    last = (1010.0, 2, 5, 15)
-    ends = [Event("stop", *last, text="Completed 15 updates"), Event("end", *last)]
-    status = status_of(run, plan, progress(2, 4, 1009.0), *ends)
-    assert (status.fraction, status.seconds_left) == (1.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("plan", "fraction"),
-    [({}, None), ({"epochs": 0}, None), ({"epochs": 4}, 0.25), ({"epochs": 4, "updates": 20}, 0.5)]
-    + [({"minutes": 2}, 0.75), ({"minutes": 1}, 1.0)],
-)
-def test_of_several_limits_the_nearest_counts(run, plan, fraction):
-    begin = Event("begin", 1000.0, extra=plan)
-    assert status_of(run, begin, Event("epoch", 1090.0, 1, 10, 10, {"lr": 0.1})).fraction == fraction
-
-
-def test_a_resumed_run_counts_its_training_time_and_the_rate_of_this_process(run):
-    events = [BEGIN, progress(1, 5, 1005.0), progress(1, 8, 1008.0)]
-    resume = Event("resume", 5000.0, 1, 5, 5, extra={"kept": 2})
-    status = status_of(run, *events, resume, progress(1, 7, 5002.0))
-    assert (status.seconds, status.batch, status.updates_per_second) == (7.0, 7, 1.0)
-
-
-def test_messages_have_no_place_in_the_training(run):
-    notes = [Event("note", 1003.0), progress(1, 4, 1004.0), Event("warning", 1005.0)]
-    status = status_of(run, BEGIN, progress(1, 2, 1002.0), *notes)
-    assert (status.epoch, status.update, status.updates_per_second) == (1, 4, 1.0)
-    assert status_of(run, BEGIN, progress(2, 1, 1021.0), Event("checkpoint", 1022.0, 1, 10, 10)).epoch == 2
-    slow = status_of(run, BEGIN, progress(1, 2, 2000.0), progress(1, 3, 3000.0))
-    assert slow.updates_per_second == 0.001
 
 
 VALUES = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300).map(np.array)

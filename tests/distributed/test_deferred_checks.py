@@ -1,15 +1,15 @@
-"""Steps whose verdict is heard of late, on two ranks: both hear the same after the same step, or nobody is late.
+"""Finite checks that are read a few steps later, on two ranks: both raise for the same step, or neither defers.
 
-On a GPU this is for real (test_cuda.py). Here events and pinned memory are stand-ins, so that what the ranks say to
-each other can be seen on any machine.
+This is for GPUs (see test_cuda.py). Here stand-ins for events and pinned memory show on any machine what the ranks
+exchange.
 """
 
 import pytest
 import torch
-from stoker.loop import _program
 from torch import nn
 
 from stoker import callbacks, data
+from stoker.engine import _planning
 from tests.distributed.fits import came_out, learner, samples
 from tests.distributed.processes import launched
 from tests.distributed.test_fit import differences
@@ -17,16 +17,17 @@ from tests.distributed.test_fit import differences
 
 class Event:
     def record(self, stream):
-        """Everything on a CPU is done when it is asked for."""
+        """On a CPU everything is done at once."""
 
     def synchronize(self):
         """Nothing to wait for."""
 
 
-def pretend():
+def pretend_to_be_a_gpu():
     torch.cuda.Event, torch.cuda.current_stream = Event, lambda device=None: None
     torch.Tensor.pin_memory = lambda tensor: tensor
-    _program._hears_late = lambda fit: next(_program._listeners(fit, _program.AFTER), None) is None
+    hooks = (*_planning.HOOKS_BEFORE_GRADIENTS, *_planning.HOOKS_AFTER_GRADIENTS)
+    _planning._can_defer_check = lambda fit: next(_planning._listeners(fit, hooks), None) is None
 
 
 def network():
@@ -37,7 +38,7 @@ def network():
 
 
 def fitted(rank, size, count, nan, hooks):
-    pretend()
+    pretend_to_be_a_gpu()
     x, y = samples(count)
     if nan is not None:
         x[nan, 0] = float("nan")
@@ -54,7 +55,7 @@ def fitted(rank, size, count, nan, hooks):
         found = of.fit(data.Loader((x, y), batch_size=8), epochs=2, show=False, callbacks=own)
     except Exception as error:
         return type(error).__name__, str(error)
-    return came_out(found), found._prepared.fit.late
+    return came_out(found), found._prepared.fit.plan.defers_check
 
 
 @pytest.mark.parametrize(("count", "hooks"), [(61, ""), (33, ""), (64, "listens")])
@@ -62,9 +63,9 @@ def fitted(rank, size, count, nan, hooks):
 def test_steps_that_are_checked_late_give_the_same(count, hooks):
     x, y = samples(count)
     expected = came_out(learner(network()).fit(data.Loader((x, y), batch_size=8), epochs=2, show=False))
-    for found, late in launched(fitted, 2, count, None, hooks):
-        assert differences(found, expected, "late") == []
-        assert late == (hooks != "listens")
+    for found, is_deferred in launched(fitted, 2, count, None, hooks):
+        assert differences(found, expected, "deferred") == []
+        assert is_deferred == (hooks != "listens")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_steps_that_are_checked_late_give_the_same(count, hooks):
         (64, 20, 3, 1, ""),
         (64, 2, 1, 0, ""),
         (64, 63, 8, 1, ""),
-        (33, 16, 3, 0, ""),  # heard of when rank 0 has nothing of a batch
+        (33, 16, 3, 0, ""),  # read when rank 0 has a padding batch
         (64, 20, 3, 1, "listens"),
     ],
 )

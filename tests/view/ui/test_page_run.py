@@ -98,7 +98,7 @@ def test_words_are_quoted_for_a_shell_and_unknown_facts_are_left_out(tmp_path, v
     command = ["python", "train.py", "--name", "it's a", "--lr=0.1", ""]
     Run.create(tmp_path / "told", facts={"command": command, "git": None}).close()
     with served(tmp_path) as server, visit(server, "#/run/told?tab=config") as page:
-        expect(page.get_by_role("row", name=re.compile("^command")).to_have_text(
+        expect(page.get_by_role("row", name=re.compile("^command"))).to_have_text(
             r"commandpython train.py --name 'it'\''s a' --lr=0.1 ''"
         )
         expect(page.get_by_role("row", name="host")).to_be_visible()

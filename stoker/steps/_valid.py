@@ -15,7 +15,7 @@ A view compares itself with its model when it is called, and copies again what h
 import copy
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from itertools import islice
 from operator import is_
@@ -39,7 +39,8 @@ _DEPTH = 3  # containers and objects inside each other that are searched for mod
 _HEAD = 64  # parts of a container that are searched: a vocabulary is not walked through
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), type, torch.Size, torch.dtype, torch.device})
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
-_BUILT_IN = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_BUILT_IN = frozenset({OrderedDict, *_CONTAINERS})
 # The dicts of a module that are changed in place when something is registered; each copy has its own.
 _MEMBERS = (
     "_parameters",
@@ -216,7 +217,7 @@ class _View:
         copied.members = _members(origin)
         for name in _MEMBERS:
             own = vars(origin)[name]
-            made[name] = type(own)((key, self._convert(each)) for key, each in own.items())
+            made[name] = type(own)((key, self._convert(each)) for key, each in list(own.items()))
         if self._shares_parameters:
             made["_parameters"] = origin._parameters
         copied.parameters = tuple(made["_parameters"].values())
@@ -232,7 +233,7 @@ class _View:
 
         hooks = copied.copy()._forward_pre_hooks
         for key, hook in hooks.items():
-            if getattr(hook, "__func__", None) is LazyModuleMixin._infer_parameters:
+            if getattr(hook, "__func__", None) is cast(Any, LazyModuleMixin)._infer_parameters:
                 hooks[key] = initialize
 
     def _convert(self, value: Any) -> Any:
@@ -243,11 +244,11 @@ class _View:
             return self._without_gradient(value, depth)
         if isinstance(value, nn.Module):
             return self._copy(_unwrap(value))
-        if id(value) in self._copies or any(
-            _replace(part, self._leaf, depth - 1) is not part for part in islice(_attributes(value).values(), _HEAD)
-        ):
+        if id(value) in self._copies:
             return self._copy(value)
-        return value
+        parts = list(islice(_attributes(value).values(), _HEAD))
+        converted = [_replace(part, self._leaf, depth - 1) for part in parts]
+        return value if all(map(is_, converted, parts)) else self._copy(value)  # which finds what was converted
 
     def _without_gradient(self, tensor: Tensor, depth: int) -> Tensor:
         """The same memory as a tensor that doesn't require gradients; one for each parameter, also a tied one."""
@@ -316,7 +317,7 @@ def _unwrap(module: nn.Module) -> nn.Module:
 def _members(module: nn.Module) -> tuple[Any, ...]:
     """What a module registers, in dicts that are changed in place."""
     attributes = vars(module)
-    return tuple([each for name in _MEMBERS for each in attributes[name].values()])
+    return tuple([each for name in _MEMBERS for each in list(attributes[name].values())])
 
 
 def _has_moved(tensor: Any, made: Any) -> bool:
@@ -360,7 +361,7 @@ def _replace(value: Any, leaf: Leaf, depth: int) -> Any:
     def swap(part: Any) -> Any:
         return _replace(part, leaf, depth - 1)
 
-    if isinstance(value, dict | list | tuple | set | frozenset | deque):
+    if isinstance(value, _CONTAINERS):
         return _replace_in_container(value, swap)
     if kind is MethodType:
         owner = swap(value.__self__)
@@ -380,25 +381,41 @@ def _replace(value: Any, leaf: Leaf, depth: int) -> Any:
 
 
 def _replace_in_container(value: Any, swap: Callable[[Any], Any]) -> Any:
-    # Through the methods of the built-in class: a subclass may do more in its own.
-    base = next(base for base in (dict, list, tuple, set, frozenset, deque) if isinstance(value, base))
+    base = _container_base(type(value))  # whose methods are used: a subclass may do more in its own
     extra = getattr(value, "__dict__", {})
-    searched = [dict.keys(value), dict.values(value)] if base is dict else [base.__iter__(value)]
-    if all(swap(part) is part for parts in (*searched, extra.values()) for part in islice(parts, _HEAD)):
+    keys = _swap_all(dict.keys(value), swap) if base is dict else None
+    parts = _swap_all(dict.values(value) if base is dict else base.__iter__(value), swap)
+    attributes = _swap_all(extra.values(), swap)
+    if keys is None and parts is None and attributes is None:
         return value
+    made = copy.copy(value)  # with its attributes, maxlen or default_factory
     if base is dict:
-        changed: list[Any] = [(swap(key), swap(part)) for key, part in dict.items(value)]
-    else:
-        changed = [swap(part) for part in base.__iter__(value)]
-    if base in (tuple, frozenset):
-        made = base.__new__(type(value), changed)
-    else:
-        made = copy.copy(value)  # with its attributes, maxlen or default_factory
         made.clear()
-        made.update(changed) if base in (dict, set) else made.extend(changed)
+        made.update(zip(keys or dict.keys(value), parts or dict.values(value), strict=True))
+    elif parts is not None and base in (tuple, frozenset):
+        made = base.__new__(type(value), parts)
+    elif parts is not None:
+        made.clear()
+        if base is set:
+            made.update(parts)
+        else:
+            made.extend(parts)
     if extra:
-        vars(made).update({name: swap(part) for name, part in extra.items()})
+        vars(made).update(zip(extra, attributes or extra.values(), strict=True))
     return made
+
+
+@lru_cache(maxsize=1024)
+def _container_base(kind: type) -> Any:
+    return next(base for base in _CONTAINERS if issubclass(kind, base))
+
+
+def _swap_all(parts: Iterable[Any], swap: Callable[[Any], Any]) -> list[Any] | None:
+    """The parts with their modules replaced; None if there are none among the first ones."""
+    rest = iter(parts)
+    head = list(islice(rest, _HEAD))
+    swapped = [swap(part) for part in head]
+    return None if all(map(is_, swapped, head)) else swapped + [swap(part) for part in rest]
 
 
 def _replace_in_function(function: Any, swap: Callable[[Any], Any]) -> Any:

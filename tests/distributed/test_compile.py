@@ -120,7 +120,7 @@ def test_the_plan_of_a_compiled_run_with_two_processes(monkeypatch):
         stoker.Learner(nn.Linear(6, 4).double(), loss=nn.CrossEntropyLoss(), compile=True).explain(samples(8), epochs=1)
     )
     assert "compiled up to the gradients" in plan
-    assert "added up over the ranks after the backward pass, which is compiled" in plan
+    assert "summed over the ranks after the backward pass, which is compiled" in plan
 
 
 @pytest.fixture(autouse=True)

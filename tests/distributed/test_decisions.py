@@ -86,7 +86,7 @@ def test_all_ranks_stop_after_the_same_update():
         "epoch": (1, 6, "one is enough"),
         "validation": (1, 4, "judged"),
         "early": (2, 12, answers[0]["early"][2]),
-        "time": (1, 3, "The time is up (5 seconds) at epoch 1, batch 2"),
+        "time": (1, 3, "Time limit of 5 seconds reached at epoch 1, batch 2"),
         "updates": (2, 7, "Completed 7 updates"),
         "minutes": (1, 2),
     }
@@ -283,8 +283,8 @@ def test_a_hook_can_detect_a_padding_batch():
 def test_errors_are_raised_on_every_rank(tmp_path):
     (first, taken, stopped), (second, also, _) = run(refused, 2, str(tmp_path))
     assert stopped == "Completed 2 epochs"
-    assert first.startswith("rank 1 is at another training than rank 0\n  samples: 97 there, 96 here")
-    assert second.startswith("rank 0 is at another training than rank 1\n  samples: 96 there, 97 here")
+    assert first.startswith("rank 1 runs another training than rank 0\n  samples: 97 there, 96 here")
+    assert second.startswith("rank 0 runs another training than rank 1\n  samples: 96 there, 97 here")
     assert taken == also
     assert "already holds a run" in taken
 
@@ -321,13 +321,13 @@ def test_rank_0_writes_and_names_the_rank_that_warned(tmp_path):
         assert warnings == ["rank 1: this node is hot", "said by all"]
         assert (logged, in_memory) == (1, rank > 0)
         whole, sharded, compiled = lines
-        assert f"ranks      2 processes, this is rank {rank}; each takes 1/2 of every batch" in whole
-        assert "gradients  added up over the ranks by DDP" in whole
-        assert "batch norm each rank normalises its own share" in whole
-        assert "dropout    is another one on each rank" in whole
-        assert "sharding   FSDP2, 3 blocks: each rank keeps 1/2" in sharded
-        assert "gradients  added up on each rank, and over the ranks once for each update" in compiled
-        assert "2 processes add their gradients up between backward and step" in compiled
+        assert f"ranks      2 processes, this is rank {rank}; each has 1/2 of every batch" in whole
+        assert "gradients  summed over the ranks by DDP" in whole
+        assert "batch norm each rank normalizes its share" in whole
+        assert "dropout    differs between ranks" in whole
+        assert "sharding   FSDP2, 3 blocks: each rank has 1/2" in sharded
+        assert "gradients  accumulated on each rank, and summed over the ranks once per update" in compiled
+        assert "2 processes add up their gradients between backward and step" in compiled
     assert (tmp_path / "0.csv").exists() and not (tmp_path / "1.csv").exists()
 
 

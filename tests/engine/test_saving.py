@@ -9,7 +9,7 @@ from stoker import Callback, Checkpoint, InvalidArgument, NoSuchMetric, NotFinit
 from stoker.checkpoint import Store
 from stoker.record import Run
 from tests.engine.fits import Net, learner, samples
-from tests.learner.runs import came_out, fit, killed, names, saved, texts, until
+from tests.learner.fits import checkpoint_names, fit, killed_run, result_of, saved_checkpoints, stop_after, texts
 
 RARELY = Checkpoint(every="60 minutes", keep_last=99, background=False)  # where it is due for other reasons
 
@@ -19,17 +19,17 @@ BEGINNING = (0, 0, "the beginning")
 
 def places(run):
     """Where and why it was saved, after the beginning."""
-    found = [(each.epoch, each.batch, each.reason) for each in saved(run)]
+    found = [(each.epoch, each.batch, each.reason) for each in saved_checkpoints(run)]
     return [place for place in found if place != BEGINNING]
 
 
 def test_it_is_saved_before_the_first_update(tmp_path):
     """What can't be written is known at once, and weights that nobody seeded can be begun with again."""
     seen = []
-    look = callbacks.on(train_batch_begin=lambda ctx: seen.append(names(tmp_path / "run")))
+    look = callbacks.on(train_batch_begin=lambda ctx: seen.append(checkpoint_names(tmp_path / "run")))
     fit(tmp_path / "run", checkpoint=RARELY, callbacks=[look])
     assert set(map(tuple, seen)) == {("00000000",)}
-    assert saved(tmp_path / "run")[0].reason == "the beginning"
+    assert saved_checkpoints(tmp_path / "run")[0].reason == "the beginning"
 
 
 def state_in(run, name=None):
@@ -54,14 +54,16 @@ def state_in(run, name=None):
 def test_every(tmp_path, every, expected, background):
     fitted = fit(tmp_path / "run", checkpoint=Checkpoint(every=every, keep_last=99, background=background))
     assert places(tmp_path / "run") == expected
-    assert [event.extra["name"] for event in fitted.record.events_of("checkpoint")] == names(tmp_path / "run")
-    assert saved(tmp_path / "run")[-1].ended == "Completed 3 epochs"
-    assert came_out(fitted) == came_out(fit()), "saving leaves no trace in the training"
+    assert [event.extra["name"] for event in fitted.record.events_of("checkpoint")] == checkpoint_names(
+        tmp_path / "run"
+    )
+    assert saved_checkpoints(tmp_path / "run")[-1].ended == "Completed 3 epochs"
+    assert result_of(fitted) == result_of(fit()), "saving leaves no trace in the training"
 
 
 def test_every_few_updates_with_windows_saves_each_update_once(tmp_path):
     fit(tmp_path / "run", of=learner(accumulate=4), checkpoint=Checkpoint(every=1, keep_last=99, background=False))
-    assert [(each.epoch, each.batch) for each in saved(tmp_path / "run")[1:]] == [
+    assert [(each.epoch, each.batch) for each in saved_checkpoints(tmp_path / "run")[1:]] == [
         (1, 4),
         (1, 6),
         (2, 4),
@@ -74,11 +76,11 @@ def test_every_few_updates_with_windows_saves_each_update_once(tmp_path):
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_so_many_are_kept_at_any_moment(tmp_path, count):
     seen = []
-    watch = callbacks.on(train_batch_begin=lambda ctx: seen.append(len(saved(tmp_path / "run"))))
+    watch = callbacks.on(train_batch_begin=lambda ctx: seen.append(len(saved_checkpoints(tmp_path / "run"))))
     policy = Checkpoint(every=2, keep_last=count, background=False)
     fit(tmp_path / "run", checkpoint=policy, callbacks=[watch])
     assert max(seen) == count and seen == sorted(seen)
-    assert [each.update for each in saved(tmp_path / "run")] == [14, 16, 18][-count:]
+    assert [each.update for each in saved_checkpoints(tmp_path / "run")] == [14, 16, 18][-count:]
 
 
 def test_the_best_by_a_number_of_which_more_is_better(tmp_path):
@@ -89,7 +91,7 @@ def test_the_best_by_a_number_of_which_more_is_better(tmp_path):
     history = fitted.history["valid/accuracy"]
     best = history.index(max(history)) + 1
     assert best < 8 and history[-1] < max(history), "else this would test nothing"
-    kept = saved(tmp_path / "run")
+    kept = saved_checkpoints(tmp_path / "run")
     assert [each.epoch for each in kept] == [best, 8]
     assert kept[0].values["valid/accuracy"] == max(history)
     assert kept[0].reason.startswith("every epoch; best valid/accuracy so far: ")
@@ -98,7 +100,7 @@ def test_the_best_by_a_number_of_which_more_is_better(tmp_path):
 def test_the_best_in_between_two_epochs(tmp_path):
     policy = Checkpoint(every="60 minutes", keep_last=1, keep_best="valid/loss", background=False)
     fitted = fit(tmp_path / "run", validate_every=2, of=learner(lr=0.1), checkpoint=policy)
-    assert saved(tmp_path / "run")[0].update == fitted.best.update
+    assert saved_checkpoints(tmp_path / "run")[0].update == fitted.best.update
 
 
 def test_the_best_by_a_number_of_ones_own_needs_a_direction(tmp_path):
@@ -106,7 +108,7 @@ def test_the_best_by_a_number_of_ones_own_needs_a_direction(tmp_path):
     with pytest.raises(InvalidArgument, match="whether a low or a high 'heat' is better"):
         fit(tmp_path / "a", checkpoint=Checkpoint(keep_best="heat"), callbacks=[log])
     fit(tmp_path / "b", checkpoint=Checkpoint(keep_last=1, keep_best="heat", direction="max"), callbacks=[log])
-    assert [each.epoch for each in saved(tmp_path / "b")] == [2, 3]
+    assert [each.epoch for each in saved_checkpoints(tmp_path / "b")] == [2, 3]
 
 
 def test_a_number_that_there_is_not(tmp_path):
@@ -114,13 +116,13 @@ def test_a_number_that_there_is_not(tmp_path):
     with pytest.raises(NoSuchMetric) as caught:
         fit(tmp_path / "run", of=given, checkpoint=Checkpoint(keep_best="valid/acc"))
     assert str(caught.value) == (
-        "keep_best='valid/acc', and no such number is counted; did you mean 'valid/accuracy' or 'valid/loss'? "
-        "There are: valid/loss, valid/accuracy"
+        "keep_best='valid/acc', but there is no such metric; did you mean 'valid/accuracy' or 'valid/loss'? "
+        "The metrics are: valid/loss, valid/accuracy"
     )
     with pytest.raises(NoSuchMetric, match="keep_best='mine': there is no such metric"):  # a hook might have logged it
         fit(tmp_path / "own", of=given, checkpoint=Checkpoint(keep_best="mine"))
     resumed = fit(tmp_path / "run", of=given, checkpoint=Checkpoint(keep_best="valid/accuracy"))
-    assert came_out(resumed) == came_out(fit(of=given)), "spelt right, the run goes on"
+    assert result_of(resumed) == result_of(fit(of=given)), "spelt right, the run goes on"
 
 
 # --- when a hook asks
@@ -150,8 +152,8 @@ def test_what_a_hook_asks_for_is_saved_after_the_batch_or_the_epoch(tmp_path, ho
     assert places(tmp_path / "run") == [(1, batch, "because"), (3, 6, "the end")]
     assert "checkpoint 0000000" in (tmp_path / "run" / "log.txt").read_text()
     left = tmp_path / "run"
-    stoker.checkpoint.Store(left / "checkpoints", run=Run.open(left).id).delete(names(left)[-1])
-    assert came_out(fit(left, checkpoint=RARELY)) == came_out(fit())
+    stoker.checkpoint.Store(left / "checkpoints", run=Run.open(left).id).delete(checkpoint_names(left)[-1])
+    assert result_of(fit(left, checkpoint=RARELY)) == result_of(fit())
 
 
 def test_in_the_middle_of_a_window_too(tmp_path):
@@ -163,27 +165,27 @@ def test_in_the_middle_of_a_window_too(tmp_path):
     run = tmp_path / "run"
     fit(run, of=given, checkpoint=RARELY, callbacks=[callbacks.on(train_batch_end=ask)])
     assert places(run)[0] == (2, 2, "in a window")
-    assert list(state_in(run, names(run)[1])["window"]) != []
-    Store(run / "checkpoints", run=Run.open(run).id).delete(names(run)[-1])
-    assert came_out(fit(run, of=given, checkpoint=RARELY)) == came_out(fit(of=given))
+    assert list(state_in(run, checkpoint_names(run)[1])["window"]) != []
+    Store(run / "checkpoints", run=Run.open(run).id).delete(checkpoint_names(run)[-1])
+    assert result_of(fit(run, of=given, checkpoint=RARELY)) == result_of(fit(of=given))
 
 
 @pytest.mark.parametrize("settings", [{"run": None}, {"checkpoint": False}], ids=["no run", "checkpoint=False"])
 def test_there_has_to_be_something_to_save_into(tmp_path, settings):
     run = settings.pop("run", tmp_path / "run")
-    with pytest.raises(InvalidArgument, match=r"nothing can be saved: the fit has no run=... \(or checkpoint=False\)"):
+    with pytest.raises(InvalidArgument, match=r"ctx.save has no run to write to: give fit run="):
         fit(run, callbacks=[asking(epoch_end=True)], **settings)
 
 
 def test_once_it_is_over_nothing_is_saved_any_more(tmp_path):
     ask = callbacks.on(fit_end=lambda ctx: ctx.save("too late"))
-    with pytest.raises(InvalidArgument, match="or it is over"):
+    with pytest.raises(InvalidArgument, match="call ctx.save before the fit has ended"):
         fit(tmp_path / "run", callbacks=[ask])
-    assert came_out(fit(tmp_path / "run")) == came_out(fit())
+    assert result_of(fit(tmp_path / "run")) == result_of(fit())
 
 
 def test_it_needs_a_reason(tmp_path):
-    with pytest.raises(InvalidArgument, match="ctx.save needs the reason"):
+    with pytest.raises(InvalidArgument, match="ctx.save takes the reason"):
         fit(tmp_path / "run", callbacks=[callbacks.on(epoch_end=lambda ctx: ctx.save(""))])
 
 
@@ -192,16 +194,16 @@ def test_it_needs_a_reason(tmp_path):
 
 def test_a_stop_inside_an_epoch_is_saved_twice(tmp_path):
     """Where it stopped, to go on from; and what came out, which a longer fit doesn't go through."""
-    fit(tmp_path / "run", checkpoint=RARELY, callbacks=[until(2, 3, "enough")])
-    _, here, outcome = saved(tmp_path / "run")
+    fit(tmp_path / "run", checkpoint=RARELY, callbacks=[stop_after(2, 3, "enough")])
+    _, here, outcome = saved_checkpoints(tmp_path / "run")
     assert (here.epoch, here.batch, here.reason, here.ended) == (2, 3, "stopped: enough", None)
     assert (outcome.ended, outcome.resumable, here.resumable) == ("enough", False, True)
     assert outcome.values["valid/loss"] > 0 and here.values == {}
 
 
 def test_a_stop_at_the_end_of_an_epoch_is_saved_once(tmp_path):
-    fit(tmp_path / "run", checkpoint=RARELY, callbacks=[until(2, reason="enough")])
-    _, outcome = saved(tmp_path / "run")
+    fit(tmp_path / "run", checkpoint=RARELY, callbacks=[stop_after(2, reason="enough")])
+    _, outcome = saved_checkpoints(tmp_path / "run")
     assert (outcome.epoch, outcome.ended, outcome.resumable) == (2, "enough", True)
 
 
@@ -238,7 +240,7 @@ def test_the_last_good_state_is_saved_and_gone_on_from(tmp_path, hook, last):
     with pytest.raises(ValueError, match="boom"):
         fit(tmp_path / "run", checkpoint=RARELY, callbacks=[failing(hook)])
     assert places(tmp_path / "run") == [(*last, "exception: ValueError")]
-    assert came_out(fit(tmp_path / "run", checkpoint=RARELY)) == came_out(fit())
+    assert result_of(fit(tmp_path / "run", checkpoint=RARELY)) == result_of(fit())
 
 
 @pytest.mark.parametrize("hook", ["train_batch_after_step", "update", "train_batch_end"])
@@ -246,12 +248,12 @@ def test_between_an_update_and_the_end_of_its_batch_there_is_no_good_state(tmp_p
     """The one before is kept: half a batch is no place to go on from."""
     with pytest.raises(ValueError, match="boom"):
         fit(tmp_path / "run", callbacks=[failing(hook)])
-    assert [each.reason for each in saved(tmp_path / "run")] == ["every 4 updates"] * 2
+    assert [each.reason for each in saved_checkpoints(tmp_path / "run")] == ["every 4 updates"] * 2
     assert any(
         "the weights had changed since the last batch was done: that state was not saved" in text
         for text in texts(Run.open(tmp_path / "run").record, "note")
     )
-    assert came_out(fit(tmp_path / "run")) == came_out(fit())
+    assert result_of(fit(tmp_path / "run")) == result_of(fit())
 
 
 def test_with_windows_it_is_the_state_before_the_window(tmp_path):
@@ -259,7 +261,7 @@ def test_with_windows_it_is_the_state_before_the_window(tmp_path):
     with pytest.raises(ValueError, match="boom"):
         fit(tmp_path / "run", of=given, checkpoint=RARELY, callbacks=[failing("train_batch_begin", 2, 6)])
     assert places(tmp_path / "run") == [(2, 3, "exception: ValueError")]
-    assert came_out(fit(tmp_path / "run", of=given)) == came_out(fit(of=given))
+    assert result_of(fit(tmp_path / "run", of=given)) == result_of(fit(of=given))
 
 
 def test_what_the_failed_batch_has_drawn_is_drawn_again(tmp_path):
@@ -275,7 +277,7 @@ def test_what_the_failed_batch_has_drawn_is_drawn_again(tmp_path):
 
     with pytest.raises(ValueError, match="boom"):
         fit(tmp_path / "run", **drawing(fails=True))
-    assert came_out(fit(tmp_path / "run", **drawing())) == came_out(fit(tmp_path / "whole", **drawing()))
+    assert result_of(fit(tmp_path / "run", **drawing())) == result_of(fit(tmp_path / "whole", **drawing()))
 
 
 class Diverging(Net):
@@ -299,14 +301,14 @@ def test_a_loss_that_is_no_number(tmp_path, monkeypatch):
         fit(tmp_path / "run", of=given, checkpoint=RARELY)
     assert places(tmp_path / "run") == [(2, 2, "exception: NotFinite")]
     monkeypatch.setattr(Diverging, "wanted", False)
-    assert came_out(fit(tmp_path / "run", of=given)) == came_out(fit(of=learner(Diverging)))
+    assert result_of(fit(tmp_path / "run", of=given)) == result_of(fit(of=learner(Diverging)))
 
 
 def test_what_fails_before_it_begins_leaves_no_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="boom"):
         fit(tmp_path / "run", callbacks=[failing("fit_begin", epoch=0)])
     assert not (tmp_path / "run" / "checkpoints").exists()
-    assert came_out(fit(tmp_path / "run")) == came_out(fit())
+    assert result_of(fit(tmp_path / "run")) == result_of(fit())
 
 
 # --- callbacks and what no checkpoint sees
@@ -348,10 +350,10 @@ class Other(Counting):
     ids=["same", "reordered", "removed", "added", "two of a kind", "another of a kind"],
 )
 def test_callbacks_are_matched_by_name(tmp_path, before, now, expected):
-    left, whole = killed(tmp_path, callbacks=[each() for each in before])
+    left, whole = killed_run(tmp_path, callbacks=[each() for each in before])
     made = [each() for each in now]
     resumed = fit(left, callbacks=made)
-    assert came_out(resumed) == whole and [each.count for each in made] == expected
+    assert result_of(resumed) == whole and [each.count for each in made] == expected
     gone = ["there is no callback Counting any more; what it had counted is dropped"] if now == [Other] else []
     assert texts(resumed.record, "note") == gone
 
@@ -422,7 +424,7 @@ def test_the_state_of_the_context_comes_back_as_far_as_it_can(tmp_path):
 
     seen = {}
     watch = callbacks.on(update=count, fit_end=lambda ctx: seen.update(ctx.state))
-    left, _ = killed(tmp_path, callbacks=[watch])
+    left, _ = killed_run(tmp_path, callbacks=[watch])
     resumed = fit(left, callbacks=[watch])
     assert seen["count"] == 18 and seen["tensor"].tolist() == [18.0, 18.0]
     told = [text for text in texts(resumed.record) if "ctx.state" in text]
@@ -438,9 +440,9 @@ def test_extra_state_of_a_module_comes_back(tmp_path):
             self.seen = state["seen"]
 
     given = learner(Remembering)
-    left, whole = killed(tmp_path, of=given)
+    left, whole = killed_run(tmp_path, of=given)
     resumed = fit(left, of=given)
-    assert came_out(resumed) == whole and texts(resumed.record) == []
+    assert result_of(resumed) == whole and texts(resumed.record) == []
     assert resumed.model.seen == fit(of=given).model.seen
 
 
@@ -454,4 +456,4 @@ def test_a_fit_in_which_nothing_trains_is_saved_too(tmp_path):
             return self.weight.expand(len(x), 4)
 
     fitted = fit(tmp_path / "run", of=learner(Still, lr=0.0), data=samples(32))
-    assert came_out(fitted) == came_out(fit(tmp_path / "run", of=learner(Still, lr=0.0), data=samples(32)))
+    assert result_of(fitted) == result_of(fit(tmp_path / "run", of=learner(Still, lr=0.0), data=samples(32)))

@@ -221,7 +221,7 @@ def outcome(part: Part) -> dict[str, Any]:
     loop = {name: value for name, value in found.state["progress"].items() if name not in WALL_CLOCK}
     place = {name: getattr(found.saved, name) for name in ("epoch", "batch", "update", "ended", "resumable", "values")}
     table = part.run / "epochs.csv"
-    events = [event for event in run.record.events if event.kind in TOLD and "no whole checkpoint" not in event.text]
+    events = [event for event in run.record.events if event.kind in TOLD and "no complete checkpoint" not in event.text]
     return {
         "checkpoint": {**found.state, "progress": loop},
         "place": place,

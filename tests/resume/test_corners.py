@@ -11,7 +11,7 @@ from stoker import Callback, Checkpoint, callbacks, optim
 from stoker.checkpoint import Store
 from stoker.cli import main
 from tests.engine.fits import line, linear
-from tests.learner.runs import came_out, texts
+from tests.learner.fits import result_of, texts
 
 RARELY = Checkpoint(every="60 minutes", background=False)
 
@@ -52,7 +52,7 @@ def test_weights_that_a_forward_has_changed_are_not_saved_as_the_last_good_ones(
         fit(tmp_path / "run", Encoder, [boom(at, 2, 3)])
     record = stoker.Record.open(tmp_path / "run")
     assert "the weights had changed since the last batch was done: that state was not saved" in texts(record, "note")
-    assert came_out(fit(tmp_path / "run", Encoder)) == came_out(fit(None, Encoder))
+    assert result_of(fit(tmp_path / "run", Encoder)) == result_of(fit(None, Encoder))
 
 
 class Growing(nn.Module):
@@ -79,7 +79,7 @@ def test_a_buffer_that_grows_or_goes_away_ends_no_fit(tmp_path):
 
     whole = fit(None, of=given)
     assert whole.best.epoch < 3
-    assert came_out(fit(tmp_path / "run", of=given)) == came_out(whole) == came_out(fit(tmp_path / "run", of=given))
+    assert result_of(fit(tmp_path / "run", of=given)) == result_of(whole) == result_of(fit(tmp_path / "run", of=given))
     loaded = stoker.Fitted.load(tmp_path / "run", given())
     assert torch.equal(loaded.model.body.weight, whole.model.body.weight)
 
@@ -87,7 +87,7 @@ def test_a_buffer_that_grows_or_goes_away_ends_no_fit(tmp_path):
 def test_a_run_that_was_stopped_in_its_last_epoch_is_not_over(tmp_path):
     cut = fit(tmp_path / "run", epochs=3, updates=10)
     assert (cut.updates, cut.stopped) == (10, "Completed 10 updates")
-    assert came_out(fit(tmp_path / "run")) == came_out(fit(None))
+    assert result_of(fit(tmp_path / "run")) == result_of(fit(None))
 
 
 class Slow(Callback):
@@ -104,7 +104,7 @@ class Slow(Callback):
 def test_what_a_hook_begins_with_does_not_replace_what_the_run_had_come_to(tmp_path):
     with pytest.raises(ZeroDivisionError):
         fit(tmp_path / "run", hooks=[Slow(), boom("train_batch_begin", 2, 3)])
-    assert came_out(fit(tmp_path / "run", hooks=[Slow()])) == came_out(fit(None, hooks=[Slow()]))
+    assert result_of(fit(tmp_path / "run", hooks=[Slow()])) == result_of(fit(None, hooks=[Slow()]))
 
 
 class Wide(torch.optim.Optimizer):
@@ -161,7 +161,7 @@ def test_the_state_of_a_loss_comes_back(tmp_path, at):
     with pytest.raises(ZeroDivisionError):
         fit(tmp_path / "run", hooks=[boom(at, 2, 3)], of=lambda: linear(loss=Centred()))
     resumed = fit(tmp_path / "run", of=lambda: linear(loss=Centred()))
-    assert came_out(resumed) == came_out(fit(None, of=lambda: linear(loss=Centred())))
+    assert result_of(resumed) == result_of(fit(None, of=lambda: linear(loss=Centred())))
 
 
 def test_another_loss_is_another_training(tmp_path):
@@ -183,13 +183,13 @@ def test_a_write_that_failed_does_not_cost_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "write", fails_once)
     fitted = fit(tmp_path / "run", checkpoint=Checkpoint(every=12))
     assert failed and fitted.stopped == "Completed 3 epochs"
-    assert came_out(fit(tmp_path / "run")) == came_out(fitted), "the end was written all the same"
+    assert result_of(fit(tmp_path / "run")) == result_of(fitted), "the end was written all the same"
 
 
 def test_a_run_without_its_run_json_is_not_begun_anew(tmp_path):
     fit(tmp_path / "run", epochs=1)
     (tmp_path / "run" / "run.json").unlink()
-    with pytest.raises(stoker.BadFile, match="its run.json, which says whose they are, is not there"):
+    with pytest.raises(stoker.BadFile, match="its run.json, which identifies the run, is missing"):
         fit(tmp_path / "run", epochs=1)
 
 

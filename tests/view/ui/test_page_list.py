@@ -58,7 +58,7 @@ def test_search_by_words_and_conditions_is_kept_in_the_url(server, visit):
         expect(page.locator("tbody tr")).to_have_count(1)
         expect(search).to_have_value("valid/loss<0.3")
         search.fill("nobody")
-        expect(page.get_by_text("No run is like that.")).to_be_visible()
+        expect(page.get_by_text("No run matches.")).to_be_visible()
 
 
 @pytest.mark.soak
@@ -203,11 +203,11 @@ def test_dark_and_light_themes(server, visit):
 
     with visit(server, color_scheme="dark") as page:
         assert paper(page) == "rgb(19, 21, 25)"
-        page.get_by_role("button", name="Colours: as the system says").click()
+        page.get_by_role("button", name="Theme: system").click()
         assert paper(page) == "rgb(251, 251, 250)"
-        page.get_by_role("button", name="Colours: light").click()
+        page.get_by_role("button", name="Theme: light").click()
         page.reload()
-        expect(page.get_by_role("button", name="Colours: dark")).to_be_visible()
+        expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
         assert paper(page) == "rgb(19, 21, 25)"
 
 

@@ -267,8 +267,7 @@ def test_the_card_of_a_fit_in_a_notebook():
     html = fitted_html(story(), title="Net", stopped="Completed 5 epochs")
     page = Page(html)
     assert page.texts[:3] == ["Net", " fitted: 5 epochs, 50 updates in 50.0 s on cpu", "Completed 5 epochs"]
-    assert len(page.all("img")) == 1 and len(page.all("table")) == 1
-    assert "best valid/loss: 0.5000 in epoch 3" in page.texts
+    assert len(page.all("img")) == 1 and page.texts[3].endswith("* best valid/loss: 0.5000 in epoch 3")
     assert "background" not in html and ";color:" not in html, "it takes the notebook's own colors"
 
 
@@ -278,4 +277,5 @@ def test_a_card_with_hostile_names_and_without_values():
     record.append(Event("begin", 1.0, extra={"model": HOSTILE, "device": HOSTILE}))
     record.append(Event("epoch", 2.0, epoch=1, values={HOSTILE: 1.0, "half\ud800": 2.0}))
     html = fitted_html(record, stopped=HOSTILE)
-    assert Page(html).texts.count(HOSTILE) >= 3 and html.encode()
+    page = Page(html)
+    assert page.texts.count(HOSTILE) == 2 and HOSTILE in page.texts[-1] and html.encode()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import Models, named_parameters
-from stoker.distributed import place_like
+from stoker.distributed import is_dtensor, place_like
 from stoker.errors import GradientsConsumed, InvalidArgument, StateMismatch, WrongType, did_you_mean
 from stoker.gradients._gradients import Gradients, apply_to_values, as_scalar, merge_parameters
 
@@ -225,7 +225,7 @@ def widen(tensor: Tensor) -> Tensor:
 
 def _is_alike(total: Tensor, tensor: Tensor) -> bool:
     """Whether a tensor can be written into the memory of an old sum, and lies in memory in the same order."""
-    same_kind = type(total) is type(tensor) and total.layout == tensor.layout == torch.strided
+    same_kind = is_dtensor(total) == is_dtensor(tensor) and total.layout == tensor.layout == torch.strided
     return (
         same_kind
         and total.shape == tensor.shape

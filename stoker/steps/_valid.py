@@ -28,6 +28,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from stoker._select import WRAPPERS
 from stoker._tree import tensors_in
 from stoker.distributed import is_sharded, reshard
 from stoker.errors import InvalidArgument, WrongType
@@ -83,7 +84,7 @@ def valid(model: M) -> M:
         raise WrongType(f"valid() takes an instance of torch.nn.Module; got {given}")
     if isinstance(vars(model).get("_compiled_call_impl"), _Call):
         return model  # a view already
-    return cast(M, _View(_unwrap(model)).create())
+    return cast(M, _View(unwrap(model)).create())
 
 
 class _Copied:
@@ -243,7 +244,7 @@ class _View:
         if isinstance(value, Tensor):
             return self._without_gradient(value, depth)
         if isinstance(value, nn.Module):
-            return self._copy(_unwrap(value))
+            return self._copy(unwrap(value))
         if id(value) in self._copies:
             return self._copy(value)
         parts = list(islice(_attributes(value).values(), _HEAD))
@@ -303,13 +304,13 @@ class _Call:
         return type(None), ()
 
 
-def _unwrap(module: nn.Module) -> nn.Module:
-    """The user's module inside `torch.compile` and DDP."""
+def unwrap(module: nn.Module) -> nn.Module:
+    """The user's module inside `torch.compile`, DDP and activation checkpointing."""
     while True:
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
             module = module.module
-        elif type(module).__name__ == "OptimizedModule":  # by name: torch._dynamo is slow to import
-            module = module._orig_mod  # pyright: ignore[reportAssignmentType]
+        elif (name := WRAPPERS.get(type(module).__name__)) is not None:
+            module = getattr(module, name)
         else:
             return module
 

@@ -220,7 +220,7 @@ class Axis:
             if len(values) <= most:
                 break
         values = values[:: -(-len(values) // most) or 1]
-        return values if len(values) > 1 else self._linear_ticks(most)
+        return values if len(values) > 1 or self.high > 100 * self.low else self._linear_ticks(most)
 
 
 def _tick_labels(values: Sequence[float]) -> list[str]:

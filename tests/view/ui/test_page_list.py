@@ -142,6 +142,7 @@ def test_columns_can_be_chosen(server, visit):
         expect(row(page, FAST).locator("td").last).to_have_text(re.compile(r"0\.9\d+"))
 
 
+@pytest.mark.soak
 def test_the_list_by_keyboard(server, visit):
     with visit(server, "#/runs?sort=name") as page:
         expect(page.locator("tbody tr")).to_have_count(4)

@@ -281,10 +281,14 @@ AWKWARD = {
     "counted calls": Awkward(Feature(Counting), "Counting sets its attribute `calls` in every step"),
     "list of calls": Awkward(Feature(Listing), "Listing sets its attribute `calls` in every step"),
     "kept tensor": Awkward(
-        Feature(Keeping), "the step reads a tensor that is no parameter or buffer (awkward.py, line", "Keeping sets its"
+        Feature(Keeping),
+        "the step reads a tensor that is neither a parameter nor a buffer (awkward.py, line",
+        "Keeping sets its",
     ),
     "changed tensor": Awkward(
-        Feature(Changing), "the step reads a tensor that is no parameter or buffer (awkward.py, line", "Changing sets"
+        Feature(Changing),
+        "the step reads a tensor that is neither a parameter nor a buffer (awkward.py, line",
+        "Changing sets",
     ),
     "counted calls in a config": Awkward(Feature(Configured), "Configured sets its attribute `config` in every step"),
     "counted calls in the loss": Awkward(

@@ -131,7 +131,7 @@ def test_the_list_of_algorithms_is_complete():
 
 def test_fp16_runs_eagerly():
     whole = run(Feature(settings=lambda: {"precision": "fp16"}), epochs=1)
-    assert "precision='fp16' looks at every update" in whole._prepared.fit.plan.reason
+    assert "precision='fp16' reads every update" in whole._prepared.fit.plan.reason
 
 
 def test_a_model_that_is_compiled_already_runs_as_it_is(monkeypatch):
@@ -287,7 +287,7 @@ def test_compiled_is_eager(everything):
 
 def test_nothing_is_compiled_again(everything):
     compiled, _, made = everything
-    assert made == ["compiled"]
+    assert len(made) == 1
     assert [text.split(" in ")[0] for text in said(compiled, "note")] == [
         "compiling the training step: this takes a while, and less the next time",
         "compiled",

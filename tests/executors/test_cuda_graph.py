@@ -18,8 +18,7 @@ from stoker.engine import RunningTotals, _planning
 from stoker.engine.executors import _compiled, _cuda_graph
 from stoker.engine.executors._cuda_graph import GROUP_SIZE, CudaGraph
 from stoker.engine.executors._graph_memory import reserve_stream
-from stoker.gradients import _split as _spread
-from stoker.gradients import split_long as cut
+from stoker.gradients import _split
 from tests.executors.awkward import ALGORITHMS, AWKWARD, FINE, HostRandom, algorithm
 from tests.executors.fits import (
     EPOCHS,
@@ -155,8 +154,8 @@ def _long(dtype):
 @pytest.mark.parametrize("name", ["SGD", "SGD momentum", "Adam", "AdamW"])
 def test_long_parameters_in_parts_are_stepped_to_the_same_bits(name, dtype, monkeypatch):
     feature = Feature(lambda: _long(dtype), settings=lambda: {"optimizer": ALGORITHMS[name]()})
-    expected, parts = fit(feature, eager=True), []
-    monkeypatch.setattr(_spread, "split_long", lambda *given: parts.append(cut(*given)) or parts[-1])
+    expected, parts, split_long = fit(feature, eager=True), [], _split.split_long
+    monkeypatch.setattr(_split, "split_long", lambda *given: parts.append(split_long(*given)) or parts[-1])
     assert_same_fit(captured(feature), expected)
     if dtype == torch.float32 or "Adam" not in name:  # of several types it leaves the sorting to torch
         assert max(len(some[0]) for some in parts) > 20
@@ -547,7 +546,7 @@ def test_what_a_validation_leaves_is_not_written_over(compile):
     assert len(keeps.found) == 5 * EPOCHS
     assert all(torch.equal(one.cpu(), copy) for one, copy in zip(keeps.found, keeps.copies, strict=True))
     (note,) = [note for note in whole._prepared.fit.plan.notes if note.startswith("recorded again")]
-    assert "validation has left tensors" in note
+    assert "validation left tensors" in note
     plain = fit(feature, compile=compile, eager=True)
     (assert_close if compile else assert_same)(
         outcome(whole), outcome(plain), **({"rtol": 1e-4, "atol": 1e-5} if compile else {})
@@ -621,7 +620,7 @@ def test_compiled_is_close_to_eager_and_nothing_is_compiled_again(monkeypatch):
     made = counted(monkeypatch)
     whole = fit(feature, compile=True)
     assert whole._prepared.fit.plan.mode == "compiled" and not said(whole), whole._prepared.fit.plan.reason
-    assert made == ["compiled", "make"] * 2
+    assert len(made) == 2
     assert_close(outcome(whole), outcome(eager), rtol=1e-4, atol=1e-5)
 
 

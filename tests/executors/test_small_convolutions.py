@@ -52,7 +52,7 @@ def close(mine, torchs):
 def test_a_convolution_written_out_is_torchs(how):
     weight = how[1]
     found = convolution(*how)
-    if weight[0].numel() > _small_convolutions._TAPS:
+    if weight[0].numel() > _small_convolutions._MOST_TAPS:
         assert found is NotImplemented
     else:
         close(found, aten.convolution(*how))
@@ -115,9 +115,9 @@ def test_large_ones_are_left_to_torch(monkeypatch):
     assert _called(X, torch.ones(129, 4, 3, 3))[1] is NotImplemented
     few = torch.ones(4, 4, 2, 2)
     assert _called(X, few)[0] is not NotImplemented
-    monkeypatch.setattr(_small_convolutions, "_TERMS", 2 * 5 * 5 * 16 * 4 - 1)
+    monkeypatch.setattr(_small_convolutions, "_MOST_TERMS", 2 * 5 * 5 * 16 * 4 - 1)
     assert _called(X, few)[0] is NotImplemented
-    monkeypatch.setattr(_small_convolutions, "_ROOM", 2 * 4 * 4 * 36 - 1)
+    monkeypatch.setattr(_small_convolutions, "_LARGEST_MATRIX", 2 * 4 * 4 * 36 - 1)
     assert _called(X, many)[1] is NotImplemented
     assert _called(X, torch.ones(37, 4, 3, 3))[1] is NotImplemented  # of which the gradients are a larger matrix
 

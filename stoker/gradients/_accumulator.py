@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import Models, named_parameters
-from stoker.distributed import place_like
+from stoker.distributed import is_dtensor, place_like
 from stoker.errors import GradientsConsumed, InvalidArgument, StateMismatch, WrongType, did_you_mean
 from stoker.gradients._gradients import Gradients, apply_to_values, as_scalar, merge_parameters
 
@@ -225,7 +225,8 @@ def widen(tensor: Tensor) -> Tensor:
 
 def _is_alike(total: Tensor, tensor: Tensor) -> bool:
     """Whether a tensor can be written into the memory of an old sum, and lies in memory in the same order."""
-    if type(total) is not type(tensor) or not total.layout == tensor.layout == torch.strided:
+    # Traced tensors have another class than the sums, so only DTensors are told apart.
+    if is_dtensor(total) != is_dtensor(tensor) or not total.layout == tensor.layout == torch.strided:
         return False
     if (total.shape, total.dtype, total.device) != (tensor.shape, tensor.dtype, tensor.device):
         return False

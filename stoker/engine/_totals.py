@@ -95,7 +95,9 @@ class RunningTotals:
         for total in (*self._sums.values(), *self._weights.values()):
             if isinstance(total, Tensor):
                 total.zero_()
-        self._write_states(list(enumerate(fresh)), expand=True)
+        static = [(place, state) for place, state in enumerate(fresh) if self._is_static[place]]
+        self._states = [old if self._is_static[place] else fresh[place] for place, old in enumerate(self._states)]
+        self._write_states(static, expand=True)
 
     def add_loss(
         self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False, read: bool = True

@@ -13,7 +13,7 @@ from stoker.engine import LossScale
 from stoker.engine._fingerprint import fingerprint_modules
 from stoker.engine._precision import rounding
 from stoker.gradients import Gradients
-from tests.checkpoint.trees import through
+from tests.checkpoint.states import write_and_read as through
 from tests.engine.fits import line, linear, same
 
 

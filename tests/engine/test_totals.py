@@ -16,7 +16,7 @@ from stoker.engine._batch import count_samples
 from stoker.engine._totals import loss_weight
 from stoker.metrics import MAE, Accuracy, Metric, as_metric
 from stoker.steps import ClassificationOutput, RegressionOutput, SupervisedOutput
-from tests.checkpoint.trees import through
+from tests.checkpoint.states import write_and_read as through
 from tests.metrics.cases import CASES
 
 CPU = torch.device("cpu")

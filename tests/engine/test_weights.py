@@ -8,7 +8,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from stoker import InvalidArgument, StateMismatch
 from stoker.checkpoint import load_model_state, model_state
 from stoker.engine import EMA, copy_weights, restore_weights
-from tests.checkpoint.trees import through
+from tests.checkpoint.states import write_and_read as through
 from tests.engine.fits import Net, same
 
 

@@ -294,13 +294,11 @@ class DataLoaderBatches:
             return note
         count = len(sampler.dataset)
         extra = sampler.total_size - count
+        if extra == 0:
+            return note
         return (
-            note
-            if extra == 0
-            else (
-                f"{note}; its DistributedSampler {'repeats' if extra > 0 else 'leaves out'} {abs(extra)} of {count} "
-                "samples in every epoch, so that all ranks have the same number (pass the dataset to use each sample once)"
-            )
+            f"{note}; its DistributedSampler {'repeats' if extra > 0 else 'leaves out'} {abs(extra)} of {count} "
+            "samples in every epoch, so that all ranks have the same number (pass the dataset to use each sample once)"
         )
 
     def _distributed_sampler(self) -> Any:

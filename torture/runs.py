@@ -16,7 +16,7 @@ from stoker.errors import StokerError
 from stoker.record import Run
 
 EVERY = 3  # updates between two checkpoints, in all programs
-CLOCKS = ("seconds", "epoch_seconds", "events")  # in the state's "loop": they differ between any two runs
+CLOCKS = ("seconds", "epoch_seconds", "events")  # in the state's "progress": they differ between any two runs
 
 
 def checkpoints_of(folder: Path) -> Store:
@@ -38,8 +38,8 @@ def digest(fitted: stoker.Fitted, folder: Path) -> str:
 
 
 def _without_clocks(found: Found) -> dict[str, Any]:
-    loop = {name: value for name, value in found.state["loop"].items() if name not in CLOCKS}
-    return {**found.state, "loop": loop}
+    progress = {name: value for name, value in found.state["progress"].items() if name not in CLOCKS}
+    return {**found.state, "progress": progress}
 
 
 def _bytes_of(value: Any) -> Iterator[bytes]:

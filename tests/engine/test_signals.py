@@ -1,4 +1,4 @@
-"""Signal handlers of a fit; signals to real processes are in tests/resume/test_signals.py."""
+"""The signal handlers of a fit. Signals to other processes are tested in tests/resume/test_signals.py."""
 
 import signal
 import threading
@@ -6,10 +6,9 @@ import threading
 import pytest
 from torch import nn
 
-from stoker import InvalidArgument, callbacks
+from stoker import InvalidArgument
 from stoker.callbacks import Context, Requests
 from stoker.engine import StopSignals
-from tests.engine.fits import learner, samples
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -41,17 +40,6 @@ def test_handlers_are_installed_and_restored():
 def test_sigusr1_is_not_handled_without_a_run():
     with new_signals()[0].installed(can_save=False):
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-
-
-def test_a_handler_of_the_user_stays():
-    received = []
-    before = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
-    try:
-        with new_signals()[0].installed(can_save=False):
-            signal.raise_signal(signal.SIGTERM)
-        assert received == [1]
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_another_thread_installs_no_handlers():
@@ -159,18 +147,3 @@ def test_an_exception_of_a_worker_is_raised():
 
     with pytest.raises(ValueError, match="boom"):
         list(new_signals()[0].interruptible(Workers(2, [1]), broken()))
-
-
-def test_a_callback_may_interrupt_as_ctrl_c_does():
-    """The batch and the epoch end in order, `on_interrupt` is called, and `fit` returns."""
-    calls = []
-    at = callbacks.on(
-        train_batch_begin=lambda ctx: signal.raise_signal(signal.SIGINT) if ctx.batch_number == 2 else None,
-        train_batch_end=lambda ctx: calls.append(ctx.batch_number),
-        epoch_end=lambda ctx: calls.append("epoch"),
-        interrupt=lambda ctx: calls.append("interrupt"),
-        fit_end=lambda ctx: calls.append("end"),
-    )
-    fitted = learner().fit(samples(96), epochs=3, batch_size=16, callbacks=[at], show=False)
-    assert calls == [1, 2, "epoch", "interrupt", "end"]
-    assert fitted.stopped == "Interrupted in epoch 1, batch 2"

@@ -10,7 +10,7 @@ import stoker
 from stoker import Callback, Checkpoint, callbacks, optim
 from stoker.checkpoint import Store
 from stoker.cli import main
-from tests.engine.fits import line, linear
+from tests.learner.fits import line, linear
 from tests.learner.runs import came_out, texts
 
 RARELY = Checkpoint(every="60 minutes", background=False)

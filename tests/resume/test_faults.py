@@ -9,14 +9,14 @@ import time
 
 import pytest
 import torch
-from stoker.loop import _keep
 
 import stoker
 from stoker import callbacks
 from stoker.checkpoint import _disk
+from stoker.engine import Checkpointer
 from stoker.errors import CheckpointFailed
 from stoker.record import Record, Run
-from tests.engine.fits import same
+from tests.learner.fits import same
 from tests.resume.scripts import Net, fit
 from torture.processes import Child, preload
 from torture.runs import checkpoints_of, digest
@@ -205,8 +205,8 @@ def test_a_failure_while_the_training_ends_is_told_as_well(tmp_path, monkeypatch
         return real(file, given)
 
     monkeypatch.setattr(_disk, "write", write)
-    settle = _keep._settle_earlier  # from here on there is no update that looks how the saving went
-    monkeypatch.setattr(_keep, "_settle_earlier", lambda fit: ends.append("ended") or settle(fit))
+    end = Checkpointer.end
+    monkeypatch.setattr(Checkpointer, "end", lambda self: ends.append("ended") or end(self))
     fitted = saving(run)
     assert (fitted.updates, ends) == (12, ["ended", "failed"])
     (warning,) = fitted.record.events_of("warning")

@@ -12,7 +12,7 @@ import pytest
 from stoker import callbacks
 from stoker.errors import RunExists
 from stoker.record import Record
-from tests.engine.fits import line, linear
+from tests.learner.fits import line, linear
 from tests.resume import scripts
 from tests.resume.scripts import handlers, script, signalled
 from torture.processes import Child, preload

@@ -50,7 +50,7 @@ class FailingDisk:
 
     def __init__(self, monkeypatch, operation, code, *, update=6, after=0):
         self.failures, self._left, self._begun = 0, after, False
-        self._operation, self._code, self._part = operation, code, f".attempt-{update:08d}-"
+        self._operation, self._code, self._part = operation, code, f".part-{update:08d}-"
         for name in {"make_folder", operation}:
             monkeypatch.setattr(_disk, name, self._replacement(name, getattr(_disk, name)))
 
@@ -105,14 +105,12 @@ def test_a_failed_save_stops_the_training_and_the_next_start_resumes(
 
 
 OPERATIONS = ["make_folder", "open_folder", "names", "create", "write", "sync", "rename", "open_file", "read", "close"]
+FAST = [("open_folder", 0), ("create", 1), ("sync", 0), ("read", 0)]
+OTHERS = [(name, after) for name in OPERATIONS for after in (0, 1) if (name, after) not in FAST]
 
 
 @pytest.mark.parametrize(
-    ("operation", "after"),
-    [
-        *(("open_folder", 0), ("create", 1), ("sync", 0), ("read", 0)),
-        *(pytest.param(name, after, marks=pytest.mark.soak) for name in OPERATIONS for after in (0, 1)),
-    ],
+    ("operation", "after"), [*FAST, *(pytest.param(*each, marks=pytest.mark.soak) for each in OTHERS)]
 )
 def test_a_complete_checkpoint_stays_whatever_operation_fails(tmp_path, monkeypatch, whole, operation, after):
     run = tmp_path / "run"
@@ -208,7 +206,7 @@ def test_a_failure_in_the_background_after_the_training_is_a_warning(tmp_path, m
     real = _disk.write
 
     def write(file, content):
-        if list((run / "checkpoints").glob(".attempt-00000012-*")) and not ends[1:]:
+        if list((run / "checkpoints").glob(".part-00000012-*")) and not ends[1:]:
             wait_until(lambda: ends)
             ends.append("failed")
             raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -66,7 +66,7 @@ class Growing(nn.Module):
     def forward(self, x):
         if self.training:
             self.mask = torch.ones(int(self.mask.numel()) + 1)
-            self.batches = None if self.batches is not None else x.detach().mean(0)
+            self.seen = None if self.seen is not None else x.detach().mean(0)
         return self.body(x)
 
 

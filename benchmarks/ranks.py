@@ -39,10 +39,10 @@ BATCH = 100
 
 def run_rank(size):
     """Measures on one rank; rank 0 prints the times of the slowest."""
-    from stoker.distributed import joined
+    from stoker.distributed import join
 
     use_one_thread()
-    world = joined()
+    world = join()
     found = {**measure_messages(world, *CALLS[size]), "update, plain loop": measure_plain_updates(world, EPOCHS[size])}
     found["update, fit"] = measure_fit_updates(EPOCHS[size])
     of_all = world.all_gather(found)
@@ -54,20 +54,17 @@ def run_rank(size):
 
 def measure_messages(world, back_to_back, during_steps, gathers):
     """µs on this rank of what ranks send each other."""
-    from stoker.loop._agree import _NOTHING as NOTHING  # what a fit sends after most batches
-    from stoker.loop._merge import merged
-
     from stoker.distributed import Agreement
 
-    accord, state = Agreement(world, every=1), rank_state()
+    agreement, state = Agreement(world, every=1), rank_state()
     found = {
-        "agreement, beside a step": [microseconds(lambda: accord.hand_in(NOTHING), during_steps, pause=STEP)],
-        "agreement, at once": [microseconds(lambda: accord.hand_in(NOTHING), back_to_back) for _ in range(3)],
+        "agreement, beside a step": [microseconds(lambda: agreement.hand_in({}), during_steps, pause=STEP)],
+        "agreement, at once": [microseconds(lambda: agreement.hand_in({}), back_to_back) for _ in range(3)],
         "agreement, waited for": [microseconds(lambda: world.all(True), back_to_back) for _ in range(3)],
     }
-    accord.settle(NOTHING)
+    agreement.settle({})
     for count in METRICS:
-        merge = partial(merged, running_totals(count), world)
+        merge = partial(running_totals(count).merge_ranks, world)
         found[f"merge, {count} metrics"] = [microseconds(merge, gathers) for _ in range(3)]
     found["gather, checkpoint"] = [microseconds(lambda: world.all_gather(state), gathers) for _ in range(3)]
     return found
@@ -83,18 +80,23 @@ def microseconds(function, calls, pause=0.0):
     return statistics.median(times[calls // 10 :])
 
 
+def make_metrics(count):
+    from stoker import metrics
+
+    return [metrics.Accuracy(name=f"accuracy {number}") for number in range(count)]
+
+
 def running_totals(count):
     """The loss and metrics of a rank at the end of an epoch."""
     import torch
-    from stoker.loop._tally import Tally
 
-    from stoker import metrics
-    from stoker.steps import ClassificationOutput
+    from stoker import ClassificationOutput
+    from stoker.engine import RunningTotals
 
-    totals = Tally([metrics.Accuracy(name=f"accuracy {number}") for number in range(count)], torch.device("cpu"))
+    totals = RunningTotals(make_metrics(count), torch.device("cpu"))
     output = ClassificationOutput(torch.tensor(0.5), logits=torch.randn(8, 3), targets=torch.randint(0, 3, (8,)))
     totals.add_loss("loss", output.loss, 8)
-    totals.add(output)
+    totals.update(output)
     return totals
 
 
@@ -102,22 +104,22 @@ def rank_state():
     """What differs between ranks in a checkpoint outside of an accumulation window."""
     from stoker.checkpoint import random_state
 
-    return {"random": random_state(), "loader": {}, "tally": running_totals(METRICS[0]).state_dict(), "window": {}}
+    totals = running_totals(METRICS[0]).state_dict()
+    return {"random": random_state(), "loader": {}, "totals": totals, "accumulators": {}}
 
 
 def measure_parts():
     """The work for each rank's state in a merge and in a gather: µs and bytes."""
-    from stoker.loop._merge import added
-
     from stoker.distributed import pack, unpack
 
     found = {}
     for count in METRICS:
-        totals = running_totals(count)
-        message = pack(totals.state_dict())
+        metrics, message = make_metrics(count), pack(running_totals(count).state_dict())
 
-        def merge_64(totals=totals, message=message):
-            added(totals.metrics, [unpack(message) for _ in range(64)])
+        def merge_64(metrics=metrics, message=message):
+            first, *others = (unpack(message)["metrics"] for _ in range(64))
+            for other in others:
+                first = {each.name: each.merge(first[each.name], other[each.name]) for each in metrics}
 
         found[f"merge, {count} metrics"] = {"us": microseconds(merge_64, 20) / 64, "bytes": len(message)}
     message = pack(rank_state())

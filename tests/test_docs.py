@@ -2,19 +2,26 @@
 
 import doctest
 import importlib
+import os
 import re
+import runpy
 import subprocess
 import sys
 
 import pytest
 
 from tests.conftest import ROOT
+from torture.processes import Child
 
 PACKAGE = ROOT / "stoker"
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in PACKAGE.rglob("*.py")
 )
-PROGRAMS = [*sorted((ROOT / "examples" / "tour").glob("*.py")), ROOT / "examples" / "own_loop.py"]
+LONG = ("09_two_processes.py", "own_loop.py")
+PROGRAMS = [
+    pytest.param(path, marks=pytest.mark.soak if path.name in LONG else ())
+    for path in [*sorted((ROOT / "examples" / "tour").glob("*.py")), ROOT / "examples" / "own_loop.py"]
+]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -26,8 +33,15 @@ def test_docstring_examples_run(name, tmp_path, monkeypatch):
 
 
 def run_in(folder, program):
-    done = subprocess.run([sys.executable, "-W", "error", program], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    """Runs a program as `python -W error program` would, forked from a process that has imported torch."""
+    child = Child(_run_program, folder, program, prints=folder.with_suffix(".txt"))
+    assert child.wait() == 0, child.printed()[-6000:]
+
+
+def _run_program(folder, program):
+    os.chdir(folder)
+    sys.argv = [str(program)]
+    runpy.run_path(str(program), run_name="__main__")
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)

@@ -18,7 +18,7 @@ import psutil
 _FORKSERVER = multiprocessing.get_context("forkserver")
 # The last one is imported by torch during a resume and takes half a second.
 _PRELOADED = ["stoker", "torture.programs", "torch.distributed.run", "torch.fx.experimental.symbolic_shapes"]
-TIMEOUT = 120  # seconds; a process that needs longer hangs
+TIMEOUT = 240  # seconds; a process that needs longer hangs
 
 
 class Child:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import stoker
 from stoker import callbacks, data, metrics, optim, schedule
-from stoker.distributed import joined
+from stoker.distributed import join
 from torture.runs import EVERY, UpdateCounter, digest
 
 _TIMEOUT = 15  # seconds that a rank waits if its agent was killed before the ranks had met
@@ -170,7 +170,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     kind, folder = sys.argv[1], Path(sys.argv[2])
-    digests = joined().all_gather(digest(RANKED_PROGRAMS[kind](folder), folder))
+    digests = join().all_gather(digest(RANKED_PROGRAMS[kind](folder), folder))
     if stoker.world().is_first:
         print("digest", *digests)
 

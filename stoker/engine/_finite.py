@@ -12,7 +12,7 @@ from stoker._tree import named_leaves
 from stoker.distributed import is_dtensor, reduce_shards
 from stoker.engine._precision import autocast
 from stoker.engine._rng import preserve_rng
-from stoker.gradients import Gradients, split_long
+from stoker.gradients import Gradients, split_for_capture
 from stoker.steps import Supervised
 
 _check_and_unscale: Any = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
@@ -85,7 +85,7 @@ def _join_short(tensors: list[Tensor]) -> list[Tensor]:
 
 def _largest_of_each(tensors: list[Tensor]) -> list[Tensor]:
     if len({each.dtype for each in tensors}) == 1:  # otherwise torch launches one kernel for each tensor
-        (tensors,) = split_long([tensors], _TENSORS_PER_LAUNCH)
+        (tensors,) = split_for_capture([tensors], _TENSORS_PER_LAUNCH)
     return list(_foreach_norm(tensors, torch.inf))
 
 

@@ -35,8 +35,6 @@ _foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImpor
 
 # Names of entries in checkpoints that were written before these entries were renamed.
 _OLD_NAMES = {
-    "average": "ema",
-    "best": "best_weights",
     "window": "accumulators",
     "scaler": "loss_scale",
     "tally": "totals",
@@ -212,8 +210,8 @@ class TrainState:
         return {
             "model": model,
             "optimizer": self.optimizer.state_dict(),
-            "ema": None if self.ema is None else self.ema.state_dict(),
-            "best_weights": point.best_weights,
+            "average": None if self.ema is None else self.ema.state_dict(),
+            "best": point.best_weights,
             "accumulators": open_windows,
             "loss_scale": point.loss_scale,
             "random": random,
@@ -244,12 +242,12 @@ class TrainState:
         load_model_state(self.model, state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema is not None:
-            self.ema.load_state_dict(state["ema"])
+            self.ema.load_state_dict(state["average"])
         if self.loss_scale is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
         if self.loss is not None and state["loss"] is not None:
             load_model_state(self.loss, state["loss"])
-        self._load_best_weights(state["best_weights"])
+        self._load_best_weights(state["best"])
         for part, window in state["accumulators"].items():
             self.accumulators[part] = Accumulator(self.reduce)
             self.accumulators[part].load_state_dict(window, self.model)

@@ -151,8 +151,7 @@ class TrainStep:
             if not self.sums_on_each_rank:
                 grads = self.reducer.reduce(grads, computed.loss, weight)
                 loss = loss._replace(weight=self.reducer.weight)
-        if self._shows_after:
-            self._show(computed.result)
+        self._show(computed.result)
         updates = [self._use_gradients(grads, loss, batch, lr, read=True)]
         return self._finish(batch, lr, computed.result, updates, read=True, has_counted=True)
 
@@ -219,7 +218,8 @@ class TrainStep:
                 self._show(result, output=answer)
                 self.hooks.fire("on_train_batch_after_pred", self.ctx)
         result.output = answer
-        weight = loss_weight(answer, result.batch, read=read)
+        # A compiled step keeps weights on the device, so that its eager batches do too.
+        weight = loss_weight(answer, result.batch, read=read and not self.settings.compile)
         yield self._show_loss(Loss(None, answer.loss, 0 if batch.is_padding else weight), result)
 
     def _supervised_output(self, batch: Batch, result: StepResult, reducer: GradientReducer | None) -> Output:
@@ -282,9 +282,10 @@ class TrainStep:
     def _show_loss(self, loss: Loss, result: StepResult) -> Loss:
         """The loss as callbacks of `on_train_batch_after_loss` leave it."""
         result.loss = loss.value
+        if self._shows_inside or self._shows_after:
+            self._show(result)
         if not self._shows_inside:
             return loss
-        self._show(result)
         self.hooks.fire("on_train_batch_after_loss", self.ctx)
         result.loss, result.output = self.ctx.loss, self.ctx.output
         if not isinstance(result.loss, Tensor):
@@ -390,7 +391,8 @@ class TrainStep:
         accepted, update = self._check(grads, loss, weight, norm, batch, read=read)
         if accepted is None:
             # On a GPU a batch of weight 0 counts as an update: a CUDA graph can't tell the host in time.
-            return update._replace(counts=isinstance(weight, Tensor) and not update.refused and bool(weight == 0))
+            is_on_device = isinstance(weight, Tensor) and weight.device.type != "cpu"
+            return update._replace(counts=is_on_device and not update.refused and bool(weight == 0))
         if settings.clip_value is not None:
             grads = grads.clip_value(settings.clip_value)
         if settings.clip_norm is not None:

@@ -7,7 +7,7 @@ from stoker.gradients._accumulator import Accumulator
 from stoker.gradients._backward import Differentiator, backward, needs_backward
 from stoker.gradients._gradients import Gradients
 from stoker.gradients._reducer import GradientReducer
-from stoker.gradients._split import split_for_capture, split_long
+from stoker.gradients._split import split_for_capture
 
 Shared = GradientReducer  # its earlier name
 
@@ -20,5 +20,4 @@ __all__ = [
     "backward",
     "needs_backward",
     "split_for_capture",
-    "split_long",
 ]

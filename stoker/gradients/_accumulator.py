@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import Models, named_parameters
-from stoker.distributed import place_like
+from stoker.distributed import is_dtensor, place_like
 from stoker.errors import GradientsConsumed, InvalidArgument, StateMismatch, WrongType, did_you_mean
 from stoker.gradients._gradients import Gradients, apply_to_values, as_scalar, merge_parameters
 
@@ -225,13 +225,13 @@ def widen(tensor: Tensor) -> Tensor:
 
 def _is_alike(total: Tensor, tensor: Tensor) -> bool:
     """Whether a tensor can be written into the memory of an old sum, and lies in memory in the same order."""
-    same_kind = type(total) is type(tensor) and total.layout == tensor.layout == torch.strided
-    return (
-        same_kind
-        and total.shape == tensor.shape
-        and total.stride() == tensor.stride()
-        and (total.dtype, total.device) == (tensor.dtype, tensor.device)
-    )
+    # Traced tensors have another class than the sums, so only DTensors are told apart.
+    if is_dtensor(total) != is_dtensor(tensor) or not total.layout == tensor.layout == torch.strided:
+        return False
+    if (total.shape, total.dtype, total.device) != (tensor.shape, tensor.dtype, tensor.device):
+        return False
+    strides = zip(tensor.shape, total.stride(), tensor.stride(), strict=True)
+    return all(old == new for size, old, new in strides if size > 1)  # for one element, a stride may be anything
 
 
 def _pack(total: Tensor) -> dict[str, Any]:

@@ -86,8 +86,8 @@ def _newest_checkpoint(run: Run) -> Found:
 
 def _load_weights(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Loads the weights that `fit` would have returned: the best, the EMA, the optimizer's, or the last."""
-    ema = state["ema"] and {**state["ema"]["parameters"], **state["ema"]["buffers"]}
-    chosen = state["best_weights"] or ema or state["eval_weights"]
+    ema = state["average"] and {**state["average"]["parameters"], **state["average"]["buffers"]}
+    chosen = state["best"] or ema or state["eval_weights"]
     own = model_state(model)
     modes = {name: own[name] for name in ("trainable", "evaluating")}  # these stay as they are in the model
     try:

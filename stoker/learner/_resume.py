@@ -253,8 +253,8 @@ def _replace_other_parts(fit: Fit, state: Mapping[str, Any]) -> tuple[Mapping[st
     except StateMismatch:
         changed["optimizer"] = new_optimizer
         warnings.append("the optimizer starts from scratch: the saved state is that of another optimizer")
-    if train.ema is not None and state["ema"] is None:
-        changed["ema"] = state["model"]
+    if train.ema is not None and state["average"] is None:
+        changed["average"] = state["model"]
     if train.loss_scale is not None and state["loss_scale"] is None:
         changed["loss_scale"] = train.loss_scale.state_dict()
     progress, is_inside_epoch = dict(state["progress"]), state["progress"]["stage"] == "train"

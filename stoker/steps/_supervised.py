@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from stoker._select import WRAPPERS
 from stoker.errors import BadData, InvalidArgument
 from stoker.steps._losses import LossFunction, is_sum, mean_divisor, weighted_mean
+from stoker.steps._valid import unwrap
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class Supervised:
     def __init__(self, model: nn.Module, loss: LossFunction | None) -> None:
         self.loss, self.sums = loss, is_sum(loss)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = list(inspect.signature(_unwrap(model).forward).parameters.values())
+        parameters = list(inspect.signature(unwrap(model).forward).parameters.values())
         self._names = [each.name for each in parameters if each.kind in (*positional, inspect.Parameter.KEYWORD_ONLY)]
         self._required = sum(each.kind in positional and each.default is each.empty for each in parameters)
 
@@ -73,8 +73,8 @@ class Supervised:
             return Parts(tuple(batch), {}, None)
         return self.parts(batch)
 
-    def score(self, predictions: Any, parts: Parts, loss: Tensor | None = None) -> SupervisedOutput:
-        """The output of a step, with the loss of the predictions, unless it is given."""
+    def score(self, predictions: Any, parts: Parts) -> SupervisedOutput:
+        """Computes the loss of the predictions, and returns the output of the step."""
         if self.loss is None:
             raise InvalidArgument("there is no loss: pass Learner(loss=...), or give the model a train_step")
         if parts.targets is None:
@@ -83,7 +83,7 @@ class Supervised:
                 "argument of forward"
             )
         if parts.weight is None:
-            loss = self.loss(predictions, parts.targets) if loss is None else loss
+            loss = self.loss(predictions, parts.targets)
         else:
             loss = weighted_mean(self.loss, predictions, parts.targets, parts.weight)
         count = mean_divisor(self.loss, predictions, parts.targets, parts.weight)
@@ -100,9 +100,3 @@ class Supervised:
         weight = rest.pop("weight", None) if len(rest) > 1 else None
         targets = None if not rest else next(iter(rest.values())) if len(rest) == 1 else rest
         return Parts((), inputs, targets, weight)
-
-
-def _unwrap(model: nn.Module) -> nn.Module:
-    while (name := WRAPPERS.get(type(model).__name__)) is not None:
-        model = getattr(model, name)
-    return model

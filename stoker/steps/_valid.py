@@ -15,7 +15,7 @@ A view compares itself with its model when it is called, and copies again what h
 import copy
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from itertools import islice
 from operator import is_
@@ -28,6 +28,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from stoker._select import WRAPPERS
 from stoker._tree import tensors_in
 from stoker.distributed import is_sharded, reshard
 from stoker.errors import InvalidArgument, WrongType
@@ -39,7 +40,8 @@ _DEPTH = 3  # containers and objects inside each other that are searched for mod
 _HEAD = 64  # parts of a container that are searched: a vocabulary is not walked through
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), type, torch.Size, torch.dtype, torch.device})
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
-_BUILT_IN = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_BUILT_IN = frozenset({OrderedDict, *_CONTAINERS})
 # The dicts of a module that are changed in place when something is registered; each copy has its own.
 _MEMBERS = (
     "_parameters",
@@ -82,7 +84,7 @@ def valid(model: M) -> M:
         raise WrongType(f"valid() takes an instance of torch.nn.Module; got {given}")
     if isinstance(vars(model).get("_compiled_call_impl"), _Call):
         return model  # a view already
-    return cast(M, _View(_unwrap(model)).create())
+    return cast(M, _View(unwrap(model)).create())
 
 
 class _Copied:
@@ -216,7 +218,7 @@ class _View:
         copied.members = _members(origin)
         for name in _MEMBERS:
             own = vars(origin)[name]
-            made[name] = type(own)((key, self._convert(each)) for key, each in own.items())
+            made[name] = type(own)((key, self._convert(each)) for key, each in list(own.items()))
         if self._shares_parameters:
             made["_parameters"] = origin._parameters
         copied.parameters = tuple(made["_parameters"].values())
@@ -232,7 +234,7 @@ class _View:
 
         hooks = copied.copy()._forward_pre_hooks
         for key, hook in hooks.items():
-            if getattr(hook, "__func__", None) is LazyModuleMixin._infer_parameters:
+            if getattr(hook, "__func__", None) is cast(Any, LazyModuleMixin)._infer_parameters:
                 hooks[key] = initialize
 
     def _convert(self, value: Any) -> Any:
@@ -242,12 +244,12 @@ class _View:
         if isinstance(value, Tensor):
             return self._without_gradient(value, depth)
         if isinstance(value, nn.Module):
-            return self._copy(_unwrap(value))
-        if id(value) in self._copies or any(
-            _replace(part, self._leaf, depth - 1) is not part for part in islice(_attributes(value).values(), _HEAD)
-        ):
+            return self._copy(unwrap(value))
+        if id(value) in self._copies:
             return self._copy(value)
-        return value
+        parts = list(islice(_attributes(value).values(), _HEAD))
+        converted = [_replace(part, self._leaf, depth - 1) for part in parts]
+        return value if all(map(is_, converted, parts)) else self._copy(value)  # which finds what was converted
 
     def _without_gradient(self, tensor: Tensor, depth: int) -> Tensor:
         """The same memory as a tensor that doesn't require gradients; one for each parameter, also a tied one."""
@@ -302,13 +304,13 @@ class _Call:
         return type(None), ()
 
 
-def _unwrap(module: nn.Module) -> nn.Module:
-    """The user's module inside `torch.compile` and DDP."""
+def unwrap(module: nn.Module) -> nn.Module:
+    """The user's module inside `torch.compile`, DDP and activation checkpointing."""
     while True:
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
             module = module.module
-        elif type(module).__name__ == "OptimizedModule":  # by name: torch._dynamo is slow to import
-            module = module._orig_mod  # pyright: ignore[reportAssignmentType]
+        elif (name := WRAPPERS.get(type(module).__name__)) is not None:
+            module = getattr(module, name)
         else:
             return module
 
@@ -316,7 +318,7 @@ def _unwrap(module: nn.Module) -> nn.Module:
 def _members(module: nn.Module) -> tuple[Any, ...]:
     """What a module registers, in dicts that are changed in place."""
     attributes = vars(module)
-    return tuple([each for name in _MEMBERS for each in attributes[name].values()])
+    return tuple([each for name in _MEMBERS for each in list(attributes[name].values())])
 
 
 def _has_moved(tensor: Any, made: Any) -> bool:
@@ -360,7 +362,7 @@ def _replace(value: Any, leaf: Leaf, depth: int) -> Any:
     def swap(part: Any) -> Any:
         return _replace(part, leaf, depth - 1)
 
-    if isinstance(value, dict | list | tuple | set | frozenset | deque):
+    if isinstance(value, _CONTAINERS):
         return _replace_in_container(value, swap)
     if kind is MethodType:
         owner = swap(value.__self__)
@@ -380,25 +382,41 @@ def _replace(value: Any, leaf: Leaf, depth: int) -> Any:
 
 
 def _replace_in_container(value: Any, swap: Callable[[Any], Any]) -> Any:
-    # Through the methods of the built-in class: a subclass may do more in its own.
-    base = next(base for base in (dict, list, tuple, set, frozenset, deque) if isinstance(value, base))
+    base = _container_base(type(value))  # whose methods are used: a subclass may do more in its own
     extra = getattr(value, "__dict__", {})
-    searched = [dict.keys(value), dict.values(value)] if base is dict else [base.__iter__(value)]
-    if all(swap(part) is part for parts in (*searched, extra.values()) for part in islice(parts, _HEAD)):
+    keys = _swap_all(dict.keys(value), swap) if base is dict else None
+    parts = _swap_all(dict.values(value) if base is dict else base.__iter__(value), swap)
+    attributes = _swap_all(extra.values(), swap)
+    if keys is None and parts is None and attributes is None:
         return value
+    made = copy.copy(value)  # with its attributes, maxlen or default_factory
     if base is dict:
-        changed: list[Any] = [(swap(key), swap(part)) for key, part in dict.items(value)]
-    else:
-        changed = [swap(part) for part in base.__iter__(value)]
-    if base in (tuple, frozenset):
-        made = base.__new__(type(value), changed)
-    else:
-        made = copy.copy(value)  # with its attributes, maxlen or default_factory
         made.clear()
-        made.update(changed) if base in (dict, set) else made.extend(changed)
+        made.update(zip(keys or dict.keys(value), parts or dict.values(value), strict=True))
+    elif parts is not None and base in (tuple, frozenset):
+        made = base.__new__(type(value), parts)
+    elif parts is not None:
+        made.clear()
+        if base is set:
+            made.update(parts)
+        else:
+            made.extend(parts)
     if extra:
-        vars(made).update({name: swap(part) for name, part in extra.items()})
+        vars(made).update(zip(extra, attributes or extra.values(), strict=True))
     return made
+
+
+@lru_cache(maxsize=1024)
+def _container_base(kind: type) -> Any:
+    return next(base for base in _CONTAINERS if issubclass(kind, base))
+
+
+def _swap_all(parts: Iterable[Any], swap: Callable[[Any], Any]) -> list[Any] | None:
+    """The parts with their modules replaced; None if there are none among the first ones."""
+    rest = iter(parts)
+    head = list(islice(rest, _HEAD))
+    swapped = [swap(part) for part in head]
+    return None if all(map(is_, swapped, head)) else swapped + [swap(part) for part in rest]
 
 
 def _replace_in_function(function: Any, swap: Callable[[Any], Any]) -> Any:

@@ -200,13 +200,14 @@ class Axis:
         return self._multiples([max(1.0, step) for step in steps] if self.scale == "count" else steps, most)
 
     def _multiples(self, steps: Sequence[float], most: int) -> list[float]:
-        """The multiples of the first step that has few enough of them on the axis."""
+        """The multiples of the first step with few enough of them; at most one more, if there would be only one."""
         values: list[float] = []
         for step in steps:
             first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-            values = [float(multiple * step) for multiple in range(first, min(last, first + most) + 1)]
-            if len(values) <= most:
-                break
+            finer, many = values, last - first + 1
+            values = [float(multiple * step) for multiple in range(first, last + 1)] if many <= most + 1 else []
+            if many <= most:
+                return values if many > 1 else finer or values
         return values
 
     def _log_ticks(self, most: int) -> list[float]:
@@ -219,7 +220,7 @@ class Axis:
             if len(values) <= most:
                 break
         values = values[:: -(-len(values) // most) or 1]
-        return values if len(values) > 1 else self._linear_ticks(most)
+        return values if len(values) > 1 or self.high > 100 * self.low else self._linear_ticks(most)
 
 
 def _tick_labels(values: Sequence[float]) -> list[str]:

@@ -453,17 +453,27 @@ def test_memory_of_a_gpu_is_reused_and_freed(tmp_path):
 
 
 @pytest.mark.cuda
-def test_writing_a_copy_does_not_wait_for_the_training(tmp_path):
-    store, weight = Store(tmp_path), torch.ones(1 << 20, device="cuda")
+def test_reading_a_copy_does_not_wait_for_the_training(tmp_path):
+    training, seen = torch.cuda.Event(), []
+
+    class ObservingStore(FaultyStore):
+        def write(self, state, place):
+            if self.waits:
+                assert self.proceed.acquire(timeout=60)
+                seen.append((state["weight"].cpu().sum().item(), training.query()))
+                self.waits = False
+            return super().write(state, place)
+
+    store, weight = ObservingStore(tmp_path), torch.ones(1 << 20, device="cuda")
     saver = Saver(store, POLICY, background=True)
-    saver.save({"weight": weight}, place(10))  # allocates what is allocated once
+    saver.save({"weight": weight}, place(10))  # allocates the memory, which is done once
     saver.wait()
     torch.cuda.synchronize()
+    store.waits = True
     saver.save({"weight": weight}, place(20))
-    torch.cuda._sleep(int(4e9))  # about two seconds of work on the training's stream
-    training = torch.cuda.Event()
+    torch.cuda._sleep(int(2e9))  # about a second of work on the training's stream
     training.record()
+    store.proceed.release()
     saver.wait()
-    assert not training.query()
+    assert seen == [(1 << 20, False)]
     torch.cuda.synchronize()
-    assert store.newest().state["weight"].sum() == 1 << 20

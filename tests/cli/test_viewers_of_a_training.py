@@ -154,10 +154,10 @@ def test_requests_of_viewers_are_obeyed_and_recorded(tmp_path, ui):
         training.train_epoch(2)
         answer = client.post("api/control/run", json={"ask": "stop"}, headers={"authorization": f"Bearer {token}"})
         assert answer.status_code == 200
-        assert "Asked to stop by ui, in epoch 3" in training.finish()
+        assert "Stop requested by ui, in epoch 3" in training.finish()
     follower = Follower(path)
     follower.refresh()
     assert (follower.state, follower.status.epoch) == ("stopped", 3)
-    assert "Asked to stop by ui" in follower.reason
+    assert "Stop requested by ui" in follower.reason
     reasons = [event.extra["reason"] for event in follower.messages if event.kind == "checkpoint"]
-    assert any("asked for by watch" in reason for reason in reasons)
+    assert any("requested by watch" in reason for reason in reasons)

@@ -45,12 +45,12 @@ def fit(*hooks, epochs=4, timeout=TIMEOUT, **settings):
 
 
 def durable(folder, *hooks, **settings):
-    """A fit that goes on where an earlier start has left it."""
+    """A fit that continues where an earlier start stopped."""
     every = Checkpoint(every=3, background=False)
     return fit(*hooks, run=Path(folder, "run"), resume=True, checkpoint=every, **settings)
 
 
-def told(fitted, folder):
+def print_digests(fitted, folder):
     """What came out, of every rank, from rank 0."""
     end = digest(fitted, Path(folder, "run"))
     ends = join().all_gather(end)
@@ -72,7 +72,7 @@ def at(rank, epoch, batch, act):
 
 
 def plain(folder):
-    told(durable(folder), folder)
+    print_digests(durable(folder), folder)
 
 
 def slow(folder):
@@ -84,7 +84,7 @@ def slow(folder):
         if ctx.update == BATCHES + 3 and stoker.world().is_first:
             Path(folder, "inside").touch()
 
-    told(durable(folder, callbacks.on(train_batch_end=wait), timeout=5), folder)
+    print_digests(durable(folder, callbacks.on(train_batch_end=wait), timeout=5), folder)
 
 
 def dies_once(folder):
@@ -95,7 +95,7 @@ def dies_once(folder):
             Path(folder, "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    told(durable(folder, at(1, 2, 5, die)), folder)
+    print_digests(durable(folder, at(1, 2, 5, die)), folder)
 
 
 def fails(folder):
@@ -133,7 +133,7 @@ class Seen(Callback):
 
 
 def counts(folder):
-    told(durable(folder, Seen(folder), epochs=6), folder)
+    print_digests(durable(folder, Seen(folder), epochs=6), folder)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def test_no_file_is_a_pickle(written):
             pickle.loads(path.read_bytes())
 
 
-# --- what goes wrong, and what goes on meanwhile: one launch for all of it
+# --- failures, and work during a save: one launch for all of them
 
 
 def all_trouble(rank, size, folder):
@@ -266,7 +266,7 @@ def fail(rank, size, folder):
 
 def fail_so(rank, size, folder, background):
     """Writes that fail on one rank: a shard of rank 1's, rank 0's plain half, rank 0's whole state."""
-    told = []
+    texts = []
     for kind, broken, prefix in (("fsdp", 1, "shard"), ("fsdp", 0, "state"), ("plain", 0, "manifest")):
         world = join()
         store = Store(f"{folder}/{kind}{broken}", run="5f0c", world=world)
@@ -283,7 +283,7 @@ def fail_so(rank, size, folder, background):
             saver.wait() if background else saver.save(state_of(model, optimizer, rank), place(20))
         if disk is not None:
             disk.repair()
-        told.append(str(failed.value))
+        texts.append(str(failed.value))
         world.barrier()  # rank 0 has removed what there was
         assert sorted(os.listdir(store.folder)) == ["00000010"] and not store.has_leftovers
         for update in (20, 30):
@@ -292,7 +292,7 @@ def fail_so(rank, size, folder, background):
         assert [each.update for each in saver.take_finished()][-2:] == [20, 30]
         assert [each.update for each in store.saved()] == [20, 30]
         assert same(whole(store.newest(like=model).state["model"]), whole(model_state(model)))
-    return told
+    return texts
 
 
 @pytest.mark.parametrize("background", [True, False], ids=["thread", "here"])

@@ -29,7 +29,7 @@ def windows(**settings):
     return of.fit(samples(37), batch_size=8, epochs=2, show=False)
 
 
-def ghosts(**settings):
+def padding(**settings):
     """Of a last batch of one sample, one rank has nothing."""
     return learner(network(), **settings).fit(samples(13), batch_size=4, epochs=2, show=False)
 
@@ -45,7 +45,7 @@ def objectives(**settings):
 
 def both(rank, size):
     found = {}
-    for fit in (plain, windows, ghosts, tokens, objectives):
+    for fit in (plain, windows, padding, tokens, objectives):
         fitted = fit(compile=True)
         found[fit.__name__] = (
             came_out(fitted),
@@ -58,14 +58,14 @@ def both(rank, size):
 
 @pytest.mark.soak
 def test_two_compiled_processes_give_what_one_eager_process_gives():
-    expected = {fit.__name__: came_out(fit()) for fit in (plain, windows, ghosts, tokens, objectives)}
+    expected = {fit.__name__: came_out(fit()) for fit in (plain, windows, padding, tokens, objectives)}
     for found in run(both, 2):
         for name, (out, mode, why, _) in found.items():
             assert differences(out, expected[name], name) == []
             assert mode == ("eager" if name in ("tokens", "objectives") else "gradient"), (name, why)
         assert "the step yields objectives" in found["objectives"][2]
         assert "2 processes" not in found["tokens"][2], found["tokens"][2]
-        assert found["plain"][2] == "2 processes add their gradients up between backward and step"
+        assert found["plain"][2] == "2 processes add up their gradients between backward and step"
         assert any("compiled in" in note for note in found["plain"][3])
 
 
@@ -89,7 +89,7 @@ def test_all_ranks_compile_or_none_does():
         assert differences(out, expected, "out") == []
 
 
-# --- it goes on
+# --- resuming
 
 
 def cut_and_whole(rank, size, folder):
@@ -120,7 +120,7 @@ def test_the_plan_of_a_compiled_run_with_two_processes(monkeypatch):
         stoker.Learner(nn.Linear(6, 4).double(), loss=nn.CrossEntropyLoss(), compile=True).explain(samples(8), epochs=1)
     )
     assert "compiled up to the gradients" in plan
-    assert "added up over the ranks after the backward pass, which is compiled" in plan
+    assert "summed over the ranks after the backward pass, which is compiled" in plan
 
 
 @pytest.fixture(autouse=True)

@@ -163,7 +163,7 @@ def cut(rank, size, folder):
 
 
 def whole_and_rest(rank, size, folder):
-    """A run that goes on, and one that was never cut; both with the weights as one file."""
+    """A run that was resumed, and one that was not interrupted; both with the weights as one file."""
     found = {name: noisy(f"{folder}/{name}", mode="fsdp") for name in ("run", "uncut")}
     for name, fitted in found.items():
         stoker.save(fitted.model, f"{folder}/{name}.safetensors")

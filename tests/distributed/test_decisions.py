@@ -66,7 +66,7 @@ def stops(rank, size, folder):
     found["begin"] = place(fit(begin))
     end = callbacks.on(epoch_end=lambda ctx: ctx.stop("one is enough") if stoker.world().rank == 2 else None)
     found["epoch"] = place(fit(end))
-    after = callbacks.on(validation=lambda ctx: ctx.stop("judged") if stoker.world().rank == 1 else None)
+    after = callbacks.on(validation=lambda ctx: ctx.stop("validated") if stoker.world().rank == 1 else None)
     found["validation"] = place(fit(after, valid=samples(9), validate_every=4))
     early = callbacks.EarlyStopping("valid/loss", patience=1, min_delta=10.0)
     found["early"] = place(fit(early, valid=samples(9), epochs=9))
@@ -84,9 +84,9 @@ def test_all_ranks_stop_after_the_same_update():
         "two": (1, 4, "wished by rank 1"),
         "begin": (0, 0, "not today"),
         "epoch": (1, 6, "one is enough"),
-        "validation": (1, 4, "judged"),
+        "validation": (1, 4, "validated"),
         "early": (2, 12, answers[0]["early"][2]),
-        "time": (1, 3, "The time is up (5 seconds) at epoch 1, batch 2"),
+        "time": (1, 3, "Time limit of 5 seconds reached at epoch 1, batch 2"),
         "updates": (2, 7, "Completed 7 updates"),
         "minutes": (1, 2),
     }
@@ -97,14 +97,16 @@ def saves(rank, size, folder):
     path = Path(folder)
     every = Checkpoint(every=100, background=False, keep_last=9)
     save = at(1, 1, 3, lambda ctx: ctx.save("rank 1 wants it"))
-    fit(save, run=path / "wish", checkpoint=every)
+    fit(save, run=path / "request", checkpoint=every)
     fit(at(2, 1, 2, lambda ctx: os.kill(os.getpid(), signal.SIGUSR1)), run=path / "signal", checkpoint=every)
     fit(run=path / "clock", checkpoint=Checkpoint(every="0.00001 minutes", keep_last=99), epochs=1)
     fit(run=path / "best", checkpoint=Checkpoint(every=4, keep_best="valid/loss", keep_last=9), valid=samples(9))
     asking = at(0, 1, 2, lambda ctx: send_request(path / "control", "stop", by="somebody"))
     asked = fit(asking, run=path / "control", epochs=400)
     stoker.barrier()
-    kept = {name: Run.open(path / name).record.events_of("checkpoint") for name in ("wish", "signal", "clock", "best")}
+    kept = {
+        name: Run.open(path / name).record.events_of("checkpoint") for name in ("request", "signal", "clock", "best")
+    }
     told = {name: [(each.update, each.extra["reason"]) for each in events] for name, events in kept.items()}
     return told, asked.stopped.split(", in")[0], asked.updates
 
@@ -113,8 +115,8 @@ def saves(rank, size, folder):
 def test_all_ranks_save_after_the_same_update_and_one_writes(tmp_path):
     answers = run(saves, 3, str(tmp_path))
     told, stopped, updates = answers[0]
-    assert told["wish"] == [(0, "the beginning"), (4, "rank 1 wants it"), (12, "the end")]
-    assert told["signal"] == [(0, "the beginning"), (3, "asked for by SIGUSR1"), (12, "the end")]
+    assert told["request"] == [(0, "the beginning"), (4, "rank 1 wants it"), (12, "the end")]
+    assert told["signal"] == [(0, "the beginning"), (3, "requested by SIGUSR1"), (12, "the end")]
     assert told["clock"][1] == (3, "every 1e-05 minutes")  # due after the first: asked for, told, done
     assert [update for update, _ in told["best"]][:4] == [0, 4, 6, 8]
     assert (stopped, updates) == ("Asked to stop by somebody", updates)
@@ -224,7 +226,7 @@ class Alone(Callback):
 
 
 def parted(rank, size, folder):
-    """Ranks that come apart in the middle: told on all of them, and no one waits."""
+    """Ranks that diverge: all of them raise, and none waits."""
     stream, texts = Uneven(40 + 16 * rank), []
     fitted = fit(epochs=1)
     for use in (
@@ -253,7 +255,7 @@ def test_errors_for_ranks_that_diverge(tmp_path):
     (*streams, weights, saved), second = run(parted, 2, str(tmp_path))
     assert [*streams, weights, saved] == second
     assert streams[0] == (
-        "rank 0's stream ended after 5 batches, and rank 1's goes on: every rank reads the same stream, and stoker "
+        "rank 0's stream ended after 5 batches, and rank 1's did not: every rank reads the same stream, and stoker "
         "gives each its share of it"
     )
     assert [text.startswith("rank 0's stream ended after ") for text in streams] == [True] * 4
@@ -261,7 +263,7 @@ def test_errors_for_ranks_that_diverge(tmp_path):
     assert saved == ["the beginning", "exception: NotFinite"]
 
 
-def ghosts(rank, size, folder):
+def padding(rank, size, folder):
     seen = {"train": [], "valid": []}
     watch = callbacks.on(
         train_batch_end=lambda ctx: seen["train"].append(ctx.is_padding),
@@ -273,7 +275,7 @@ def ghosts(rank, size, folder):
 
 
 def test_a_hook_can_detect_a_padding_batch():
-    assert run(ghosts, 2, "") == [
+    assert run(padding, 2, "") == [
         {"train": [False, True], "valid": [True], "after": False},
         {"train": [False, False], "valid": [False], "after": False},
     ]
@@ -283,8 +285,8 @@ def test_a_hook_can_detect_a_padding_batch():
 def test_errors_are_raised_on_every_rank(tmp_path):
     (first, taken, stopped), (second, also, _) = run(refused, 2, str(tmp_path))
     assert stopped == "Completed 2 epochs"
-    assert first.startswith("rank 1 is at another training than rank 0\n  samples: 97 there, 96 here")
-    assert second.startswith("rank 0 is at another training than rank 1\n  samples: 96 there, 97 here")
+    assert first.startswith("rank 1 runs another training than rank 0\n  samples: 97 there, 96 here")
+    assert second.startswith("rank 0 runs another training than rank 1\n  samples: 96 there, 97 here")
     assert taken == also
     assert "already holds a run" in taken
 
@@ -321,13 +323,13 @@ def test_rank_0_writes_and_names_the_rank_that_warned(tmp_path):
         assert warnings == ["rank 1: this node is hot", "said by all"]
         assert (logged, in_memory) == (1, rank > 0)
         whole, sharded, compiled = lines
-        assert f"ranks      2 processes, this is rank {rank}; each takes 1/2 of every batch" in whole
-        assert "gradients  added up over the ranks by DDP" in whole
-        assert "batch norm each rank normalises its own share" in whole
-        assert "dropout    is another one on each rank" in whole
-        assert "sharding   FSDP2, 3 blocks: each rank keeps 1/2" in sharded
-        assert "gradients  added up on each rank, and over the ranks once for each update" in compiled
-        assert "2 processes add their gradients up between backward and step" in compiled
+        assert f"ranks      2 processes, this is rank {rank}; each has 1/2 of every batch" in whole
+        assert "gradients  summed over the ranks by DDP" in whole
+        assert "batch norm each rank normalizes its share" in whole
+        assert "dropout    differs between ranks" in whole
+        assert "sharding   FSDP2, 3 blocks: each rank has 1/2" in sharded
+        assert "gradients  accumulated on each rank, and summed over the ranks once per update" in compiled
+        assert "2 processes add up their gradients between backward and step" in compiled
     assert (tmp_path / "0.csv").exists() and not (tmp_path / "1.csv").exists()
 
 

@@ -1,4 +1,4 @@
-"""Parts of tensors, in a world of one: where they belong, and filling them. More ranks: tests/distributed."""
+"""Functions for sharded tensors in a world of one process; several processes: the other tests in this directory."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def mesh():
     torch.distributed.destroy_process_group()
 
 
-def test_a_plain_tensor_is_all_here():
+def test_an_ordinary_tensor_is_its_own_part():
     tensor = torch.ones(2)
     assert not is_dtensor(tensor) and to_local(tensor) is tensor and full_tensor(tensor) is tensor
     target = torch.zeros(2)
@@ -34,7 +34,7 @@ def test_a_plain_tensor_is_all_here():
     assert torch.equal(target, tensor)
 
 
-def test_the_part_that_is_here_is_the_same_memory(mesh):
+def test_the_local_part_shares_memory(mesh):
     tensor = nn.Parameter(distribute_tensor(torch.arange(6.0).reshape(3, 2), mesh, [Shard(0)]))
     assert is_dtensor(tensor) and local_region("a", tensor) == (slice(0, 3), slice(0, 2))
     to_local(tensor).zero_()
@@ -43,7 +43,7 @@ def test_the_part_that_is_here_is_the_same_memory(mesh):
     assert local_region("n", number) == ()
 
 
-def test_a_part_is_placed_without_a_look_at_its_dtype_or_device(mesh):
+def test_a_part_keeps_its_dtype_and_device(mesh):
     like = distribute_tensor(torch.ones(3, 2), mesh, [Shard(1)])
     made = from_local(torch.zeros(3, 2, dtype=torch.bfloat16), like)
     assert isinstance(made, DTensor) and made.dtype == torch.bfloat16 and made.placements == like.placements
@@ -51,7 +51,7 @@ def test_a_part_is_placed_without_a_look_at_its_dtype_or_device(mesh):
     assert from_local(torch.zeros(3, 2, device="meta"), like).to_local().is_meta
 
 
-def test_either_side_of_a_filling_may_be_sharded(mesh):
+def test_source_and_target_of_a_copy_may_be_sharded(mesh):
     whole = torch.arange(6.0).reshape(3, 2)
     for value in (whole, distribute_tensor(whole, mesh, [Shard(0)]), distribute_tensor(whole, mesh, [Shard(1)])):
         sharded, plain = distribute_tensor(torch.zeros(3, 2), mesh, [Shard(0)]), torch.zeros(3, 2)
@@ -62,7 +62,7 @@ def test_either_side_of_a_filling_may_be_sharded(mesh):
     assert torch.equal(own.full_tensor(), whole) and own.to_local().data_ptr() != whole.data_ptr()
 
 
-def test_fsdp_puts_its_shards_back(mesh):
+def test_reshard_restores_the_shards_of_fsdp(mesh):
     model = fully_shard(nn.Linear(2, 2), mesh=mesh)
     with torch.no_grad():
         model(torch.ones(1, 2))

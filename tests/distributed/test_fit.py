@@ -163,7 +163,7 @@ def mesh_of(rank, size):
         parallel = stoker.Parallel(mesh=mesh)
     of = learner(model, parallel=parallel, optimizer=stoker.optim.SGD(foreach=False), lr=0.1)
     if rank == 0 and size > 1:  # asked by one alone
-        assert "2 processes, this is rank 0; each takes 1/1 of every batch" in of.explain(samples(32), epochs=2)
+        assert "2 processes, this is rank 0; each has 1/1 of every batch" in of.explain(samples(32), epochs=2)
     return came_out(_fit(of, samples(32)))
 
 

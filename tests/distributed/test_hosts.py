@@ -1,4 +1,4 @@
-"""A run on two hosts: it spans both, ends on both when the cable is pulled, and goes on when that is back."""
+"""A run on two hosts: it spans both, ends on both when the cable is pulled, and resumes when it is back."""
 
 import time
 

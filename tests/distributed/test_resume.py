@@ -1,4 +1,4 @@
-"""A run of several processes goes on: to the same bits on as many of them, to the same numbers on any other count."""
+"""A run of several processes resumes: to the same bits on as many of them, to the same numbers on any other count."""
 
 import os
 import shutil
@@ -59,7 +59,7 @@ def left(rank, size, folder):
 
 
 def gone_on(rank, size, folder):
-    """Every run that is there, gone on with in both modes."""
+    """Resumes every run in both modes."""
     found = {}
     for name in sorted(os.listdir(folder)):
         for mode in ("auto", "fsdp"):
@@ -100,9 +100,9 @@ def noisy(run=None, *, accumulate=1, mode="auto", **settings):
     """With dropout, batch norm and random augmentation: every random number counts."""
     of = noisy_learner(Net, lr=schedule.cosine(1e-2, steps=40), accumulate=accumulate, parallel=mode, ema=0.9)
     durable = {} if run is None else {"run": run, "checkpoint": EVERY, "resume": True}
-    wish = {"epochs": 3, "batch_size": 16, "valid": single(41), "show": False, **durable, **settings}
-    shaken = data.Loader(single(100), batch_size=wish.pop("batch_size"), shuffle=7, transform=shake)
-    return of.fit(shaken, **wish)
+    settings_ = {"epochs": 3, "batch_size": 16, "valid": single(41), "show": False, **durable, **settings}
+    shaken = data.Loader(single(100), batch_size=settings_.pop("batch_size"), shuffle=7, transform=shake)
+    return of.fit(shaken, **settings_)
 
 
 def single(count):
@@ -261,10 +261,10 @@ def counts(rank, size, folder):
 
 def other_metrics(rank, size, folder):
     of = learner(metrics=[metrics.Accuracy()], loss=Centered())
-    wish = {"epochs": 5, "batch_size": 16, "run": f"{folder}/parts", "callbacks": [Smooth()], "show": False}
+    settings_ = {"epochs": 5, "batch_size": 16, "run": f"{folder}/parts", "callbacks": [Smooth()], "show": False}
     with pytest.raises(stoker.StateMismatch, match="metrics: none before, accuracy now"):
-        of.fit(samples(97), resume=True, **wish)
-    return of.fit(samples(97), resume="force", **wish).epochs
+        of.fit(samples(97), resume=True, **settings_)
+    return of.fit(samples(97), resume="force", **settings_).epochs
 
 
 @pytest.mark.soak

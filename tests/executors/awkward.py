@@ -257,7 +257,7 @@ class Awkward:
     """A fit that no program is made of."""
 
     feature: Feature
-    why: str  # a part of the reason
+    reason: str  # a part of the reason
     captured: str | None = None  # of that on a GPU, where it is another; "" where it is captured all the same
     compiler: bool = False  # it can be traced, and the compiler refuses it
 
@@ -274,17 +274,21 @@ AWKWARD = {
         "Listening.on_train_batch_after_backward comes between forward and step",
     ),
     "wrapped optimizer": Awkward(
-        Feature(settings=lambda: {"optimizer": optim.wrap(torch.optim.Adam)}), "is an optimizer of its own"
+        Feature(settings=lambda: {"optimizer": optim.wrap(torch.optim.Adam)}), "wraps an optimizer"
     ),
     "sparse": Awkward(Feature(Sparse, settings=lambda: {"optimizer": optim.SGD()}), "are sparse"),
     "replaced buffer": Awkward(Feature(Replacing), "Replacing replaces its buffer `mean` in every step"),
     "counted calls": Awkward(Feature(Counting), "Counting sets its attribute `calls` in every step"),
     "list of calls": Awkward(Feature(Listing), "Listing sets its attribute `calls` in every step"),
     "kept tensor": Awkward(
-        Feature(Keeping), "the step reads a tensor that is no parameter or buffer (awkward.py, line", "Keeping sets its"
+        Feature(Keeping),
+        "the step reads a tensor that is neither a parameter nor a buffer (awkward.py, line",
+        "Keeping sets its",
     ),
     "changed tensor": Awkward(
-        Feature(Changing), "the step reads a tensor that is no parameter or buffer (awkward.py, line", "Changing sets"
+        Feature(Changing),
+        "the step reads a tensor that is neither a parameter nor a buffer (awkward.py, line",
+        "Changing sets",
     ),
     "counted calls in a config": Awkward(Feature(Configured), "Configured sets its attribute `config` in every step"),
     "counted calls in the loss": Awkward(
@@ -302,14 +306,14 @@ AWKWARD = {
         compiler=True,
     ),
     "batches of a class": Awkward(
-        Feature(Unboxing, boxes, lambda: {"loss": None}), "a batch has a Boxed in it, which can't be taken apart"
+        Feature(Unboxing, boxes, lambda: {"loss": None}), "a batch holds a Boxed, which can't be separated"
     ),
-    "hook on a gradient": Awkward(Feature(masked_weight), "a hook on the gradient of '0.weight' may do anything"),
+    "hook on a gradient": Awkward(Feature(masked_weight), "a hook on the gradient of '0.weight' runs Python code"),
     "hook of a callback": Awkward(
-        Feature(listeners=lambda: [Attribute(listen, "on_fit_begin")]), "a hook of Linear may do anything"
+        Feature(listeners=lambda: [Attribute(listen, "on_fit_begin")]), "a hook of Linear runs Python code"
     ),
-    "hook outside": Awkward(Feature(hooked), "a hook of Linear may do anything"),
-    "skip": Awkward(Feature(settings=lambda: {"on_nan": "skip"}), "on_nan='skip' looks at every batch"),
+    "hook outside": Awkward(Feature(hooked), "a hook of Linear runs Python code"),
+    "skip": Awkward(Feature(settings=lambda: {"on_nan": "skip"}), "on_nan='skip' reads every batch"),
 }
 
 # What a program can stand for, though it looks as if not.

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from stoker.program import _compiled
-from stoker.program._captured import Graphs
 from torch import nn
 
 import stoker
 from stoker import Objective, callbacks, data, metrics, optim, schedule
+from stoker.engine.executors import _compiled, _replay
 
 EPOCHS, SIZE, SAMPLES = 8, 8, 52  # 7 batches an epoch, the last one short: 56 updates
 
@@ -98,9 +97,10 @@ def outcome(fitted):
     """Everything that a fit leaves, by name: weights, moments, average, numbers, generators."""
     fit = fitted._prepared.fit
     found = {f"model.{name}": value for name, value in fitted.model.state_dict().items()}
-    if fit.last is not None:
-        found |= {f"last.{name}": value for name, value in fit.last.items()}
-    for place, rule in enumerate(fit.optimizer.state_tensors()):
+    last = fitted._prepared.ending.last_weights
+    if last is not None:
+        found |= {f"last.{name}": value for name, value in last.items()}
+    for place, rule in enumerate(fit.state.optimizer.state_tensors()):
         found |= {f"optimizer.{place}.{name}.{key}": each for name, own in rule.items() for key, each in own.items()}
     for name, column in fitted.history.to_dict().items():
         if "second" not in name and "sample" not in name:
@@ -145,23 +145,22 @@ def assert_close(left, right, *, rtol, atol=0.0):
 
 def counted(monkeypatch):
     """A list that grows with every program that is made: compiled ones, or graphs."""
-    made = []
-    for place, name in ((_compiled.Programs, "compiled"), (Graphs, "make")):
-        inner = getattr(place, name)
+    made, make = [], _replay.Replay._make
 
-        def count(self, *given, inner=inner, name=name):
-            found = inner(self, *given)
-            made.append(name)
-            return found
+    def count(self, *args):
+        program = make(self, *args)
+        if program is not None:
+            made.append(program)
+        return program
 
-        monkeypatch.setattr(place, name, count)
+    monkeypatch.setattr(_replay.Replay, "_make", count)
     return made
 
 
 def interpreted(monkeypatch):
-    """Traces are run node by node, and not compiled: the same program, without the seconds that a compiler takes."""
-    monkeypatch.setattr(_compiled, "_compiled", lambda graph, inputs, **_: lambda tensors: graph(*tensors))
-    monkeypatch.setattr(_compiled, "_OTHERWISE", {})  # dropout draws what it draws eagerly
+    """Traces run node by node and are not compiled: the same program, without the seconds that a compiler takes."""
+    monkeypatch.setattr(_compiled, "compile_graph", lambda graph, inputs, **_: lambda tensors: graph(*tensors))
+    monkeypatch.setattr(_compiled, "_REPLACEMENTS", {})  # dropout draws what it draws eagerly
 
 
 def said(fitted, kind="warning"):
@@ -445,7 +444,6 @@ FEATURES = {
             ]
         },
         fit=lambda: {"valid": samples()},
-        programs=3,  # a recall has the classes' shape from its first update on: an epoch's first batch is another kind
     ),
     "gradient norm": Feature(settings=lambda: {"metrics": [metrics.GradientNorm()], "clip_norm": 0.1}),
     "validate every": Feature(fit=lambda: {"valid": samples(), "validate_every": 5}),

@@ -143,7 +143,7 @@ def test_a_stream_of_unknown_length_is_read_to_its_end():
 
 
 def test_devices_are_handled_for_a_loop_of_your_own():
-    moved = data.moved({"a": [X], "b": "text"}, torch.device("meta"))
+    moved = data.move_batch({"a": [X], "b": "text"}, torch.device("meta"))
     assert moved["a"][0].device.type == "meta" and moved["b"] == "text"
     assert fit(device="cpu").record.events_of("begin")[0].extra["device"] == "cpu"
 

@@ -223,6 +223,17 @@ def test_sums_are_allocated_once_and_results_have_memory_of_their_own(weight, re
     assert not {tensor.data_ptr() for grads in results for tensor in grads.values()} & set(memory[0])
 
 
+def test_sums_of_any_memory_format_are_allocated_once():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 1), nn.Flatten(), nn.Linear(18, 1))
+    model.to(memory_format=torch.channels_last)
+    accumulator, memory = Accumulator(), []
+    for _ in range(2):
+        accumulator.add(backward(model(torch.randn(2, 1, 5, 5)).square().mean(), model), weight=2)
+        memory.append([tensor.data_ptr() for tensor in accumulator.tensors()])
+        assert all(tensor.stride() == model.get_parameter(name).stride() for name, tensor in accumulator.take().items())
+    assert memory[0] == memory[1]
+
+
 def test_a_sum_that_a_later_window_does_not_use_is_not_part_of_its_result():
     model, accumulator = nn.Linear(2, 2), Accumulator()
     add(accumulator, model, 1, "weight", "bias")

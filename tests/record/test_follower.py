@@ -424,7 +424,7 @@ def test_a_final_value_replaces_a_running_one_of_its_update(run):
 @pytest.mark.parametrize("name", ["events.jsonl", "log.txt", "config.json", "run.json"])
 @pytest.mark.parametrize("large", [False, True])
 def test_with_inside_no_file_outside_the_directory_is_read(run, name, large):
-    padding = b'{"kind":"note","time":1.0}\n' * (170_000 if large else 1)
+    padding = b'{"kind":"note","time":1.0,"text":"%s"}\n' % (b"x" * 100_000) * (50 if large else 1)
     secret = run.path.parent / "secret"
     secret.write_bytes(b'{"kind":"note","time":1.0,"text":"secret"}\n' + padding)
     (run.path / name).unlink(missing_ok=True)

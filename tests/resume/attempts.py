@@ -224,7 +224,9 @@ def outcome(attempt: Attempt) -> dict[str, Any]:
     progress = {name: value for name, value in found.state["progress"].items() if name not in CLOCKS}
     place = {name: getattr(found.saved, name) for name in ("epoch", "batch", "update", "ended", "resumable", "values")}
     table = attempt.run / "epochs.csv"
-    events = [event for event in run.record.events if event.kind in EVENTS and "no whole checkpoint" not in event.text]
+    events = [
+        event for event in run.record.events if event.kind in EVENTS and "no complete checkpoint" not in event.text
+    ]
     return {
         "checkpoint": {**found.state, "progress": progress},
         "place": place,

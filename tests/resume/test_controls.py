@@ -138,8 +138,8 @@ CONTROLS = {
     "model.trainable": (with_callback(FreezeHead), MIDDLE, lambda names: [*names, "head.weight", "head.bias"]),
     "model.evaluating": (with_callback(FreezeHead), MIDDLE, set_to([])),
     "optimizer": (PLAIN, MIDDLE, zeros),
-    "ema": (Scenario(kind="ema"), MIDDLE, zeros),
-    "best_weights": (Scenario(epochs=4), Stop("int", "on_train_batch_end", 4, 4), set_to(None)),
+    "average": (Scenario(kind="ema"), MIDDLE, zeros),
+    "best": (Scenario(epochs=4), Stop("int", "on_train_batch_end", 4, 4), set_to(None)),
     "accumulators": (Scenario(accumulate=3), MIDDLE, set_to({})),
     "loss_scale": (Scenario(kind="fp16"), MIDDLE, set_to({"factor": 2.0, "steady": 0})),
     "random.torch": (PLAIN, MIDDLE, reseeded("torch")),
@@ -199,7 +199,7 @@ def resume_spoilt(script, run, path, change, monkeypatch):
 
 
 FAST = {
-    *("model.parameters", "model.buffers", "optimizer", "ema", "best_weights", "accumulators", "loss_scale"),
+    *("model.parameters", "model.buffers", "optimizer", "average", "best", "accumulators", "loss_scale"),
     *("random.torch", "random.numpy", "loader", "totals.sums", "gradient_norms", "callbacks", "progress.batch"),
     *("progress.lr_scale", "progress.stop_reason"),
 }

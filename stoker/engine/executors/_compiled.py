@@ -212,9 +212,6 @@ class Compiled(Replay):
             return detach_outputs(step.run(batch, lr, read=False), wanted=step.wants_output)
 
         traced, compiled = trace_and_compile(step, self.plan, flat, run, exact=self._exact)
-        if self._fell_back_silently:
-            self._fell_back_silently = False
-            self._report_fall_back()
 
         def launch(tensors: list[Tensor]) -> Any:
             with torch.no_grad():
@@ -222,6 +219,13 @@ class Compiled(Replay):
             return traced.rebuild(outputs)
 
         return Program(launch)
+
+    def _make(self, flat: FlatBatch, lr: Any) -> Program | None:
+        program = super()._make(flat, lr)
+        if program is not None and self._fell_back_silently:
+            self._fell_back_silently = False
+            self._report_fall_back()
+        return program
 
     def _give_up(self, reason: str) -> None:
         if self._only_gradients or self._step.device.type != "cpu":

@@ -1,5 +1,6 @@
 """A step as a CUDA graph: the operations that it would launch one by one, recorded once and launched together."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -179,7 +180,7 @@ class CudaGraph(Replay):
         # "thread_local": threads that fetch data or write a checkpoint continue meanwhile.
         capture = torch.cuda.graph(graph, self._pool.handle, stream, capture_error_mode="thread_local")
         try:
-            with _recording, _repair_generator(self._device), capture:
+            with _recording, _without_garbage_collection(), _repair_generator(self._device), capture:
                 found = run()
                 self._queue.send_flag(self._step.flags.nonfinite)
         except BaseException:
@@ -296,6 +297,18 @@ class CudaGraph(Replay):
             self._last = None
             self._log.raise_first_bad()
         self._log.forget_until(number)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Collecting a dead graph or event while another graph is recorded would invalidate the recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

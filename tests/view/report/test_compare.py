@@ -5,7 +5,7 @@ import pytest
 from stoker.errors import InvalidArgument
 from stoker.record import Event, Record, Run
 from stoker.view.report import compare_html
-from tests.record.stories import fill, story
+from tests.record.examples import append_fit, example_record
 from tests.view.report.pages import HOSTILE, Page
 
 
@@ -14,7 +14,7 @@ def runs(tmp_path):
     made = []
     for name, hidden in (("small", 64), ("wide", 128), ("none", None)):
         run = Run.create(tmp_path / name, config={"model": {"hidden": hidden}, "lr": 0.1} if hidden else None)
-        fill(run.record, epochs=3 if hidden == 64 else 5)
+        append_fit(run.record, epochs=3 if hidden == 64 else 5)
         run.close()
         made.append(run.path)
     return made
@@ -41,8 +41,8 @@ def test_runs_of_the_same_name_and_hostile_names(tmp_path):
     other = Record()
     other.append(Event("valid", 1.0, epoch=1, update=10, values={f"valid/{HOSTILE}": 1.0}))
     hostile = Run.create(tmp_path / HOSTILE.replace("/", "|"), config={HOSTILE: HOSTILE})
-    fill(hostile.record)
-    page = Page(compare_html(hostile, story(), other, story(epochs=0)))
+    append_fit(hostile.record)
+    page = Page(compare_html(hostile, example_record(), other, example_record(epochs=0)))
     hostile.close()
     assert HOSTILE.replace("/", "|") in page.texts and f"valid/{HOSTILE}" in page.texts and HOSTILE in page.texts
 
@@ -51,7 +51,7 @@ def test_equal_values_are_common_and_a_bool_is_not_a_number(tmp_path):
     paths = []
     for name, flag in (("a", 1), ("b", True)):
         run = Run.create(tmp_path / name, config={"flag": flag, "sizes": [1, 2], "lr": 0.1})
-        fill(run.record)
+        append_fit(run.record)
         run.close()
         paths.append(run.path)
     texts = Page(compare_html(*paths)).texts
@@ -65,14 +65,14 @@ def test_equal_values_are_common_and_a_bool_is_not_a_number(tmp_path):
 
 def test_one_run_is_an_error():
     with pytest.raises(InvalidArgument, match="compare_html needs two runs or more; got 1"):
-        compare_html(story())
+        compare_html(example_record())
 
 
 def test_the_learners_settings_are_compared(tmp_path):
     runs = []
     for name, lr in (("a", 0.1), ("b", 0.2)):
         run = Run.create(tmp_path / name, facts={"seed": 5, "settings": {"lr": lr, "seed": 5, "hparams": {"width": 8}}})
-        fill(run.record)
+        append_fit(run.record)
         run.close()
         runs.append(run.path)
     texts = Page(compare_html(*runs)).texts

@@ -6,7 +6,7 @@ import pytest
 from stoker.errors import InvalidArgument
 from stoker.record import Event, Record
 from stoker.view.report import calibration, confusion, evaluate_predictions, lr_curve, measure_calibration, plot
-from tests.record.stories import story
+from tests.record.examples import example_record
 
 
 def texts_in(figure):
@@ -24,8 +24,8 @@ def record_matrices(matrices, losses):
 
 
 def test_curves_are_those_of_the_history():
-    lines = plot(story(), "valid/loss").axes[0].lines
-    assert list(lines[0].get_ydata()) == story().series("valid/loss")
+    lines = plot(example_record(), "valid/loss").axes[0].lines
+    assert list(lines[0].get_ydata()) == example_record().series("valid/loss")
 
 
 def test_the_learning_rate_over_the_updates():
@@ -45,7 +45,7 @@ def test_the_confusion_matrix_is_the_evaluations_or_the_best_epochs():
     found = evaluate_predictions(np.eye(2), [0, 0], labels=["cat", "dog"])
     assert texts_in(plot(record, kind="confusion", evaluation=found)) == ["1", "1", "0", "0"]
     with pytest.raises(InvalidArgument, match="the run has no confusion matrix; give data= to fitted.plot, or add"):
-        plot(story(), kind="confusion")
+        plot(example_record(), kind="confusion")
 
 
 def test_a_confusion_matrix_holds_the_counts():
@@ -73,10 +73,10 @@ def test_a_calibration_shows_the_filled_bins():
     assert np.array_equal(line.get_ydata(), found.accuracy[filled])
     assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(1)
     evaluation = evaluate_predictions(values, targets)
-    title = plot(story(), kind="calibration", evaluation=evaluation).axes[0].get_title()
+    title = plot(example_record(), kind="calibration", evaluation=evaluation).axes[0].get_title()
     assert title == axes.get_title() == f"calibration error {found.error:.3f}"
     with pytest.raises(InvalidArgument, match="a calibration needs a classifier's predictions on a data set"):
-        plot(story(), kind="calibration")
+        plot(example_record(), kind="calibration")
 
 
 def test_the_curve_of_learning_rates_marks_the_suggestion():
@@ -89,9 +89,9 @@ def test_the_curve_of_learning_rates_marks_the_suggestion():
 
 def test_wrong_arguments():
     with pytest.raises(InvalidArgument, match="names choose curves, but kind='lr' has none; leave out valid/loss"):
-        plot(story(), "valid/loss", kind="lr")
+        plot(example_record(), "valid/loss", kind="lr")
     with pytest.raises(InvalidArgument, match="kind='pie'; expected \"curves\""):
-        plot(story(), kind="pie")
+        plot(example_record(), kind="pie")
     with pytest.raises(InvalidArgument, match=r"expected a square matrix, \[classes, classes\]; got \[2, 3\]"):
         confusion(np.ones((2, 3)))
     with pytest.raises(InvalidArgument, match="1 labels for 2 classes"):

@@ -12,7 +12,7 @@ import httpx
 import stoker
 from stoker.record import Run
 from stoker.view.ui import Server
-from tests.record.stories import fill
+from tests.record.examples import append_fit
 
 
 @contextmanager
@@ -78,7 +78,7 @@ class EventReader:
 def make(path, *, config=None, facts=None, **how):
     """An ended run."""
     run = Run.create(path, config=config, facts=facts)
-    fill(run.record, **how)
+    append_fit(run.record, **how)
     run.close()
     return path
 

@@ -9,7 +9,7 @@ import pytest
 import stoker
 from stoker.checkpoint import Place, Store
 from stoker.record import Control, Event, Follower, Run
-from tests.record.stories import fill
+from tests.record.examples import append_fit
 from tests.view.ui.serving import EventReader, get_raw, long_run, make, rows_of, serving
 
 CONFIG = {"lr": 0.1, "model": {"hidden": 64}}
@@ -177,7 +177,7 @@ def test_hostile_names_survive_the_round_trip(tmp_path):
 def alive(tmp_path):
     """A run that this process writes."""
     run = Run.create(tmp_path / "alive")
-    fill(run.record, end=False)
+    append_fit(run.record, end=False)
     yield run
     run.close()
 

@@ -12,7 +12,7 @@ import pytest
 from stoker.record import Event, Run
 from stoker.view.ui import _api
 from stoker.view.ui._runs import BoundedCache
-from tests.record.stories import fill
+from tests.record.examples import append_fit
 from tests.view.ui.serving import EventReader, long_run, make, rows_of, serving
 
 
@@ -25,7 +25,7 @@ def _faster(monkeypatch):
 def run(tmp_path):
     """A run that this process writes."""
     run = Run.create(tmp_path / "live")
-    fill(run.record, epochs=2, end=False)
+    append_fit(run.record, epochs=2, end=False)
     yield run
     run.close()
 

@@ -34,7 +34,7 @@ def test_runs_are_compared_with_their_differences_and_the_best_value(server, vis
         expect(plot.locator("canvas")).to_be_visible()
         series = plot.evaluate("(element) => element.panel.chart.series.slice(1).map((each) => each.stroke())")
         assert series == ["#0072B2", "#E69F00", "#009E73"]
-        ended = table(page, "Last numbers").get_by_role("row", name=re.compile(r"^valid\/loss"))
+        ended = table(page, "Last values").get_by_role("row", name=re.compile(r"^valid\/loss"))
         expect(ended.locator("td").nth(2)).to_have_class("number best")
         expect(ended.get_by_role("img", name="best")).to_have_count(1)
         different = table(page, "Config differences")
@@ -42,7 +42,7 @@ def test_runs_are_compared_with_their_differences_and_the_best_value(server, vis
         expect(different.get_by_role("row", name="model.hidden 32 64 64")).to_be_visible()
         page.get_by_text("2 fields are the same").click()
         expect(page.get_by_role("row", name="model.norm layer")).to_be_visible()
-        page.get_by_role("button", name="Leave out medium").click()
+        page.get_by_role("button", name="Remove medium").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("2 runs")
         page.go_back()
         expect(page.get_by_role("heading", level=1)).to_have_text("3 runs")

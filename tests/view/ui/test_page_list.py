@@ -58,7 +58,7 @@ def test_search_by_words_and_conditions_is_kept_in_the_url(server, visit):
         expect(page.locator("tbody tr")).to_have_count(1)
         expect(search).to_have_value("valid/loss<0.3")
         search.fill("nobody")
-        expect(page.get_by_text("No run is like that.")).to_be_visible()
+        expect(page.get_by_text("No run matches.")).to_be_visible()
 
 
 @pytest.mark.soak
@@ -142,6 +142,7 @@ def test_columns_can_be_chosen(server, visit):
         expect(row(page, FAST).locator("td").last).to_have_text(re.compile(r"0\.9\d+"))
 
 
+@pytest.mark.soak
 def test_the_list_by_keyboard(server, visit):
     with visit(server, "#/runs?sort=name") as page:
         expect(page.locator("tbody tr")).to_have_count(4)
@@ -203,11 +204,11 @@ def test_dark_and_light_themes(server, visit):
 
     with visit(server, color_scheme="dark") as page:
         assert paper(page) == "rgb(19, 21, 25)"
-        page.get_by_role("button", name="Colours: as the system says").click()
+        page.get_by_role("button", name="Theme: system").click()
         assert paper(page) == "rgb(251, 251, 250)"
-        page.get_by_role("button", name="Colours: light").click()
+        page.get_by_role("button", name="Theme: light").click()
         page.reload()
-        expect(page.get_by_role("button", name="Colours: dark")).to_be_visible()
+        expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
         assert paper(page) == "rgb(19, 21, 25)"
 
 

@@ -10,13 +10,13 @@ import pytest
 from playwright.sync_api import expect
 
 from stoker.record import Event, Run
-from tests.record.stories import LIGHT
+from tests.record.examples import WITHOUT_TORCH
 from tests.view.ui.conftest import served
 from tests.view.ui.page_runs import train
 
 # A training process: appends a point for every line that it is sent.
 PROGRAM = (
-    LIGHT
+    WITHOUT_TORCH
     + """
 import time
 from stoker.record import Event, Run

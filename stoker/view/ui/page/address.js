@@ -1,6 +1,6 @@
-// The view in the URL's fragment: #/runs?…, #/run/<id>?…, #/compare?id=…; so links and the back button hold it.
+// The view in the URL's fragment: #/runs?…, #/run/<id>?…, #/compare?id=…; so that links and the back button work.
 
-/** What a fragment asks for: the view, the run's id ("" but for #/run/…), and the settings. */
+/** Parses a fragment into the view, the run's id ("" except for #/run/…) and the settings. */
 export function parse(hash) {
   const [path, query = ""] = split(hash.replace(/^#\/?/, ""), "?");
   const [view, id = ""] = split(path, "/");
@@ -12,12 +12,12 @@ export function link(view, id = "", params = new URLSearchParams()) {
   return `#/${view}${id ? `/${quoted(id)}` : ""}${query ? `?${query}` : ""}`;
 }
 
-/** A run's id inside a path: every part between slashes is escaped, whatever it holds. */
+/** A run's id inside a path: every part between slashes is escaped. */
 export function quoted(id) {
   return id.split("/").map((part) => encodeURIComponent(part.toWellFormed())).join("/");
 }
 
-/** A copy of the settings with some changed; "", null, false and an empty list take a setting out. */
+/** A copy of the settings with some changed; "", null, false and an empty list remove a setting. */
 export function changed(params, changes) {
   const next = new URLSearchParams(params);
   for (const [name, value] of Object.entries(changes)) {

@@ -1,4 +1,4 @@
-// Questions to the server. Names come from people, so what they key is a Map: "__proto__" is a name like any other.
+// Requests to the server. Answers are keyed by users' names, so they are Maps: "__proto__" is an ordinary key.
 import { quoted } from "./address.js";
 
 export const mapOf = (object) => new Map(Object.entries(object ?? {}));
@@ -7,7 +7,7 @@ export const runs = (signal) => ask("/api/runs", { signal });
 export const run = (id, signal) => ask(`/api/run/${quoted(id)}`, { signal });
 export const compare = (ids, signal) => ask(`/api/compare?${new URLSearchParams(ids.map((id) => ["id", id]))}`, { signal });
 
-/** The points of some numbers of a run, thinned by the server to at most about `most`: a Map of name to {x, y}. */
+/** The points of some metrics of a run, thinned by the server to at most about `most`: a Map of name to {x, y}. */
 export async function points(id, names, wish, signal) {
   if (wish.by !== "epoch") return pointsOf(id, names, wish, "all", signal);
   const found = await pointsOf(id, names, wish, "epochs", signal); // inside of an epoch there is no place on that axis
@@ -15,7 +15,7 @@ export async function points(id, names, wish, signal) {
   return missing.length ? new Map([...found, ...(await pointsOf(id, missing, wish, "all", signal))]) : found;
 }
 
-/** The numbers at the ends of epochs, from one on: a Map of name to {x, y}. */
+/** The values at the ends of epochs, from a given epoch on: a Map of name to {x, y}. */
 export const epochs = (id, names, from, signal) => pointsOf(id, names, { by: "epoch", from, to: null, most: 1000 }, "epochs", signal);
 
 async function pointsOf(id, names, { by, from, to, most }, source, signal) {
@@ -25,7 +25,7 @@ async function pointsOf(id, names, { by, from, to, most }, source, signal) {
   return mapOf((await ask(`/api/points/${quoted(id)}?${query}`, { signal })).series);
 }
 
-/** Asks a run to stop or to save; an `ApiError` of status 403 means that the token is a wrong one. */
+/** Asks a run to stop or to save; an `ApiError` with status 403 means a wrong token. */
 export function control(id, what, token) {
   return ask(`/api/control/${quoted(id)}`, {
     method: "POST",

@@ -1,4 +1,4 @@
-// The page: which view is shown, what it hears, and the keys.
+// The page: the current view, the events it receives, and the keys.
 import { changed, link, parse } from "./address.js";
 import { CompareView } from "./compare.js";
 import { byId, el, say } from "./dom.js";
@@ -8,7 +8,7 @@ import { RunView } from "./run.js";
 import { RunsView } from "./runs.js";
 
 const VIEWS = { runs: RunsView, run: RunView, compare: CompareView };
-const THEMES = { auto: ["◐", "as the system says"], light: ["☀", "light"], dark: ["☾", "dark"] };
+const THEMES = { auto: ["◐", "system"], light: ["☀", "light"], dark: ["☾", "dark"] };
 
 class App {
   constructor() {
@@ -24,7 +24,7 @@ class App {
     this.route();
   }
 
-  /** Shows what the address asks for; the view that is there stays where only its settings differ. */
+  /** Shows the view of the URL; the current view stays if only its settings differ. */
   route() {
     if (location.hash === "#main") return; // the link that skips the head of the page
     const address = parse(location.hash);
@@ -64,10 +64,10 @@ class App {
     }
   }
 
-  /** Where there is nothing to show, what went wrong is all there is; else it stays, and the line at the top tells. */
+  /** Shows an error in place of a view that could not be loaded; otherwise the view stays and the line at the top shows it. */
   fail(error) {
     if (error.status === 0) this.lost(true);
-    else byId("main").replaceChildren(el("div", { class: "empty" }, el("h1", {}, "That can't be shown"), el("p", {}, error.message), el("p", {}, el("a", { href: this.list }, "All runs"))));
+    else byId("main").replaceChildren(el("div", { class: "empty" }, el("h1", {}, "This page can't be shown"), el("p", {}, error.message), el("p", {}, el("a", { href: this.list }, "All runs"))));
   }
 
   setFolder({ folder, control }) {
@@ -77,14 +77,14 @@ class App {
 
   lost(lost) {
     byId("lost").hidden = !lost;
-    say(byId("lost"), lost ? "Connection lost: what you see is not the newest. Trying again …" : "");
+    say(byId("lost"), lost ? "Connection lost: the page is not up to date. Reconnecting …" : "");
   }
 
   go(hash) {
     location.hash = hash;
   }
 
-  /** Changes settings of the view; with `replace`, the back button does not come back to what was before. */
+  /** Changes settings of the view; with `replace`, without a new entry in the history. */
   change(changes, { replace = false } = {}) {
     const { view, id, params } = this.address;
     const next = link(view, id, changed(params, changes));
@@ -99,8 +99,8 @@ class App {
     const show = () => {
       const [sign, words] = THEMES[window.stokerTheme.now()];
       say(button, sign);
-      button.setAttribute("aria-label", `Colours: ${words}`);
-      button.title = `Colours: ${words}`;
+      button.setAttribute("aria-label", `Theme: ${words}`);
+      button.title = `Theme: ${words}`;
     };
     button.addEventListener("click", () => {
       const names = Object.keys(THEMES);

@@ -1,4 +1,4 @@
-// One uPlot out of lines of points: joined on their x, smoothed, on a linear or a logarithmic scale.
+// One uPlot chart of several lines: joined on x, smoothed, on a linear or a logarithmic scale.
 import uPlot from "./uplot/uPlot.esm.js";
 import { smooth } from "./smooth.js";
 import { duration, number } from "./text.js";
@@ -6,7 +6,7 @@ import { duration, number } from "./text.js";
 export const HEIGHT = 220; // CSS pixels
 const LEAST_DRAG = 6; // CSS pixels; less is a click with an unsteady hand
 
-/** Each line's points, and behind them their average where one is wished for: [x, raw, average, raw, average, …]. */
+/** Each line's points, and their average if smoothing is on: [x, raw, average, raw, average, …]. */
 export function table(lines, { log, smoothing }) {
   const tables = lines.map(({ x, y }) => {
     const raw = log ? y.map((value) => (value > 0 ? value : null)) : y;
@@ -17,7 +17,7 @@ export function table(lines, { log, smoothing }) {
 
 export const hasPositive = (lines) => lines.some(({ y }) => y.some((value) => value > 0));
 
-/** How a chart looks and what it does; `on` has `zoom(from, to)`, `reset()` and `hover(x, values)`. */
+/** The options of a chart; `on` has `zoom(from, to)`, `reset()` and `hover(x, values)`. */
 export function options(lines, settings, { width, place, key, on }) {
   const style = getComputedStyle(place);
   const axis = axisLike(style);
@@ -52,7 +52,7 @@ function axisLike(style) {
   return { stroke: style.color, font: `12px ${style.fontFamily}`, grid, ticks: { show: false }, gap: 6 };
 }
 
-/** As wide as the longest label needs, so that no number is cut off. */
+/** As wide as the longest label. */
 function wideEnough(u, values, axis, cycle) {
   if (cycle > 1) return u.axes[axis]._size;
   const longest = Math.max(0, ...(values ?? []).map((text) => text?.length ?? 0));
@@ -73,12 +73,12 @@ function cursor(key, on, each) {
     points: { size: (_, series) => (series % each === 0 ? 7 : 0) }, // the faint line behind an average has none
     dataIdx: nearest,
     bind: { dblclick: () => () => on.reset() },
-    // Moves are told to the other plots, presses are not: one drag is one zoom.
+    // Mouse moves are synchronised with the other charts, presses are not: one drag zooms once.
     sync: { key, setSeries: false, scales: ["x", null], filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" } },
   };
 }
 
-/** The place of the nearest number of a series; lines joined on their x have holes where only another one has a point. */
+/** The index of the nearest value of a series; joined lines have gaps where only another line has a point. */
 function nearest(u, series, at) {
   const values = u.data[series];
   if (series === 0 || typeof values[at] === "number") return at;

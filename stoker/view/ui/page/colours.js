@@ -1,11 +1,11 @@
-// Colours that people with any kind of colour vision can tell apart (Okabe and Ito), and the same in all of stoker.
+// Okabe and Ito's colors, which color-blind people can tell apart; the same in all charts of stoker.
 
 const TRAIN = "#0072B2";
 const VALID = "#E69F00";
 const FURTHER = ["#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442"];
 const DASHES = [[], [6, 3], [2, 3], [10, 3, 2, 3]];
 
-/** The last colour is the text's: black on light paper, white on dark. */
+/** The last color is that of the text: black on light, white on dark. */
 const last = () => (isDark() ? "#FFFFFF" : "#000000");
 
 export function isDark() {
@@ -13,7 +13,7 @@ export function isDark() {
   return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-/** How each line of a plot of one run is drawn: train and valid fixed, others in order; { colour(), dash } by name. */
+/** How each line in a chart of one run is drawn: train and valid fixed, others in order; { colour(), dash } by name. */
 export function ofNames(names) {
   let further = 0;
   return new Map(names.map((name) => {
@@ -23,7 +23,7 @@ export function ofNames(names) {
   }));
 }
 
-/** How each run of a comparison is drawn; after eight the colours come again, dashed. */
+/** How each run of a comparison is drawn; after eight runs the colors repeat, dashed. */
 export function ofRuns(ids) {
   return new Map(ids.map((id, place) => [id, numbered(place, [TRAIN, VALID, ...FURTHER, null])]));
 }

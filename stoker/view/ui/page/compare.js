@@ -1,4 +1,4 @@
-// Several runs: their curves over each other, where their configs differ, how they ended, and all of it as parallel axes.
+// Several runs: their curves in shared charts, config differences, last values, and parallel axes of all of it.
 import { link } from "./address.js";
 import * as api from "./api.js";
 import { ofRuns } from "./colours.js";
@@ -43,14 +43,14 @@ export class CompareView {
   }
 
   async refresh(signal) {
-    if (!this.all.length) throw new Error("No runs are named: choose two or more of the list.");
+    if (!this.all.length) throw new Error("Nothing to compare: choose two or more runs in the list.");
     this.answer = await api.compare(this.all, signal);
     await this.learn(signal);
     this.plots.panels.forEach((panel) => panel.renew(true));
     this.draw();
   }
 
-  /** Which numbers there are and which way each is better: what the first run says, then any that has others. */
+  /** The metrics and their directions: those of the first run, then those of runs with others. */
   async learn(signal) {
     for (const { id, last } of this.answer.rows) {
       if (this.directions.size && Object.keys(last).every((name) => this.directions.has(name))) continue;
@@ -77,7 +77,7 @@ export class CompareView {
     this.drawPlots();
   }
 
-  /** The runs whose curves are drawn: those that are brushed, or all; not too many. */
+  /** The runs whose curves are drawn: the selected ones, or all, up to a limit. */
   drawnIds() {
     return this.all.filter((id) => !this.kept || this.kept.has(id)).slice(0, MOST_RUNS);
   }
@@ -101,7 +101,7 @@ export class CompareView {
       swatch.style.borderTopColor = this.looks.get(id).colour();
       swatch.style.borderTopStyle = this.looks.get(id).dash.length ? "dashed" : "solid";
       return el("li", { class: this.kept && !this.kept.has(id) ? "faded" : "" }, swatch, el("a", { href: link("run", id) }, id), badge(state, reason),
-        el("button", { type: "button", class: "quiet", "aria-label": `Leave out ${id}`, onclick: () => this.leaveOut(id) }, "×"));
+        el("button", { type: "button", class: "quiet", "aria-label": `Remove ${id}`, onclick: () => this.leaveOut(id) }, "×"));
     }));
   }
 
@@ -112,7 +112,7 @@ export class CompareView {
   drawPlots() {
     const ids = this.drawnIds();
     const left = (this.kept?.size ?? this.all.length) - ids.length;
-    say(this.note, left > 0 ? `The first ${ids.length} are drawn, ${left} more are not: brush an axis above to choose.` : "");
+    say(this.note, left > 0 ? `The first ${ids.length} are drawn, ${left} more are not: drag along an axis above to choose.` : "");
     const names = [...this.directions.keys()].filter((name) => name.toLowerCase().includes(this.query));
     const lines = ids.map((id) => ({ key: id, label: id, ...this.looks.get(id) }));
     this.plots.show(names.sort(validFirst).map((name) => ({
@@ -147,6 +147,6 @@ export class CompareView {
   }
 }
 
-/** Numbers of the validation first, since runs are compared by them; those that belong to no set last. */
+/** Validation metrics first; those that belong to no data set last. */
 const validFirst = (a, b) => rank(a) - rank(b);
 const rank = (name) => (name.startsWith("valid/") ? 0 : name.includes("/") ? 1 : 2);

@@ -12,7 +12,7 @@ const TESTS = {
   "≥": (a, b) => a >= b,
 };
 
-/** A text such as `config.lr<=0.1` as { field, sign, wanted }, or null where it is none of a known field. */
+/** A text such as `config.lr<=0.1` as { field, sign, wanted }, or null if its field is unknown. */
 export function condition(text, fields) {
   for (const { 0: found, index: at } of text.matchAll(/!=|<=|>=|[=≠<≤>≥]/g)) {
     const name = text.slice(0, at);
@@ -22,7 +22,7 @@ export function condition(text, fields) {
   return null;
 }
 
-/** Whether a condition makes no sense, such as lr<<x or lr<: two signs, or an order without a value. */
+/** Whether a condition is malformed, such as lr<<x or lr<: two signs, or a sign without a value. */
 export function isMalformed({ sign, wanted }) {
   return isOrder(sign) ? /^\s*([=≠<≤>≥!]|$)/.test(wanted) : wanted.startsWith("=");
 }
@@ -39,7 +39,7 @@ export function meets(row, { field, sign, wanted }) {
   return TESTS[sign](value(given).toLowerCase(), wanted.trim().toLowerCase());
 }
 
-/** What a search and the filters mean: conditions, words that must occur, and the texts that are malformed. */
+/** Parses a search and the filters into conditions, words that must occur, and the texts that are malformed. */
 export function understood({ search, where }, fields) {
   const typed = search.split(/\s+/).filter(Boolean);
   const told = [...where, ...typed].map((text) => [text, condition(text, fields) ?? condition(text.toLowerCase(), fields)]);

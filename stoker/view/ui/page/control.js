@@ -1,17 +1,17 @@
-// Asking a run to stop or to save, with the token that the command printed, and waiting until its record says that it did.
+// Asks a run to stop or to save, with the token that the command printed, and waits until the record shows that it did.
 import * as api from "./api.js";
 import { byId, el, say } from "./dom.js";
 
 const KEY = "stoker.token"; // kept until the tab is closed
 const WORDS = {
-  stop: { title: "Stop this run?", text: "It ends after the update that it is at, as if it had been interrupted, and can be resumed.", yes: "Stop it",
+  stop: { title: "Stop this run?", text: "It ends after the current update, saves a checkpoint, and can be resumed.", yes: "Stop it",
     asked: "Asked to stop, waiting for the next update …" },
-  save: { title: "Save a checkpoint?", text: "The run saves one after the update that it is at, and goes on.", yes: "Save",
+  save: { title: "Save a checkpoint?", text: "The run saves a checkpoint after the current update and continues.", yes: "Save",
     asked: "Asked to save a checkpoint, waiting for the next update …" },
 };
 const waiting = new Map(); // by run: what it was asked, and the checkpoints that it had; another view may come in between
 
-/** The two buttons of a run, and a line about what it was asked. */
+/** The two buttons of a run, and a line about a pending request. */
 export class Control {
   constructor(id) {
     Object.assign(this, { id, detail: null });
@@ -41,7 +41,7 @@ export class Control {
   }
 }
 
-/** A stop is done when the run is over, a save when there is another checkpoint. */
+/** A stop is done when the run has ended, a save when there is another checkpoint. */
 function isDone({ what, had }, { row, checkpoints }) {
   return row.state !== "running" || (what === "save" && checkpoints.some((each) => !had.has(sign(each))));
 }
@@ -68,11 +68,11 @@ function askRun(id, what, done) {
   dialog.showModal();
 }
 
-/** Whether the run has been asked. */
+/** Sends the request; returns whether that succeeded. */
 async function send(id, what) {
   const token = sessionStorage.getItem(KEY) ?? byId("control-token").value.trim();
   if (!token) {
-    tell("The token is on the terminal where stoker ui runs.");
+    tell("Enter the token that stoker ui printed in its terminal.");
     return false;
   }
   byId("control-yes").disabled = true;

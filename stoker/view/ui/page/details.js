@@ -1,31 +1,31 @@
-// The parts of a run that are words and tables, one function for each tab.
+// The tabs of a run with text and tables, one function each.
 import { el } from "./dom.js";
 import { bytes, count, shell, value, when } from "./text.js";
 
 export function config({ config: given, plan, facts }) {
   return el("div", { class: "columns" },
-    section("Config", isEmpty(given) ? empty("The run was given no config.") : pairs(flat(given))),
-    section("Plan", Array.isArray(plan) && plan.length ? el("ol", { class: "plan" }, plan.map((line) => el("li", {}, value(line)))) : empty("The run has told no plan.")),
-    section("What ran", pairs(ran(facts))));
+    section("Config", isEmpty(given) ? empty("The run has no config.") : pairs(flat(given))),
+    section("Plan", Array.isArray(plan) && plan.length ? el("ol", { class: "plan" }, plan.map((line) => el("li", {}, value(line)))) : empty("The run has no plan.")),
+    section("Environment", pairs(ran(facts))));
 }
 
-/** What is known of the process, with its command as one would type it. */
+/** The facts about the process, with its command quoted for a shell. */
 function ran(facts) {
   const said = { started: when, command: (words) => (Array.isArray(words) ? shell(words) : words) };
   return flat(facts).filter(([name, each]) => name !== "plan" && each !== null)
     .map(([name, each]) => [name, Object.hasOwn(said, name) ? said[name](each) : each]);
 }
 
-/** What to do where nothing of the machine was measured. */
-export const meters = () => ["The run has measured nothing of its machine. Tell the learner what to measure:",
+/** What to do if no system metric was recorded. */
+export const meters = () => ["The run recorded no system metrics. Add some to the learner:",
   el("code", {}, "metrics=[metrics.CPUUse(), metrics.MemoryUse(), metrics.GPUUse(), metrics.GPUMemory()]"),
-  "There are metrics.CPUTemperature(), metrics.GPUPower() and metrics.GPUTemperature() too. They need",
+  "There are also metrics.CPUTemperature(), metrics.GPUPower() and metrics.GPUTemperature(). They need",
   el("code", {}, "pip install 'stoker[monitor]'")];
 
 export function log({ log: lines, said }) {
   const told = said.filter(({ kind }) => kind !== "checkpoint"); // those have a tab
   return [
-    section("log.txt", lines.length ? el("pre", { tabindex: "0", "aria-label": "The last lines of log.txt" }, lines.join("\n")) : empty("It is empty.")),
+    section("log.txt", lines.length ? el("pre", { tabindex: "0", "aria-label": "The last lines of log.txt" }, lines.join("\n")) : empty("The log is empty.")),
     section("Notes and warnings", told.length ? table(["When", "Epoch", "Update", "Kind", "Text"], told.map((each) => el("tr", { "data-kind": each.kind },
       el("td", {}, when(each.time)), number(each.epoch), number(each.update), el("td", {}, each.kind), el("td", { class: "text" }, each.text)))) : empty("None.")),
   ];
@@ -34,7 +34,7 @@ export function log({ log: lines, said }) {
 export function checkpoints({ checkpoints: found }) {
   const rows = found.map((each) => el("tr", {}, el("th", { scope: "row" }, each.name), number(each.epoch), number(each.update),
     el("td", { class: "number" }, bytes(each.bytes)), el("td", {}, when(each.time)), el("td", { class: "text" }, each.reason)));
-  return section("Checkpoints", rows.length ? table(["Name", "Epoch", "Update", "Size", "When", "Why"], rows) : empty("None yet."));
+  return section("Checkpoints", rows.length ? table(["Name", "Epoch", "Update", "Size", "When", "Reason"], rows) : empty("None yet."));
 }
 
 export function warnings(found) {

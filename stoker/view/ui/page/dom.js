@@ -1,4 +1,4 @@
-// Elements out of names, attributes and text. Text goes in as text nodes only, so no name can become markup.
+// Creates elements. Text becomes text nodes only, so that no name can become markup.
 
 export function el(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
@@ -10,14 +10,14 @@ export function svg(tag, attributes = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Replaces what an element holds, and leaves the focus where it was if that element is still there. */
+/** Replaces the children of an element and keeps the focus if the focused element is still there. */
 export function refill(element, ...children) {
   const focused = document.activeElement;
   element.replaceChildren(...clean(children));
   if (focused !== document.activeElement && element.contains(focused)) focused.focus({ preventScroll: true });
 }
 
-/** Sets the text only where it differs, so that a selection in it survives. */
+/** Sets the text only if it differs, so that a selection in it survives. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -1,4 +1,4 @@
-// The numbers of a run's epochs as a table, the newest epoch first.
+// The table of epochs, newest first.
 import * as api from "./api.js";
 import { el, refill, say } from "./dom.js";
 import { count, number } from "./text.js";
@@ -15,7 +15,7 @@ export class Epochs {
     this.element = el("section", { class: "epochs" }, this.note, this.table);
   }
 
-  /** The numbers may not be the newest any more: they are read again, but not all the time. */
+  /** Schedules reading the values again, at a limited rate. */
   renew(detail) {
     this.detail = detail;
     clearTimeout(this.timer);
@@ -41,7 +41,7 @@ export class Epochs {
     this.shown = shown;
     const { first, best, left, numbers } = found;
     const epochs = byEpoch(numbers, first);
-    say(this.note, [!epochs.size && "No epoch is over yet.", first > 1 && `The last ${MOST_EPOCHS} epochs.`,
+    say(this.note, [!epochs.size && "No epoch has ended yet.", first > 1 && `The last ${MOST_EPOCHS} epochs.`,
       left > 0 && `${count(left)} more numbers are not shown.`].filter(Boolean).join(" "));
     this.note.hidden = !this.note.textContent;
     const names = numbers.map(([name]) => name);
@@ -49,7 +49,7 @@ export class Epochs {
       best?.name === name && best.epoch === epoch && el("span", { class: "mark", role: "img", "aria-label": "best" }, "★"), number(given));
     const lines = [...epochs.keys()].sort((a, b) => b - a).map((epoch) => el("tr", {}, el("th", { scope: "row" }, count(epoch)),
       names.map((name) => cell(epoch, name, epochs.get(epoch).get(name)))));
-    refill(this.table, epochs.size > 0 && el("table", { class: "across" }, el("caption", { class: "unseen" }, "The numbers of each epoch"),
+    refill(this.table, epochs.size > 0 && el("table", { class: "across" }, el("caption", { class: "unseen" }, "The values of each epoch"),
       el("thead", {}, el("tr", {}, ["Epoch", ...names].map((name) => el("th", { scope: "col", title: name }, name)))), el("tbody", {}, lines)));
   }
 
@@ -58,7 +58,7 @@ export class Epochs {
   }
 }
 
-/** Epoch → name → the last number that the epoch had. */
+/** Epoch → name → the last value in the epoch. */
 function byEpoch(numbers, first) {
   const epochs = new Map();
   for (const [name, { x, y }] of numbers) {

@@ -1,4 +1,4 @@
-// What a row of the list has to say under each name: its columns, and what one can sort and filter by.
+// The fields of a row in the list: its columns, and what it can be sorted and filtered by.
 import { count, duration, number, of, value, when } from "./text.js";
 
 export const USUAL = ["state", "progress", "best", "seconds", "began"];
@@ -16,7 +16,7 @@ const BUILT_IN = [
   { name: "device", title: "Device", read: (row) => row.device },
 ];
 
-/** All fields of some rows by name: the built-in ones, then `config.…`, then the numbers; a name is never two of them. */
+/** All fields of some rows by name: the built-in ones, then `config.…`, then the metrics; names are unique. */
 export function fieldsOf(rows) {
   const fields = new Map(BUILT_IN.map((field) => [field.name, { kind: "run", show: (row) => value(field.read(row) ?? undefined), ...field }]));
   for (const row of rows) {
@@ -43,7 +43,7 @@ function best(row) {
   return row.best ? `${number(row.best.value)} ${row.best.name}` : "–";
 }
 
-/** Orders rows by a field; what has no value comes last in either direction, numbers before words. */
+/** Orders rows by a field; rows without a value come last in either direction, numbers before words. */
 export function sorted(rows, field, down) {
   const sign = down ? -1 : 1;
   const rank = (given) => (given === undefined || given === null || Number.isNaN(given) ? 2 : typeof given === "number" ? 0 : 1);

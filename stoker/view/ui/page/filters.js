@@ -1,9 +1,9 @@
-// The small forms over the list: a condition to add, the conditions that hold, and the columns.
+// The forms above the list: adding a condition, the active conditions, and the columns.
 import { condition, isMalformed, SIGNS, spelt } from "./conditions.js";
 import { el, refill } from "./dom.js";
 import { value } from "./text.js";
 
-const KINDS = [["run", "Run"], ["config", "Config"], ["number", "Last number"]];
+const KINDS = [["run", "Run"], ["config", "Config"], ["number", "Last value"]];
 
 /** A button that opens a small form below itself. */
 function popover(title, ...content) {

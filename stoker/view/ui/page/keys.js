@@ -1,4 +1,4 @@
-// The keyboard: what works everywhere; the rest is offered to the view.
+// The keys that work everywhere; others are passed to the view.
 import { byId } from "./dom.js";
 
 export function listen(app) {
@@ -26,7 +26,7 @@ function act(app, key, help) {
   return true;
 }
 
-/** To the next or previous run or plot. */
+/** Focuses the next or previous run or chart. */
 function walk(step) {
   const stops = [...document.querySelectorAll("[data-stop]")];
   const here = stops.findIndex((stop) => stop.contains(document.activeElement) || stop.closest("tr")?.contains(document.activeElement));

@@ -1,17 +1,17 @@
-// What is new, as the server tells it: one stream of events for what is on the screen.
+// Server-sent events for what is on the screen.
 
 const FIRST_WAIT = 1000; // milliseconds; doubled after each failure, up to LONGEST_WAIT
 const LONGEST_WAIT = 15000;
 
 export class Live {
-  /** `hear(kind, data)` gets the events; `state(lost)` whether the connection is lost; `again()` is called once it is back. */
+  /** `hear(kind, data)` receives events, `state(lost)` whether the connection is lost; `again()` is called after reconnecting. */
   constructor({ hear, state, again }) {
     Object.assign(this, { hear, state, again, ids: [], source: null, wait: FIRST_WAIT, timer: 0, missed: false });
-    // A hidden page lets go of its connection: a browser has only six of them for one server.
+    // A hidden page closes its connection: browsers allow only six per server.
     document.addEventListener("visibilitychange", () => (document.hidden ? this.close() : this.open()));
   }
 
-  /** Which runs to hear about in detail; the list of runs is always told. */
+  /** The runs to receive events about; events about the list always come. */
   watch(ids) {
     if (this.source && ids.join("\n") === this.ids.join("\n")) return;
     this.ids = ids;

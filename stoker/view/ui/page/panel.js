@@ -1,4 +1,4 @@
-// One plot with its heading and its legend; it loads its points when it is seen, and again when they have grown.
+// One chart with its heading and legend; it loads its points when it is visible, and again when there are more.
 import { el, say } from "./dom.js";
 import { HEIGHT, hasPositive, options, table, uPlot } from "./chart.js";
 import { duration, number } from "./text.js";
@@ -50,7 +50,7 @@ export class Panel {
     return el("li", {}, button);
   }
 
-  /** Takes other settings; only another stretch or another axis needs other points. */
+  /** Changes settings; only another range or another x axis needs other points. */
   set(settings) {
     const old = this.settings;
     this.settings = settings;
@@ -58,7 +58,7 @@ export class Panel {
     else this.draw();
   }
 
-  /** The points are not the newest any more: they are loaded again once the plot is seen, but not all the time. */
+  /** Schedules loading the points again once the chart is visible, at a limited rate. */
   renew(now = false) {
     this.stale = true;
     if (!this.visible) return;
@@ -88,7 +88,7 @@ export class Panel {
     }
   }
 
-  /** The lines that have points and are not switched off. */
+  /** The lines that have points and are not hidden. */
   drawn() {
     return this.lines.filter(({ key }) => !this.hidden.has(key) && this.data.get(key)?.x.length)
       .map((line) => ({ ...line, ...this.data.get(line.key) }));
@@ -130,7 +130,7 @@ export class Panel {
     });
   }
 
-  /** Where nobody points at a place, the legend has each line's newest number. */
+  /** Without a hovered position the legend shows each line's last value. */
   lastValues() {
     say(this.readout, "");
     const told = this.lines.map(({ key, label }, place) => {
@@ -141,7 +141,7 @@ export class Panel {
     this.mount.setAttribute("aria-label", `${this.title}, newest: ${told.join(", ")}`);
   }
 
-  /** Draws anew with the colours of now. */
+  /** Draws again with the current theme's colors. */
   repaint() {
     this.shape = "";
     this.element.querySelectorAll(".swatch").forEach((swatch, place) => {

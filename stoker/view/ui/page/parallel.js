@@ -1,4 +1,4 @@
-// Parallel coordinates: an axis for each thing in which runs differ, a line for each run; dragging along an axis chooses.
+// Parallel coordinates: an axis for each field in which runs differ, a line for each run; dragging along an axis selects runs.
 import { el, refill, svg } from "./dom.js";
 import { number, value } from "./text.js";
 
@@ -8,7 +8,7 @@ const MOST_AXES = 12;
 const NARROWEST = 84; // CSS pixels between two axes; where there is less room, fewer axes are drawn
 
 export class Parallel {
-  /** `choose(ids)` gets the runs inside all brushes, or null where there is no brush. */
+  /** `choose(ids)` receives the runs inside all selected ranges, or null without any. */
   constructor(looks, choose) {
     Object.assign(this, { looks, choose, axes: [], brushes: new Map(), shown: "", rows: [], dragged: null });
     this.drawing = svg("svg", { height: HEIGHT, role: "img" });
@@ -33,7 +33,7 @@ export class Parallel {
     this.draw();
   }
 
-  /** As many axes as there is room for, config and results in turn, so that both are seen. */
+  /** As many axes as fit, config and results in turn. */
   fitting(width) {
     const room = Math.min(MOST_AXES, Math.max(2, 1 + Math.floor((width - 2 * SIDE) / NARROWEST)));
     const [config, last] = ["config.", "last."].map((kind) => this.axes.filter(({ key }) => key.startsWith(kind)));
@@ -77,7 +77,7 @@ export class Parallel {
       brush && svg("rect", { class: "brush", x: axis.x - 7, width: 14, y: down(brush[1]), height: Math.max(2, down(brush[0]) - down(brush[1])) }));
   }
 
-  /** The runs that lie inside all brushes; null where there are none. */
+  /** The runs inside all selected ranges; null without any. */
   kept() {
     if (!this.brushes.size) return null;
     const inside = ({ id }) => [...this.brushes].every(([key, [low, high]]) => {
@@ -104,7 +104,7 @@ export class Parallel {
     this.draw();
   }
 
-  /** A press without a drag takes the axis' brush away. */
+  /** A click without a drag clears the axis. */
   release() {
     if (!this.dragged) return;
     const { key } = this.dragged.axis;
@@ -135,7 +135,7 @@ const down = (at) => HEIGHT - BOTTOM - at * (HEIGHT - BOTTOM - TOP);
 const shortened = (text) => (text.length > 14 ? `${text.slice(0, 6)}…${text.slice(-7)}` : text);
 const validFirst = ([a], [b]) => Number(b.startsWith("valid/")) - Number(a.startsWith("valid/"));
 
-/** An axis with `at(id)` from 0 (below) to 1: numbers by size (logarithmic where they span it), the rest as a list. */
+/** An axis with `at(id)` from 0 (below) to 1: numbers by value (logarithmic for wide ranges), others as a list. */
 function axisOf(key, title, byRun) {
   const given = new Map(Object.entries(byRun).filter(([, each]) => each !== null));
   const values = [...given.values()];

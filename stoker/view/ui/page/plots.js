@@ -1,10 +1,10 @@
-// The plots of a view: a bar of settings, a grid of panels, and the keys that work on all of them.
+// The charts of a view: a bar of settings, a grid of panels, and the keys for all of them.
 import { el } from "./dom.js";
 import { Panel } from "./panel.js";
 import { moved, SettingsBar, settingsOf } from "./settings.js";
 
 export class Plots {
-  /** `change(changes, { replace })` changes the address; `more` are further controls for the bar. */
+  /** `change(changes, { replace })` changes the URL; `more` are additional controls. */
   constructor(change, { group, more = [] }) {
     Object.assign(this, { change, group, panels: new Map(), settings: settingsOf(new URLSearchParams()) });
     this.bar = new SettingsBar((changes) => change(changes, { replace: true }), more);
@@ -20,7 +20,7 @@ export class Plots {
     for (const panel of this.panels.values()) panel.set(this.settings);
   }
 
-  /** Shows these plots, [{ key, title, note, lines, load }], in this order; those that are there already stay as they are. */
+  /** Shows these charts, [{ key, title, note, lines, load }], in this order; existing ones are kept. */
   show(wanted) {
     const keys = new Set(wanted.map(({ key }) => key));
     for (const [key, panel] of this.panels) {

@@ -1,4 +1,4 @@
-// One run: where it stands, its curves, its epochs, its config, its system's numbers, its log and its checkpoints.
+// One run: status, curves, epochs, config, system metrics, log and checkpoints.
 import * as api from "./api.js";
 import { ofNames } from "./colours.js";
 import { Control } from "./control.js";
@@ -79,7 +79,7 @@ export class RunView {
     this.drawHead();
   }
 
-  /** Reads what the news do not bring: the log, the checkpoints, new names. */
+  /** Reads what events do not include: the log, the checkpoints, new names. */
   readAgain() {
     if (this.timer) return;
     this.timer = setTimeout(async () => {
@@ -88,7 +88,7 @@ export class RunView {
         this.detail = await api.run(this.id);
         this.draw();
       } catch {
-        // the head says already that the run is gone, or the top of the page that the server is
+        // the heading shows already that the run is gone, or the top of the page that the server is
       }
     }, PAUSE);
   }
@@ -110,7 +110,7 @@ export class RunView {
     if (this.plots.grid.parentNode !== this.body) refill(this.body, this.plots.bar.element, this.plots.grid);
     this.none.remove();
     if (this.plots.panels.size) return;
-    refill(this.none, this.query ? "No metric is called like that." : this.tab === "system" ? details.meters() : "No numbers yet.");
+    refill(this.none, this.query ? "No metric has such a name." : this.tab === "system" ? details.meters() : "No metrics yet.");
     this.plots.grid.append(this.none);
   }
 
@@ -137,7 +137,7 @@ export class RunView {
     }
   }
 
-  /** The plots of the open tab: a group of metrics each, those of the machine apart. */
+  /** The charts of the open tab: one per group of metrics, system metrics apart. */
   wanted() {
     const { groups, system, units } = this.detail;
     const machine = new Set(system);

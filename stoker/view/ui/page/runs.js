@@ -1,4 +1,4 @@
-// The list of runs: searched, filtered, sorted, live; from here one opens a run or compares several.
+// The list of runs: search, filters, sorting and live updates; leads to one run or a comparison.
 import { changed, link } from "./address.js";
 import * as api from "./api.js";
 import { chosen, understood } from "./conditions.js";
@@ -82,8 +82,8 @@ export class RunsView {
   }
 
   nothing(rows, { malformed: [wrong] }) {
-    if (!rows.length) return `There are no runs in ${this.app.folder} yet. Train with run="${this.app.folder}/first", and it shows up here.`;
-    return wrong ? `${wrong} is malformed: write a name, one sign and a value, such as lr<0.01.` : "No run is like that.";
+    if (!rows.length) return `There are no runs in ${this.app.folder} yet. Train with run="${this.app.folder}/first", and it appears here.`;
+    return wrong ? `${wrong} is malformed: write a name, one sign and a value, such as lr<0.01.` : "No run matches.";
   }
 
   drawHead(sortedBy) {
@@ -109,7 +109,7 @@ export class RunsView {
     [...this.head.querySelectorAll("button")].find((button) => button.closest("th").hasAttribute("aria-sort"))?.focus();
   }
 
-  /** A row of the table; kept from one drawing to the next, so that focus, choice and pointer stay where they are. */
+  /** A row of the table; kept between drawings, so that focus, checkbox and pointer stay. */
   line(row, columns) {
     let line = this.lines.get(row.id);
     if (!line) {
@@ -144,7 +144,7 @@ export class RunsView {
     return el("td", attributes, line.progress.element);
   }
 
-  /** The address holds the chosen runs, for the way back from a comparison. */
+  /** The URL holds the chosen runs, for the way back from a comparison. */
   pick(id, picked) {
     const others = [...this.picked].filter((each) => each !== id);
     this.app.change({ pick: picked ? [...others, id] : others }, { replace: true });
@@ -157,7 +157,7 @@ export class RunsView {
     say(this.compare, `Compare ${ids.length}`);
   }
 
-  /** The chosen runs that are there. */
+  /** The chosen runs that exist. */
   pickedIds() {
     return [...this.picked].filter((id) => this.rows.has(id));
   }

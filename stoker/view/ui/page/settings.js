@@ -1,4 +1,4 @@
-// How the plots of a view are drawn: read from the address, shown as a bar of controls, changed through the address.
+// The settings of charts: read from the URL, shown as a bar of controls, changed through the URL.
 import { el } from "./dom.js";
 
 export const MOST = 1000; // points of a line that are asked for: about the pixels of a wide plot
@@ -15,7 +15,7 @@ export function settingsOf(params) {
   };
 }
 
-/** The bar of controls; `change({name: value})` changes the address. */
+/** The bar of controls; `change({name: value})` changes the URL. */
 export class SettingsBar {
   constructor(change, ...more) {
     this.change = change;
@@ -26,7 +26,7 @@ export class SettingsBar {
       oninput: () => change({ smooth: Number(this.smooth.value) || "" }) });
     this.smoothed = el("output", { for: "smooth" });
     this.all = el("button", { type: "button", onclick: () => change({ from: "", to: "" }) }, "all of it");
-    this.element = el("div", { class: "bar", role: "group", "aria-label": "How plots are drawn" },
+    this.element = el("div", { class: "bar", role: "group", "aria-label": "Chart settings" },
       more, this.by, this.log, el("label", { class: "slider" }, "smoothing", this.smooth, this.smoothed), this.all);
   }
 
@@ -48,7 +48,7 @@ export class SettingsBar {
   }
 }
 
-/** The stretch that a key leads to, from the one that is seen: + and − zoom around the middle, ← and → move. */
+/** The range after a key, from the visible one: + and − zoom around the middle, ← and → move. */
 export function moved(key, [from, to], [first, last]) {
   const width = to - from;
   const [start, end] = {

@@ -1,6 +1,6 @@
-// A moving average that forgets exponentially.
+// An exponential moving average.
 
-/** Smooths y over x. `weight` from 0 (none) to 1 is how much of the past stays over one mean distance of the points. */
+/** Smooths y over x. `weight` from 0 (none) to 1 is the share of the past that remains over one mean distance of the points. */
 export function smooth(x, y, weight) {
   const spacing = x.length > 1 ? (x[x.length - 1] - x[0]) / (x.length - 1) : 1;
   let [sum, norm, before] = [0, 0, x[0]];

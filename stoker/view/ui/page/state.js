@@ -1,4 +1,4 @@
-// A run's state: a shape, a word and a colour, so that none of them is needed alone.
+// A run's state as a shape, a word and a color, so that none of them is needed alone.
 import { el, say } from "./dom.js";
 
 const SHAPES = { running: "●", finished: "✓", stopped: "■", interrupted: "◧", failed: "✕", died: "✕", gone: "○" };
@@ -8,7 +8,7 @@ export function badge(state, reason = "") {
     el("span", { class: "shape", "aria-hidden": "true" }, SHAPES[state] ?? "○"), state);
 }
 
-/** A bar of how far a run is, with its words. */
+/** A progress bar with a text. */
 export class Progress {
   constructor(label) {
     this.bar = el("progress", { max: "1", "aria-label": label });

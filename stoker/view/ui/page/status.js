@@ -1,4 +1,4 @@
-// Where a run stands, as a row of small facts.
+// The status of a run as a row of facts.
 import { el, refill, say } from "./dom.js";
 import { count, duration, number, of, when } from "./text.js";
 
@@ -26,7 +26,7 @@ export class StatusPane {
     }
   }
 
-  /** The status with the last known pace while a run goes on, so that nothing comes and goes. */
+  /** The status with the last known speed while a run trains, so that nothing flickers. */
   steady({ state }, status) {
     if (state !== "running") return status;
     for (const name of PACE) if (Number.isFinite(status[name])) this.known[name] = status[name];
@@ -34,7 +34,7 @@ export class StatusPane {
   }
 }
 
-/** [name, text, small text], only what is known. */
+/** [name, text, small text] of the known facts. */
 function factsOf({ row, status }) {
   const running = row.state === "running";
   const best = status.best ?? row.best;

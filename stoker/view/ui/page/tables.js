@@ -2,7 +2,7 @@
 import { el } from "./dom.js";
 import { number, value } from "./text.js";
 
-/** The last numbers, with the best of each row marked where it is known which way is better. */
+/** The last values, with the best of each row marked if its direction is known. */
 export function finals(rows, final, directions, looks) {
   const lines = [...final].map(([name, byRun]) => {
     const best = bestOf(Object.values(byRun), directions.get(name));
@@ -13,16 +13,16 @@ export function finals(rows, final, directions, looks) {
     });
     return el("tr", {}, el("th", { scope: "row" }, name), cells);
   });
-  return section("Last numbers", lines.length ? table(rows, lines, looks) : el("p", { class: "empty" }, "No numbers yet."));
+  return section("Last values", lines.length ? table(rows, lines, looks) : el("p", { class: "empty" }, "No values yet."));
 }
 
-/** Where the configs differ; what they have in common is folded away. */
+/** Config differences; common fields are folded. */
 export function differences(rows, different, same, looks) {
   const lines = [...different].map(([name, byRun]) =>
     el("tr", {}, el("th", { scope: "row" }, name), rows.map(({ id }) => el("td", {}, Object.hasOwn(byRun, id) ? value(byRun[id]) : "–"))));
   const common = el("details", {}, el("summary", {}, same.size === 1 ? "1 field is the same" : `${same.size} fields are the same`),
     el("table", { class: "pairs" }, el("tbody", {}, [...same].map(([name, each]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value(each)))))));
-  return section("Config differences", lines.length ? table(rows, lines, looks) : el("p", { class: "empty" }, "The configs are the same."), same.size > 0 && common);
+  return section("Config differences", lines.length ? table(rows, lines, looks) : el("p", { class: "empty" }, "The configs are equal."), same.size > 0 && common);
 }
 
 function bestOf(values, direction) {

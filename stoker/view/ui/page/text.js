@@ -1,4 +1,4 @@
-// Numbers, times and values as people read them.
+// Numbers, times and values as text.
 
 const NONE = "–";
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -49,8 +49,8 @@ export function value(given) {
   return given === undefined ? NONE : JSON.stringify(given);
 }
 
-/** Words as one types them into a shell: quoted where they need it. */
+/** Words quoted for a shell where necessary. */
 export const shell = (words) => words.map(value).map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
 
-/** "3 / 10", or "3" where nobody knows how many there will be. */
+/** "3 / 10", or "3" if the total is unknown. */
 export const of = (done, all) => (Number.isFinite(all) ? `${count(done)} / ${count(all)}` : count(done));

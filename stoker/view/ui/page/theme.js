@@ -1,4 +1,4 @@
-// A plain script, not a module: it runs before the first paint, so that the page never flashes in the wrong colours.
+// A plain script, not a module: it runs before the first paint, so that the page never flashes in the wrong theme.
 "use strict";
 
 {
@@ -22,7 +22,7 @@
       try {
         localStorage.setItem(KEY, theme);
       } catch {
-        // it holds until the page is closed
+        // kept until the page is closed
       }
       apply(theme);
     },

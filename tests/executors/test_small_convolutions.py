@@ -4,11 +4,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.program import _compiled, _convolutions
-from stoker.program._convolutions import convolved, convolved_back, pooled_back
 from torch import nn
 
 from stoker import data, optim
+from stoker.engine.executors import _compiled, _small_convolutions
+from stoker.engine.executors._small_convolutions import (
+    adaptive_pool_backward,
+    convolution,
+    convolution_backward,
+)
 from tests.executors.fits import Feature, assert_close, interpreted, outcome, run
 
 aten = torch.ops.aten
@@ -47,8 +51,8 @@ def close(mine, torchs):
 @given(convolutions(strides=3))
 def test_a_convolution_written_out_is_torchs(how):
     weight = how[1]
-    found = convolved(*how)
-    if weight[0].numel() > _convolutions._TAPS:
+    found = convolution(*how)
+    if weight[0].numel() > _small_convolutions._MOST_TAPS:
         assert found is NotImplemented
     else:
         close(found, aten.convolution(*how))
@@ -62,7 +66,7 @@ def test_its_gradients_are_torchs(how, of_x, of_weight):
     grad = torch.randn_like(aten.convolution(*how))
     wanted = [of_x, of_weight, bias is not None]
     given = (grad, x, weight, [len(weight)], *way, wanted)
-    found = zip(wanted, convolved_back(*given), aten.convolution_backward(*given), strict=True)
+    found = zip(wanted, convolution_backward(*given), aten.convolution_backward(*given), strict=True)
     for is_wanted, mine, torchs in found:
         assert (mine is not None) == is_wanted
         if is_wanted:
@@ -74,7 +78,7 @@ def test_the_gradient_of_a_pool_is_torchs(rows, columns, high, wide, batched):
     x, grad = torch.randn(2, 3, high, wide), torch.randn(2, 3, rows, columns)
     if not batched:
         x, grad = x[0], grad[0]
-    found = pooled_back(grad, x)
+    found = adaptive_pool_backward(grad, x)
     if high % rows or wide % columns:
         assert found is NotImplemented
     else:
@@ -84,7 +88,7 @@ def test_the_gradient_of_a_pool_is_torchs(rows, columns, high, wide, batched):
 def _called(x, weight, *, stride=1, transposed=False, groups=1):
     way = [stride] * 2, [0, 0], [1, 1], transposed, [0, 0], groups
     grad = aten.convolution(x, weight, None, *way)
-    return convolved(x, weight, None, *way), convolved_back(grad, x, weight, None, *way, [True, True, False])
+    return convolution(x, weight, None, *way), convolution_backward(grad, x, weight, None, *way, [True, True, False])
 
 
 X = torch.ones(2, 4, 6, 6)
@@ -111,9 +115,9 @@ def test_large_ones_are_left_to_torch(monkeypatch):
     assert _called(X, torch.ones(129, 4, 3, 3))[1] is NotImplemented
     few = torch.ones(4, 4, 2, 2)
     assert _called(X, few)[0] is not NotImplemented
-    monkeypatch.setattr(_convolutions, "_TERMS", 2 * 5 * 5 * 16 * 4 - 1)
+    monkeypatch.setattr(_small_convolutions, "_MOST_TERMS", 2 * 5 * 5 * 16 * 4 - 1)
     assert _called(X, few)[0] is NotImplemented
-    monkeypatch.setattr(_convolutions, "_ROOM", 2 * 4 * 4 * 36 - 1)
+    monkeypatch.setattr(_small_convolutions, "_LARGEST_MATRIX", 2 * 4 * 4 * 36 - 1)
     assert _called(X, many)[1] is NotImplemented
     assert _called(X, torch.ones(37, 4, 3, 3))[1] is NotImplemented  # of which the gradients are a larger matrix
 
@@ -153,9 +157,9 @@ def patched(monkeypatch):
     """Those that were cut into patches; nothing is rounded, which leaves small differences only."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.set_float32_matmul_precision("highest")
-    monkeypatch.setattr(_convolutions, "_is_tf32", lambda: True)
-    patches, found = _convolutions._patches, []
-    monkeypatch.setattr(_convolutions, "_patches", lambda *given: found.append(given) or patches(*given))
+    monkeypatch.setattr(_small_convolutions, "_is_tf32", lambda: True)
+    patches, found = _small_convolutions._patches, []
+    monkeypatch.setattr(_small_convolutions, "_patches", lambda *given: found.append(given) or patches(*given))
     return found
 
 
@@ -168,9 +172,9 @@ def _assert_learns_the_same(device, patched):
 
 
 def test_a_network_of_them_learns_what_it_does_eagerly(patched, monkeypatch):
-    ours = _compiled._OTHERWISE["cuda"]
+    ours = _compiled._REPLACEMENTS["cuda"]
     interpreted(monkeypatch)
-    monkeypatch.setattr(_compiled, "_OTHERWISE", {"cpu": ours})
+    monkeypatch.setattr(_compiled, "_REPLACEMENTS", {"cpu": ours})
     _assert_learns_the_same("cpu", patched)
 
 

@@ -4,18 +4,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.program._masks import _mixed, drawn, dropped
 from torch import nn
 
 import stoker
 from stoker import callbacks
+from stoker.engine.executors._dropout import _mix_bits, draw_mask, fast_dropout
 
 MANY = 2**18
 
 
 def drawn_often(p, times, size=MANY):
     torch.manual_seed(0)
-    return torch.stack([drawn(torch.Size([size]), p) for _ in range(times)]).double()
+    return torch.stack([draw_mask(torch.Size([size]), p) for _ in range(times)]).double()
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9, 0.999])
@@ -52,7 +52,7 @@ def test_words_of_a_mask_are_all_as_frequent():
 @given(st.floats(0, 1), st.integers(1, 200))
 def test_what_stays_is_scaled_and_the_rest_is_zero(p, count):
     x = torch.randn(count)
-    out, mask = dropped(x, p, True)
+    out, mask = fast_dropout(x, p, True)
     kept = x / (1 - p) if p < 1 else torch.zeros(count)
     torch.testing.assert_close(out, torch.where(mask, kept, 0.0))
     assert p < 1 or not mask.any()
@@ -61,7 +61,7 @@ def test_what_stays_is_scaled_and_the_rest_is_zero(p, count):
 @pytest.mark.parametrize(("p", "train"), [(0.0, True), (0.5, False)])
 def test_nothing_is_dropped_where_nothing_should_be(p, train):
     x = torch.randn(50)
-    out, mask = dropped(x, p, train)
+    out, mask = fast_dropout(x, p, train)
     assert torch.equal(out, x) and mask.all()
 
 
@@ -98,4 +98,4 @@ def test_a_compiled_fit_drops_other_elements_each_time_and_the_same_ones_again()
 def test_a_compiler_comes_to_the_same_hashes():
     """Products overflow on purpose, where C++ promises nothing of whole numbers with a sign."""
     numbers = torch.arange(1037, dtype=torch.int32) * -1640531535 + 77  # no multiple of what goes at once
-    assert torch.equal(torch.compile(_mixed)(numbers), _mixed(numbers))
+    assert torch.equal(torch.compile(_mix_bits)(numbers), _mix_bits(numbers))

@@ -168,6 +168,8 @@ class RunningTotals:
                 self._states[place] = replaced.get(id(old), old)
                 continue
             pair = _matching_tensors(old, new, expand=expand)
+            if pair is not None and _moves_values(*pair):
+                self._is_static[place], pair = False, None  # a compiler may overwrite a value before it has moved
             replaced[id(old)] = old if pair is not None else map_tensors(torch.clone, new)
             self._states[place] = replaced[id(old)]
             if pair is not None:
@@ -365,6 +367,12 @@ def _matching_tensors(old: Any, new: Any, *, expand: bool) -> tuple[list[Tensor]
     if expand:
         new_tensors = [b.to(a.dtype).expand_as(a) for a, b in zip(old_tensors, new_tensors, strict=True)]
     return old_tensors, new_tensors
+
+
+def _moves_values(old: list[Tensor], new: list[Tensor]) -> bool:
+    """Whether a new state holds a tensor of the old one under another name."""
+    places = {_memory_of(tensor): place for place, tensor in enumerate(old)}
+    return any(places.get(_memory_of(tensor), place) != place for place, tensor in enumerate(new))
 
 
 def _holds_only_tensors_on(device: torch.device, state: Any) -> bool:

@@ -71,9 +71,10 @@ class Config:
             if field.name in _METHODS:
                 raise ConfigError(f"{cls.__name__}.{field.name}: a config has a method of this name; choose another")
         # Quoted annotations of a class inside a function can only be resolved here, with the function's variables.
-        # A name that is defined later raises NameError; `field_types` looks for it in the module when it is needed.
-        with contextlib.suppress(NameError):
-            type.__setattr__(cls, "_resolved", resolve_annotations(cls, sys._getframe(1).f_locals))
+        # `field_types` resolves all others when they are needed, which keeps the import of stoker fast.
+        if cls.__qualname__ != cls.__name__:
+            with contextlib.suppress(NameError):
+                type.__setattr__(cls, "_resolved", resolve_annotations(cls, sys._getframe(1).f_locals))
         _check_in_constructor(cls)
 
     @classmethod

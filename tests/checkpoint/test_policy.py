@@ -82,7 +82,7 @@ def test_a_metric_without_a_direction_is_named():
         InvalidArgument, match="'valid/iou' is better; pass Checkpoint\\(keep_best='valid/iou', direction="
     ):
         reason(Checkpoint(keep_best="valid/iou"), moment(1, values={"valid/iou": 0.1}), direction=None)
-    with pytest.raises(InvalidArgument, match=r"a high .valid/iou. is better; pass Checkpoint"):
+
 
 def test_an_unknown_metric_is_named_with_the_known_ones():
     here = moment(9, values={"valid/accuracy": 0.5, "valid/loss": 0.7})

@@ -12,8 +12,8 @@ from stoker import Callback, Checkpoint, NotFinite, callbacks, data, metrics, sc
 from tests.distributed.fits import came_out, learner, samples
 from tests.distributed.processes import run
 from tests.distributed.test_fit import differences
-from tests.engine.fits import Net
-from tests.engine.fits import learner as noisy_learner
+from tests.learner.fits import Net
+from tests.learner.fits import learner as noisy_learner
 
 EVERY = Checkpoint(every=4, keep_last=2, background=False)
 

@@ -13,6 +13,7 @@ Names are imported on first use, so that programs that only read runs (`stoker.r
 torch.
 """
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 from stoker import errors as _errors
@@ -100,12 +101,17 @@ if not TYPE_CHECKING:  # so that a type checker reports misspelt names
 
     def __getattr__(name: str) -> Any:
         """Imports a public name on first use; afterwards it is an ordinary attribute."""
-        if name in _MODULES:
-            value = getattr(__import__(f"stoker.{_MODULES[name]}", fromlist=[name]), name)
-        elif name in _PACKAGES:
-            value = __import__(f"stoker.{name}", fromlist=[name])
-        else:
+        if name not in _MODULES and name not in _PACKAGES:
             raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+        # A collection would visit all objects of torch, which takes longer than the import of stoker itself.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            module = __import__(f"stoker.{_MODULES.get(name, name)}", fromlist=[name])
+        finally:
+            if was_enabled:
+                gc.enable()
+        value = getattr(module, name) if name in _MODULES else module
         globals()[name] = value
         return value
 

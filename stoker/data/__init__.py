@@ -10,8 +10,7 @@ from stoker.data._digits import digits
 from stoker.data._loader import EpochBatches, Loader
 from stoker.data._prefetch import prefetch
 from stoker.data._source import Source
-from stoker.data._split import split
-from stoker.data._views import concat, mapped, shuffled, take, windows
+from stoker.data._views import concat, mapped, shuffled, split, take, windows
 
 __all__ = [
     "EpochBatches",

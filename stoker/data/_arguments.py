@@ -3,27 +3,18 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
-
 from stoker.errors import InvalidArgument, WrongType, did_you_mean
 
 T = TypeVar("T")
 
 
-def check_int(name: str, value: Any, *, least: int) -> int:
+def check_int(name: str, value: Any, *, least: int | None = None) -> int:
     """Returns an integer argument, or raises if it is of another type or below `least`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise WrongType(f"{name} has to be an integer; got {value!r}")
-    if value < least:
+    if least is not None and value < least:
         raise InvalidArgument(f"{name} has to be at least {least}; got {value}")
     return int(value)
-
-
-def check_seed(name: str, value: Any) -> int:
-    """Returns a seed, or raises if it is not an integer."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise WrongType(f"{name} has to be a seed, which is an integer, as in {name}=0; got {value!r}")
-    return int(value.__index__())
 
 
 def check_function(name: str, value: Any) -> Callable[..., Any] | None:
@@ -31,14 +22,6 @@ def check_function(name: str, value: Any) -> Callable[..., Any] | None:
     if value is not None and not callable(value):
         raise WrongType(f"{name} has to be a function; got {type(value).__name__}")
     return value
-
-
-def check_device(device: torch.device | str | None) -> torch.device | None:
-    """Returns a device or None, or raises if torch does not know it."""
-    try:
-        return None if device is None else torch.device(device)
-    except RuntimeError as error:
-        raise InvalidArgument(f"device={device!r} is not a device that torch knows: {error}") from None
 
 
 def either(name: str, value: Any, alias: str, alias_value: Any) -> Any:

@@ -1,15 +1,19 @@
-"""Batches: rows that are gathered later, padding batches, transforms of whole batches, and moving to a device."""
+"""Batches: building one out of samples, rows that are gathered later, padding, transforms, moving to a device."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Number
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from stoker._tree import map_leaves
-from stoker.data._columns import View
-from stoker.errors import WrongType
+from stoker._tree import is_namedtuple, map_leaves
+from stoker.data._rng import BATCH, SAMPLE, preserve_generators, random_key, seed_generators
+from stoker.data._source import Source, View
+from stoker.errors import BadData, WrongType
 
 
 class PaddingBatch(NamedTuple):
@@ -111,11 +115,7 @@ def transform_batch(batch: Any, transform: Callable[..., Any] | None) -> Any:
 
 def map_parts(function: Callable[[Any], Any], batch: Any) -> Any:
     """Applies a function to every leaf of a batch; a container that has a `.to` method counts as a leaf."""
-    return map_leaves(function, batch, is_leaf=_can_move)
-
-
-def _can_move(part: Any) -> bool:
-    return hasattr(part, "to")
+    return map_leaves(function, batch, is_leaf=lambda part: hasattr(part, "to"))
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:
@@ -131,3 +131,185 @@ def move_batch(batch: Any, device: torch.device) -> Any:
         return part.to(device) if hasattr(part, "to") and not isinstance(part, type) else part
 
     return map_parts(move, batch)
+
+
+# --- building a batch out of samples
+
+Stack = Callable[[list[Tensor]], Tensor]
+
+
+class Task(NamedTuple):
+    """One batch to build: its position, and its samples by number; of a stream also the samples themselves."""
+
+    epoch: int
+    batch: int
+    numbers: list[int]
+    samples: list[Any] | None = None
+    rank: int = 0  # the rank that gets it
+    is_padding: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a task becomes a batch: a pure function of (seed, epoch, sample numbers)."""
+
+    source: Source[Any]  # empty for a stream, whose tasks hold their samples
+    transform: Callable[..., Any] | None
+    batcher: Callable[[list[Any]], Any] | None
+    seed: int
+
+    def build(self, task: Task, stack: Stack = torch.stack) -> Any:
+        """Reads, transforms and collates the samples; leaves torch's, numpy's and Python's generators seeded."""
+        samples = [self._load(task, place) for place in range(len(task.numbers))]
+        # Rank 0 draws what a single process draws; every other rank has random numbers of its own.
+        rank = (task.rank,) if task.rank else ()
+        seed_generators(random_key(BATCH, self.seed, task.epoch, task.batch, *rank))
+        try:
+            batch = collate(samples, stack=stack) if self.batcher is None else self.batcher(samples)
+        except Exception as error:
+            listed = ", ".join(map(str, task.numbers[:8])) + (", …" if len(task.numbers) > 8 else "")
+            error.add_note(f"while collating samples {listed} to batch {task.batch} (epoch {task.epoch})")
+            raise
+        return PaddingBatch(batch) if task.is_padding else batch
+
+    def _load(self, task: Task, place: int) -> Any:
+        number = task.numbers[place]
+        seed_generators(random_key(SAMPLE, self.seed, task.epoch, number))
+        try:
+            sample = self.source[number] if task.samples is None else task.samples[place]
+            return sample if self.transform is None else call_with_parts(self.transform, sample)
+        except Exception as error:
+            error.add_note(f"while loading sample {number} (epoch {task.epoch}, batch {task.batch})")
+            raise
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """Builds batches in this process when they are requested; `Workers` has the same methods."""
+
+    recipe: Recipe
+
+    def build(self, tasks: Iterable[Task], *, start: tuple[int, int] | None = None) -> Iterator[Any]:
+        """Yields the batches of the tasks; the global random state of this process does not change."""
+        for task in tasks:
+            with preserve_generators():
+                batch = self.recipe.build(task)
+            yield batch
+
+    def prepare(self, tasks: Iterable[Task], *, start: tuple[int, int]) -> None:
+        """Does nothing: building in this process would only delay training."""
+
+    def close(self) -> None:
+        """Does nothing: there are no processes to stop."""
+
+
+_ADVICE = "pass batcher= to define how samples become a batch (with padding, for example)"
+
+
+def collate(samples: Sequence[Any], path: str = "", stack: Stack = torch.stack) -> Any:
+    """Stacks samples: tuples to a tuple, mappings to a dict, tensors, arrays and numbers to a tensor.
+
+    >>> collate([(1, 0.5, "a"), (2, 0.25, "b")])
+    (tensor([1, 2]), tensor([0.5000, 0.2500]), ['a', 'b'])
+
+    Python floats get torch's default dtype; arrays and tensors keep theirs. A list of numbers is a row of a tensor.
+    `stack` replaces `torch.stack`, for a caller that allocates the memory itself.
+    """
+    first = samples[0]
+    if isinstance(first, (str, bytes)):
+        _check_types(samples, (str, bytes), path)
+        return list(samples)
+    if isinstance(first, Tensor):
+        _check_types(samples, Tensor, path)
+        return _stack(samples, path, stack)
+    if isinstance(first, (np.ndarray, np.generic)):
+        _check_types(samples, (np.ndarray, np.generic), path)
+        return _stack([_from_array(each, path) for each in samples], path, stack)
+    if isinstance(first, Number):
+        _check_types(samples, Number, path)
+        return _as_tensor(samples, path)
+    if isinstance(first, Mapping):
+        return _collate_mappings(samples, path, stack)
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        _check_types(samples, type(first), path)
+        names = [field.name for field in dataclasses.fields(first) if field.init]
+        parts = {name: collate([getattr(s, name) for s in samples], f"{path}.{name}", stack) for name in names}
+        return type(first)(**parts)
+    if isinstance(first, (tuple, list)):
+        return _collate_sequences(samples, path, stack)
+    raise BadData(
+        f"a {type(first).__name__}{_at(path)} can't be stacked into a batch; use tensors, arrays, numbers or strings "
+        "(transform= can make them), or pass batcher= to define how samples become a batch"
+    )
+
+
+def _collate_sequences(samples: Sequence[Any], path: str, stack: Stack) -> Any:
+    first = samples[0]
+    _check_types(samples, type(first), path)
+    if isinstance(first, list) and _is_row(first):
+        return _stack([_as_tensor(each, path) for each in samples], path, stack)
+    lengths = {len(each) for each in samples}
+    if len(lengths) > 1:
+        raise BadData(f"samples have {_join(lengths)} parts{_at(path)}; {_ADVICE}")
+    columns = enumerate(zip(*samples, strict=True))
+    parts = [collate(column, f"{path}[{place}]", stack) for place, column in columns]
+    return type(first)(*parts) if is_namedtuple(first) else type(first)(parts)
+
+
+def _collate_mappings(samples: Sequence[Any], path: str, stack: Stack) -> dict[Any, Any]:
+    _check_types(samples, Mapping, path)
+    names = list(samples[0])
+    for each in samples:
+        if set(each) != set(names):
+            missing = sorted(map(repr, set(each) ^ set(names)))
+            raise BadData(f"only some samples have {', '.join(missing)}{_at(path)}; {_ADVICE}")
+    return {name: collate([each[name] for each in samples], f"{path}[{name!r}]", stack) for name in names}
+
+
+def _is_row(value: Any) -> bool:
+    """Whether a value is a list of numbers, or of such lists; a list of anything else has parts, like a tuple."""
+    return isinstance(value, list) and all(isinstance(each, Number) or _is_row(each) for each in value)
+
+
+def _as_tensor(values: Any, path: str) -> Tensor:
+    try:
+        return torch.tensor(values, device="cpu")
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise BadData(f"the numbers{_at(path)} can't be converted to a tensor ({error}); {_ADVICE}") from None
+
+
+def _from_array(value: Any, path: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.array(value))  # a copy, because an array may be read-only; stacking costs as much
+    except TypeError:
+        dtype = value.dtype
+        raise BadData(f"an array of dtype {dtype}{_at(path)} can't be converted to a tensor; {_ADVICE}") from None
+
+
+def _stack(tensors: Sequence[Tensor], path: str, stack: Stack) -> Tensor:
+    shapes, dtypes = {tuple(each.shape) for each in tensors}, {each.dtype for each in tensors}
+    if len(shapes) > 1:
+        listed = _join(str(list(shape)) for shape in sorted(shapes, key=lambda shape: (len(shape), shape)))
+        columns = "; if these are columns, put them in a tuple, as in (x, y)" if not path else ""
+        raise BadData(f"samples have shapes {listed}{_at(path)}, but only equal shapes stack; {_ADVICE}{columns}")
+    if len(dtypes) > 1:
+        listed = _join(sorted(str(dtype) for dtype in dtypes))
+        raise BadData(f"samples have dtypes {listed}{_at(path)}, but only equal dtypes stack; {_ADVICE}")
+    return stack(list(tensors))
+
+
+def _check_types(samples: Sequence[Any], expected: Any, path: str) -> None:
+    for each in samples:
+        if not isinstance(each, expected):
+            names = f"{type(samples[0]).__name__} and {type(each).__name__}"
+            raise BadData(f"samples have both {names}{_at(path)}, which do not stack; {_ADVICE}")
+
+
+def _at(path: str) -> str:
+    return f" at {path}" if path else ""
+
+
+def _join(values: Iterable[Any]) -> str:
+    """Lists the first three values for an error message."""
+    words = [str(value) for value in values]
+    return " and ".join(words[:3]) + (" and others" if len(words) > 3 else "")

@@ -1,34 +1,30 @@
 """How each kind of source is cut into batches, and how several ranks share a batch."""
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
+from stoker._tree import map_leaves, map_tensors
 from stoker.data._arguments import check_int
-from stoker.data._batch import PaddingBatch, RowSelection
-from stoker.data._build import InProcess, Task
-from stoker.data._columns import Selection, View
+from stoker.data._batch import InProcess, PaddingBatch, RowSelection, Task
 from stoker.data._rng import permutation, preserve_generators
-from stoker.data._source import Stream
+from stoker.data._source import Selection, Stream, View, set_epoch
 from stoker.data._workers import Workers
-from stoker.errors import BadData, InvalidArgument, WrongType
+from stoker.errors import BadData, InvalidArgument, StateMismatch, WrongType
 
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of a batch that one rank has; the shares of all ranks, in order, are the batch.
-
-    >>> [Share(rank, 3).rows(7) for rank in range(3)]
-    [(0, 2, False), (2, 4, False), (4, 7, False)]
-    >>> [Share(rank, 2).rows(1) for rank in range(2)]
-    [(0, 1, True), (0, 1, False)]
-    """
+    """The rows of a batch that one rank has; the shares of all ranks, in order, are the batch."""
 
     rank: int = 0
     size: int = 1
@@ -41,40 +37,6 @@ class Share:
         """Returns where the share of `count` rows starts and stops; an empty one is the first row, as padding."""
         start, stop = count * self.rank // self.size, count * (self.rank + 1) // self.size
         return (start, stop, False) if start < stop else (0, 1, True)
-
-    def cut(self, task: Task) -> Task:
-        """Returns the task of building only this share of a batch."""
-        start, stop, is_padding = self.rows(len(task.numbers))
-        samples = None if task.samples is None else task.samples[start:stop]
-        return Task(task.epoch, task.batch, task.numbers[start:stop], samples, self.rank, is_padding)
-
-
-class BatchSource(ABC):
-    """What a loader iterates over; there is one subclass for each kind of source."""
-
-    @abstractmethod
-    def count_samples(self) -> int:
-        """Counts the samples in the source."""
-
-    @abstractmethod
-    def count_batches(self) -> int:
-        """Counts the batches of an epoch."""
-
-    @abstractmethod
-    def check_start(self, batch: int) -> None:
-        """Raises if an epoch is known to end before `batch`."""
-
-    @abstractmethod
-    def iterate(self, epoch: int, batch: int) -> Iterator[Any]:
-        """Yields the batches of an epoch, from `batch` on."""
-
-    @abstractmethod
-    def for_rank(self, share: Share) -> "BatchSource":
-        """Returns the same batches, cut to the share of one rank."""
-
-    def describe_sharing(self) -> str | None:
-        """Tells what a user has to know if several ranks share this source; None if nothing is special."""
-        return None
 
 
 def check_batch_exists(batch: int, batches: int) -> None:
@@ -118,7 +80,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class NumberedBatches(BatchSource):
+class NumberedBatches:
     """Samples that have numbers, so that an epoch can start anywhere."""
 
     plan: Plan
@@ -147,7 +109,7 @@ class ColumnBatches(NumberedBatches):
             rows = view.slice(start, stop) if order is None else view.gather(order[start:stop])
             yield PaddingBatch(rows) if is_padding else rows
 
-    def for_rank(self, share: Share) -> BatchSource:
+    def for_rank(self, share: Share) -> "Batches":
         return replace(self, plan=replace(self.plan, share=share))
 
     @property
@@ -189,7 +151,7 @@ class SampleBatches(NumberedBatches):
     def iterate(self, epoch: int, batch: int) -> Iterator[Any]:
         return self.builder.build(self._tasks(epoch, batch), start=(epoch, batch))
 
-    def for_rank(self, share: Share) -> BatchSource:
+    def for_rank(self, share: Share) -> "Batches":
         # A copy of the builder has workers of its own: what the others prepare for an epoch is not this share.
         return SampleBatches(replace(self.plan, share=share), copy.copy(self.builder))
 
@@ -205,7 +167,7 @@ class SampleBatches(NumberedBatches):
 
 
 @dataclass(frozen=True)
-class StreamBatches(BatchSource):
+class StreamBatches:
     """An iterable, read by one reader in the main process, so that the order does not depend on the workers."""
 
     stream: Stream
@@ -227,13 +189,10 @@ class StreamBatches(BatchSource):
     def count_batches(self) -> int:
         return _count_batches(self.count_samples(), self.size, self.drop_last)
 
-    def check_start(self, batch: int) -> None:
-        """Does nothing: the end of a stream is known only after reading it."""
-
     def iterate(self, epoch: int, batch: int) -> Iterator[Any]:
         return self.builder.build(self._tasks(epoch, batch))
 
-    def for_rank(self, share: Share) -> BatchSource:
+    def for_rank(self, share: Share) -> "Batches":
         if getattr(self.stream.samples, "_distributed", None) is not None:  # of a Hugging Face stream
             raise InvalidArgument(
                 "this stream is split by rank already (split_dataset_by_node), and would be split a second time; pass "
@@ -241,7 +200,7 @@ class StreamBatches(BatchSource):
             )
         return replace(self, builder=copy.copy(self.builder), share=share)
 
-    def describe_sharing(self) -> str | None:
+    def describe_sharing(self) -> str:
         return (
             f"each of the {self.share.size} ranks reads the whole stream and takes its share of every batch, so the "
             "stream has to give the same samples on all ranks"
@@ -267,6 +226,165 @@ class StreamBatches(BatchSource):
                 )
             if not samples or (self.drop_last and len(samples) < size):
                 return
-            numbers = list(range(place * size, place * size + len(samples)))
-            yield self.share.cut(Task(epoch, place, numbers, samples))
+            start, stop, is_padding = self.share.rows(len(samples))
+            numbers = list(range(place * size + start, place * size + stop))
+            yield Task(epoch, place, numbers, samples[start:stop], self.share.rank, is_padding)
             place += 1
+
+
+# --- DataLoaders
+
+Generator = Any  # a generator of torch, numpy or Python
+
+
+@dataclass(frozen=True)
+class DataLoaderBatches:
+    """The batches of a torch DataLoader, as it gives them."""
+
+    loader: DataLoader[Any]
+
+    def count_samples(self) -> int:
+        raise WrongType("a DataLoader does not tell its number of samples; len() is its number of batches")
+
+    def count_batches(self) -> int:
+        try:
+            return len(self.loader)
+        except TypeError as error:  # over an IterableDataset
+            raise WrongType(f"this DataLoader has no length: {error}") from None
+
+    def check_start(self, batch: int) -> None:
+        with suppress(WrongType):  # without a length, the end is known only after reading
+            check_batch_exists(batch, self.count_batches())
+
+    def iterate(self, epoch: int, batch: int) -> Iterator[Any]:
+        for target in (self.loader.dataset, *self._samplers()):
+            set_epoch(target, epoch)
+        if epoch:
+            self._start_persistent_workers()
+        batches = iter(self.loader)
+        # Skipped now and not at the first `next`: the caller sets the generators for the time of this call only.
+        skipped = sum(1 for _ in islice(batches, batch))
+        if skipped < batch:
+            raise InvalidArgument(
+                f"batch {batch} of epoch {epoch} does not exist: the DataLoader ended after {skipped} batches"
+            )
+        return batches
+
+    def for_rank(self, share: Share) -> "Batches":
+        """Checks that the DataLoader gives this rank its own share, because it can't be cut here."""
+        sampler = self._distributed_sampler()
+        if sampler is None:
+            raise InvalidArgument(
+                f"a DataLoader can't be shared by {share.size} ranks: each of them would read all of it; pass its "
+                "dataset, with the batch_size of all ranks together, or give the DataLoader a DistributedSampler"
+            )
+        if (sampler.rank, sampler.num_replicas) != (share.rank, share.size):
+            raise InvalidArgument(
+                f"the DataLoader's {type(sampler).__name__} is for rank {sampler.rank} of {sampler.num_replicas}, but "
+                f"this is rank {share.rank} of {share.size}; create it with num_replicas={share.size} and "
+                f"rank={share.rank}, or pass the dataset, with the batch_size of all ranks together"
+            )
+        return self
+
+    def describe_sharing(self) -> str:
+        sampler = self._distributed_sampler()
+        ranks = "ranks" if sampler is None else f"{sampler.num_replicas} ranks"
+        note = f"each of the {ranks} has a DataLoader of its own, with batches of its own"
+        if not isinstance(sampler, DistributedSampler) or not isinstance(sampler.dataset, Sized):
+            return note
+        count = len(sampler.dataset)
+        extra = sampler.total_size - count
+        if extra == 0:
+            return note
+        return (
+            f"{note}; its DistributedSampler {'repeats' if extra > 0 else 'leaves out'} {abs(extra)} of {count} "
+            "samples in every epoch, so that all ranks have the same number (pass the dataset to use each sample once)"
+        )
+
+    def _distributed_sampler(self) -> Any:
+        """The sampler that knows about ranks (torch's `DistributedSampler`, or one like it), or None."""
+        samplers = (each for each in self._samplers() if hasattr(each, "num_replicas") and hasattr(each, "rank"))
+        return next(samplers, None)
+
+    def _samplers(self) -> list[Any]:
+        inner = getattr(self.loader.batch_sampler, "sampler", None)  # of a batch sampler that the user made
+        return [self.loader.sampler, self.loader.batch_sampler, inner]
+
+    def _start_persistent_workers(self) -> None:
+        """Starts workers that live across epochs, if another process iterated over the epochs before.
+
+        A DataLoader draws a seed when it starts such workers, and only then. A resumed run has to start them without
+        changing the state of any generator.
+        """
+        if self.loader.persistent_workers and self.loader._iterator is None:
+            generators = find_generators(self.loader)
+            states = get_states(generators)
+            with preserve_generators():
+                iter(self.loader)
+            set_states(generators, states)
+
+
+Batches = ColumnBatches | SampleBatches | StreamBatches | DataLoaderBatches
+
+
+def find_generators(root: object) -> dict[str, Generator]:
+    """Finds every random generator in the attributes of a dataset or DataLoader, such as `sampler.generator`."""
+    return dict(_visit(root, "", set()))
+
+
+def _visit(owner: object, prefix: str, seen: set[int]) -> Iterator[tuple[str, Generator]]:
+    # Looked up when needed: importing numpy.random takes some milliseconds.
+    generator_types = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
+    attributes = vars(owner) if hasattr(owner, "__dict__") else {}
+    for types in (generator_types, (Sampler, Dataset)):  # its own generators first: what it holds may share them
+        for name, value in attributes.items():
+            if not isinstance(value, types) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, generator_types):
+                yield f"{prefix}{name}", value
+            else:
+                yield from _visit(value, f"{prefix}{name}.", seen)
+
+
+def get_states(generators: Mapping[str, Generator]) -> dict[str, Any]:
+    """Returns the state of each generator as tensors and plain values."""
+    return {name: _get_state(generator) for name, generator in generators.items()}
+
+
+def set_states(generators: Mapping[str, Generator], states: Mapping[str, Any]) -> None:
+    """Sets the state of every generator; raises `StateMismatch` if one does not fit."""
+    if set(generators) != set(states):
+        found, expected = (", ".join(sorted(names)) or "none" for names in (generators, states))
+        raise StateMismatch(
+            f"the DataLoader has other generators than the saved state: expected {expected}, found {found}"
+        )
+    for name, generator in generators.items():
+        try:
+            _set_state(generator, states[name])
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
+            raise StateMismatch(
+                f"the saved state of the DataLoader's generator {name!r} can't be loaded: {error}"
+            ) from error
+
+
+def _get_state(generator: Generator) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        version, words, gauss = generator.getstate()
+        return {"version": version, "words": torch.tensor(words), "gauss": gauss}
+    is_legacy = isinstance(generator, np.random.RandomState)
+    state = generator.get_state(legacy=False) if is_legacy else generator.bit_generator.state
+    return map_leaves(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, state)
+
+
+def _set_state(generator: Generator, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate((state["version"], tuple(state["words"].tolist()), state["gauss"]))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(map_tensors(Tensor.numpy, state))
+    else:
+        generator.bit_generator.state = map_tensors(Tensor.numpy, state)

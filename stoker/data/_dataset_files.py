@@ -19,7 +19,6 @@ _PathLike = str | os.PathLike[str]
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # all big-endian
 _IDX_DIMENSIONS = 64  # the most that a numpy array can have
-_GZIP_RATIO = 1032  # the most bytes that one byte of a gzip file can decompress to
 _CHUNK = 1 << 20  # bytes read at a time, so that memory grows with the file and not with what its header claims
 _CLASSES = 10
 _CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes: the label, then the red, green and blue planes
@@ -92,16 +91,16 @@ def read_idx(path: _PathLike) -> Tensor:
         raise MissingFile(f"there is no file {path}")
     with path.open("rb") as file:
         if file.peek(2)[:2] != b"\x1f\x8b":
-            return _parse_idx(file, path, most=path.stat().st_size)
+            return _parse_idx(file, path)
         try:
             with gzip.open(file) as unzipped:
-                return _parse_idx(unzipped, path, most=path.stat().st_size * _GZIP_RATIO)
+                return _parse_idx(unzipped, path)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise BadFile(f"{path} is a broken gzip file ({error}); download it again") from error
 
 
-def _parse_idx(file: BufferedReader | gzip.GzipFile, path: Path, most: int) -> Tensor:
-    """Reads an opened idx file, which can't hold more than `most` bytes."""
+def _parse_idx(file: BufferedReader | gzip.GzipFile, path: Path) -> Tensor:
+    """Reads an opened idx file."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _IDX_TYPES or magic[3] > _IDX_DIMENSIONS:
         raise BadFile(
@@ -118,13 +117,12 @@ def _parse_idx(file: BufferedReader | gzip.GzipFile, path: Path, most: int) -> T
     dtype = np.dtype(_IDX_TYPES[magic[2]])
     expected = math.prod(shape) * dtype.itemsize
     content = bytearray()
-    while expected <= most and (chunk := file.read(min(_CHUNK, expected + 1 - len(content)))):
+    while chunk := file.read(min(_CHUNK, expected + 1 - len(content))):
         content += chunk
     if len(content) < expected:
-        found = f"the file holds {len(content)}" if content else "the file is too small for that"
         raise BadFile(
-            f"{path} is truncated: its header describes {text}, which takes {expected} bytes, but {found}; "
-            "download it again"
+            f"{path} is truncated: its header describes {text}, which takes {expected} bytes, but the file holds "
+            f"{len(content)}; download it again"
         )
     if len(content) > expected:
         raise BadFile(f"{path} has more than the {expected} bytes of the {text} in its header; it is not an idx file")

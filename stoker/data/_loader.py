@@ -8,13 +8,21 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from stoker.data._arguments import check_device, check_function, check_int, check_seed, either
-from stoker.data._batch import BatchTransform, RowSelection, move_batch, transform_batch
-from stoker.data._batching import BatchSource, ColumnBatches, Plan, SampleBatches, Share, StreamBatches
-from stoker.data._build import InProcess, Recipe
-from stoker.data._columns import View, is_vectorized, make_resident, resident_bytes
-from stoker.data._dataloader import DataLoaderBatches, find_generators, get_states, set_states
-from stoker.data._source import Stream, as_source
+from stoker.data._arguments import check_function, check_int, either
+from stoker.data._batch import BatchTransform, InProcess, Recipe, RowSelection, move_batch, transform_batch
+from stoker.data._batching import (
+    Batches,
+    ColumnBatches,
+    DataLoaderBatches,
+    Plan,
+    SampleBatches,
+    Share,
+    StreamBatches,
+    find_generators,
+    get_states,
+    set_states,
+)
+from stoker.data._source import Stream, View, as_source, is_vectorized, make_resident, resident_bytes
 from stoker.data._workers import Workers
 from stoker.errors import InvalidArgument, WrongType
 
@@ -77,7 +85,7 @@ class Loader:
         self.transform = check_function("transform", transform)
         self.batch_transform = transform.function if isinstance(transform, BatchTransform) else None
         self.drop_last = drop_last
-        self.device = check_device(device)
+        self.device = _as_device(device)
         self._batches = _make_batches(self)
         self._share = Share()
         self._next_epoch = 0
@@ -113,8 +121,9 @@ class Loader:
         A stream and a `DataLoader` have to be read up to there. The result can be iterated over several times and gives
         the same batches; for a `DataLoader` only if its generators are in the same state (see `needs_rng_state`).
         """
-        self._batches.check_start(check_int("batch", batch, least=0))
-        epoch = check_int("epoch", epoch, least=0)
+        epoch, batch = check_int("epoch", epoch, least=0), check_int("batch", batch, least=0)
+        if not isinstance(self._batches, StreamBatches):  # the end of a stream is known only after reading it
+            self._batches.check_start(batch)
         return EpochBatches(self._batches, epoch, batch, self.device, self.batch_transform)
 
     def prepare(self, epoch: int) -> None:
@@ -159,7 +168,8 @@ class Loader:
     @property
     def sharing_note(self) -> str | None:
         """What is special about sharing this source among ranks; None if training is as in a single process."""
-        return None if self._share.size == 1 else self._batches.describe_sharing()
+        special = self._share.size > 1 and isinstance(self._batches, StreamBatches | DataLoaderBatches)
+        return self._batches.describe_sharing() if special else None
 
     def resident(self, device: torch.device | str) -> "Loader":
         """Returns a loader whose columns stay on a device, so that batches are gathered there.
@@ -271,7 +281,7 @@ class EpochBatches:
     (2, 2)
     """
 
-    _batches: BatchSource
+    _batches: Batches
     epoch: int
     batch: int
     device: torch.device | None
@@ -300,13 +310,20 @@ class EpochBatches:
         return self._batches.select_rows(self.epoch, self.batch, self.batch_transform)
 
 
+def _as_device(device: torch.device | str | None) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise InvalidArgument(f"device={device!r} is not a device that torch knows: {error}") from None
+
+
 def _seed_of(shuffle: int | bool | None) -> int | None:
     if isinstance(shuffle, bool):
         return _DEFAULT_SEED if shuffle else None
-    return None if shuffle is None else check_seed("shuffle", shuffle)
+    return None if shuffle is None else check_int("shuffle", shuffle)
 
 
-def _make_batches(loader: Loader) -> BatchSource:
+def _make_batches(loader: Loader) -> Batches:
     """Chooses how batches are made from the source and the functions of a loader."""
     source = as_source(loader.source)
     if isinstance(source, DataLoader):
@@ -342,14 +359,14 @@ def _make_batches(loader: Loader) -> BatchSource:
 
 def _check_no_options(loader: Loader) -> None:
     options = {
-        "batch_size": loader.batch_size is not None,
-        "shuffle": loader.shuffle is not None,
-        "workers": loader.workers > 0,
-        "batcher": loader.batcher is not None,
-        "transform": loader.transform is not None and loader.batch_transform is None,
-        "drop_last": loader.drop_last,
+        "batch_size": loader.batch_size,
+        "shuffle": loader.shuffle,
+        "workers": loader.workers or None,
+        "batcher": loader.batcher,
+        "transform": None if loader.batch_transform else loader.transform,
+        "drop_last": loader.drop_last or None,
     }
-    passed = [name for name, is_passed in options.items() if is_passed]
+    passed = [name for name, value in options.items() if value is not None]
     if passed:
         raise InvalidArgument(
             f"a DataLoader is used as it is, so {', '.join(passed)} can't be combined with it; set them in the "

@@ -31,7 +31,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from stoker.data._build import Recipe, Task
+from stoker.data._batch import Recipe, Task
 from stoker.errors import SampleFailed, WorkerDied, WrongType
 
 _AHEAD = 2  # batches that each worker is asked for in advance

@@ -206,13 +206,13 @@ class TrainState:
         model = _with_buffers(model_state(self.model), point.buffers)
         model["extra"] = dict(zip(model["extra"], point.extra, strict=True))
         # Resume points are only taken where no window is open.
-        windows = {part: each.state_dict() for part, each in self.accumulators.items()} if at is None else {}
+        open_windows = {part: each.state_dict() for part, each in self.accumulators.items() if len(each) and at is None}
         return {
             "model": model,
             "optimizer": self.optimizer.state_dict(),
             "average": None if self.ema is None else self.ema.state_dict(),
             "best": point.best_weights,
-            "accumulators": windows,
+            "accumulators": open_windows,
             "loss_scale": point.loss_scale,
             "random": random,
             "loader": point.loader,

@@ -8,9 +8,9 @@ of a `.pt` file safely. `write_tensors` and `read_tensors` are for code that sto
 
 from stoker.weights._file import Listing, inspect
 from stoker.weights._load import load
-from stoker.weights._model_tensors import check_tensor
 from stoker.weights._safetensors import read_tensors, write_tensors
 from stoker.weights._save import save
+from stoker.weights._tensors import check_tensor
 from stoker.weights._torch import load_torch
 
 __all__ = [

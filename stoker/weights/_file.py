@@ -12,12 +12,10 @@ from torch import Tensor
 
 from stoker.errors import BadFile
 from stoker.weights import _json, _msgpack, _safetensors
-from stoker.weights._header import Entry, Header, checksum
-from stoker.weights._reader import Reader, open_reader, tensor_bytes
+from stoker.weights._header import Header, Reader, open_reader
+from stoker.weights._tensors import Entry, checksum, tensor_bytes
 
 FORMATS: dict[str, ModuleType] = {"safetensors": _safetensors, "msgpack": _msgpack, "json": _json}
-
-_MAX_LINES = 40  # of tensors in a repr
 
 
 class Contents(Protocol):
@@ -40,9 +38,9 @@ def open_weights(path: Path, limit: int) -> Iterator[tuple[Reader, str, Contents
 
 def read_checked(file: str, contents: Contents, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
     """Yields the wanted tensors; raises `BadFile` if a checksum in the file does not match."""
-    info = contents.header.info
+    sums = contents.header.crc32  # empty in files of other programs
     for name, tensor in contents.tensors(wanted):
-        if info is not None and checksum(tensor_bytes(tensor)) != info.crc32[name]:
+        if sums and checksum(tensor_bytes(tensor)) != sums[name]:
             raise BadFile(f"{file} is damaged: the checksum of {name!r} does not match")
         yield name, tensor
 
@@ -87,10 +85,8 @@ class Listing:
         lines = [f"{self.path.name}: {kind}, {len(self.tensors)} tensors, {numel:,} numbers"]
         rows = [(name, repr(entry)) for name, entry in self.tensors.items()]
         rows += [(name, f"tied to {owner}") for name, owner in self.aliases.items()]
-        width = max((len(name) for name, _ in rows[:_MAX_LINES]), default=0)
-        lines += [f"  {name:<{width}}  {text}" for name, text in rows[:_MAX_LINES]]
-        if len(rows) > _MAX_LINES:
-            lines.append(f"  and {len(rows) - _MAX_LINES} more")
+        width = max((len(name) for name, _ in rows), default=0)
+        lines += [f"  {name:<{width}}  {text}" for name, text in rows]
         lines += [f"  {key}: {value}" for key, value in self.metadata.items()]
         return "\n".join(lines)
 
@@ -112,8 +108,5 @@ def inspect(path: str | os.PathLike[str], *, limit: int = 1 << 26) -> Listing:
     that a gzipped file may unpack to (64 MiB).
     """
     with open_weights(Path(path), limit) as (reader, format, contents):
-        header = contents.header
-        precision = header.info.precision if header.info else None
-        return Listing(
-            Path(path), format, reader.compressed, precision, header.tensors, header.aliases, header.metadata
-        )
+        header, kind = contents.header, (Path(path), format, reader.is_compressed)
+        return Listing(*kind, header.precision, header.tensors, header.aliases, header.metadata)

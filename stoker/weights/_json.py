@@ -14,35 +14,23 @@ from torch import Tensor
 
 from stoker._files import parse_json
 from stoker.errors import BadFile
-from stoker.weights._header import Entry, Header, dtype_name, parse_document, shorten
-from stoker.weights._reader import Reader
+from stoker.weights._header import Header, Reader, parse_document, shorten
+from stoker.weights._tensors import Entry, dtype_name
 
-_PIECE = 1 << 16  # numbers that are converted to text at a time
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
 def write(file: IO[bytes], header: Header, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Writes the header and the tensors, one per line."""
-    info, metadata = json.dumps(header.info_dict()), json.dumps(header.metadata)
+    info, metadata = json.dumps(header.to_info()), json.dumps(header.metadata)
     file.write(f'{{"stoker": {info},\n"metadata": {metadata},\n"tensors": {{'.encode())
     for number, (name, tensor) in enumerate(tensors):
         entry = header.tensors[name]
         start = f'"dtype": "{dtype_name(entry.dtype)}", "shape": {json.dumps(entry.shape)}'
         file.write(f'{"," if number else ""}\n{json.dumps(name)}: {{{start}, "values": '.encode())
-        for piece in _format(torch.view_as_real(tensor) if tensor.is_complex() else tensor):
-            file.write(piece.encode())
-        file.write(b"}")
+        values = _to_lists(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+        file.write(json.dumps(values, allow_nan=False).encode() + b"}")
     file.write(b"\n}}\n")
-
-
-def _format(tensor: Tensor) -> Iterator[str]:
-    if tensor.ndim < 2 or tensor.numel() <= _PIECE:
-        yield json.dumps(_to_lists(tensor), allow_nan=False)
-        return
-    for number, part in enumerate(tensor):
-        yield ", " if number else "["
-        yield from _format(part)
-    yield "]"
 
 
 def _to_lists(tensor: Tensor) -> Any:

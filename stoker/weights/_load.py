@@ -1,10 +1,9 @@
 """Loads the weights of a file into a model."""
 
-import hashlib
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,15 +12,23 @@ from torch import Tensor, nn
 
 from stoker._select import Models, Selector, select_names
 from stoker.distributed import copy_into, to_local
-from stoker.errors import InvalidArgument, StateMismatch, WrongType, did_you_mean
+from stoker.errors import InvalidArgument, NoSuchParameter, StateMismatch, WrongType, did_you_mean
 from stoker.weights._file import Contents, open_weights, read_checked
-from stoker.weights._header import Entry, Header, dtype_name
-from stoker.weights._model_tensors import check_layout, first_names, model_tensors
-from stoker.weights._precision import cast
-from stoker.weights._reader import tensor_bytes
-from stoker.weights._rename import Rename, rename_all
+from stoker.weights._header import Header
+from stoker.weights._tensors import (
+    Entry,
+    cast,
+    check_layout,
+    checksum,
+    dtype_name,
+    first_names,
+    model_tensors,
+    tensor_bytes,
+)
 
 M = TypeVar("M", bound=Models)
+Rename = Mapping[str, str | None] | Callable[[str], str | None]
+Targets = dict[str, dict[str, Tensor]]  # stored name -> name in the model -> tensor that it is copied into
 
 _MAX_LISTED = 20  # names in each list of an error
 
@@ -67,13 +74,15 @@ def load(
     with _open_source(source, tensors, limit) as (file, contents):
         header = contents.header
         stored = {**{name: name for name in header.tensors}, **header.aliases}
-        offered = {new: stored[name] for name, new in rename_all(stored, rename).items()}
+        offered = {new: stored[name] for name, new in _rename_all(stored, rename).items()}
         wanted = set(tensors) if only is None else _select(only, tensors, model)
-        plan = _match(tensors, wanted, offered, header.tensors, strict=strict, partial=only is not None, file=file)
-        _check_values(file, contents, plan)
+        targets, ties = _match(
+            tensors, wanted, offered, header.tensors, strict=strict, partial=only is not None, file=file
+        )
+        _check_values(file, contents, targets, ties)
         with torch.no_grad():
-            for name, tensor in read_checked(file, contents, plan.targets):
-                for place, target in plan.targets[name].items():
+            for name, tensor in read_checked(file, contents, targets):
+                for place, target in targets[name].items():
                     copy_into(place, target, tensor.to(target.dtype))  # cast on the CPU, as checked, then moved
     return model
 
@@ -119,14 +128,6 @@ def _select(selector: Selector, tensors: dict[str, Tensor], model: Models) -> se
     return select_names(selector, tensors, model)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Which stored tensor is copied where."""
-
-    targets: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # stored name -> model name -> tensor
-    twins: list[list[str]] = field(default_factory=list)  # stored names of one tied tensor: they have to be equal
-
-
 def _match(
     tensors: dict[str, Tensor],
     wanted: set[str],
@@ -136,12 +137,16 @@ def _match(
     strict: bool,
     partial: bool,
     file: str,
-) -> _Plan:
-    """Finds the stored tensor for each tensor of the model; `offered` maps the model's names to stored names."""
+) -> tuple[Targets, list[list[str]]]:
+    """Finds the stored tensor for each tensor of the model; `offered` maps the model's names to stored names.
+
+    Also returns the lists of stored names that are one tied tensor in the model, which have to be equal.
+    """
     groups: dict[str, list[str]] = {}
     for name, owner in first_names(tensors).items():
         groups.setdefault(owner, []).append(name)
-    plan = _Plan()
+    targets: Targets = {}
+    ties: list[list[str]] = []
     missing: list[str] = []
     shapes: list[str] = []
     for owner, names in groups.items():
@@ -153,20 +158,20 @@ def _match(
             continue
         target = tensors[owner]
         for source in sources:
-            plan.targets.setdefault(source, {})
+            targets.setdefault(source, {})
             if entries[source].shape != tuple(target.shape):
                 found = list(entries[source].shape)
                 shapes.append(f"{owner!r} is {found} in the file, {list(target.shape)} in the model")
-        plan.targets[sources[0]][owner] = target
+        targets[sources[0]][owner] = target
         if len(sources) > 1:
-            plan.twins.append(sources)
+            ties.append(sources)
     extra = [name for name in offered if name not in tensors]
     unexpected = [] if partial else extra
-    if shapes or (strict and (missing or unexpected)) or (wanted and not plan.targets):
-        if not strict and plan.targets:  # then only the shapes are wrong
+    if shapes or (strict and (missing or unexpected)) or (wanted and not targets):
+        if not strict and targets:  # then only the shapes are wrong
             missing, unexpected = [], []
         raise StateMismatch(_describe_mismatch(file, missing, unexpected, shapes, extra, strict=strict))
-    return plan
+    return targets, ties
 
 
 def _describe_mismatch(
@@ -174,54 +179,104 @@ def _describe_mismatch(
 ) -> str:
     lines = [f"{file} does not match the model"]
     if missing:
-        hints = [did_you_mean(name, extra).removeprefix("; ") for name in missing[:_MAX_LISTED]]
-        texts = [f"{name!r} ({hint})" if hint else repr(name) for name, hint in zip(missing, hints, strict=False)]
+        hints = [(name, did_you_mean(name, extra).removeprefix("; ")) for name in missing[:_MAX_LISTED]]
+        texts = [f"{name!r} ({hint})" if hint else repr(name) for name, hint in hints]
         lines.append(f"not in the file: {_list(texts, len(missing))}")
     if unexpected:
-        lines.append(f"not in the model: {_list(list(map(repr, unexpected[:_MAX_LISTED])), len(unexpected))}")
+        lines.append(f"not in the model: {_list(list(map(repr, unexpected)), len(unexpected))}")
     if shapes:
-        lines.append(f"different shape: {_list(shapes[:_MAX_LISTED], len(shapes))}")
-    if missing or unexpected:
-        lines.append(_suggest(missing, unexpected, strict=strict))
-    if shapes and not strict:
+        lines.append(f"different shape: {_list(shapes, len(shapes))}")
+    prefixes = {name.partition(".")[0] for name in unexpected}
+    if missing and len(prefixes) == 1 and {name.partition(".")[2] for name in unexpected} >= set(missing):
+        lines.append(f"the names match with rename={{{prefixes.pop()!r}: ''}}")
+    elif strict and (missing or unexpected):
+        lines.append(
+            "rename= maps the file's names to the model's, only= loads a part, "
+            "strict=False ignores missing and unexpected names"
+        )
+    elif shapes:
         lines.append("strict=False allows missing and unexpected names, but not other shapes; only= loads a part")
+    else:
+        lines.append("there is nothing to load; rename= maps the file's names to the model's")
     return "\n  ".join(lines)
 
 
 def _list(texts: list[str], count: int) -> str:
-    return ", ".join(texts) + (f", and {count - _MAX_LISTED} more" if count > _MAX_LISTED else "")
+    return ", ".join(texts[:_MAX_LISTED]) + (f", and {count - _MAX_LISTED} more" if count > _MAX_LISTED else "")
 
 
-def _suggest(missing: list[str], unexpected: list[str], *, strict: bool) -> str:
-    prefixes = {name.partition(".")[0] for name in unexpected}
-    if missing and len(prefixes) == 1 and {name.partition(".")[2] for name in unexpected} >= set(missing):
-        return f"the names match with rename={{{prefixes.pop()!r}: ''}}"
-    if not strict:
-        return "there is nothing to load; rename= maps the file's names to the model's"
-    return (
-        "rename= maps the file's names to the model's, only= loads a part, "
-        "strict=False ignores missing and unexpected names"
-    )
-
-
-def _check_values(file: str, contents: Contents, plan: _Plan) -> None:
+def _check_values(file: str, contents: Contents, targets: Targets, ties: list[list[str]]) -> None:
     """Reads every tensor once and checks it, because a copy that fails halfway cannot be undone."""
-    digests: dict[str, bytes] = {}
-    twins = {name for names in plan.twins for name in names}
-    for name, tensor in read_checked(file, contents, plan.targets):
-        for place, target in plan.targets[name].items():
+    sums: dict[str, str] = {}
+    tied = {name for names in ties for name in names}
+    for name, tensor in read_checked(file, contents, targets):
+        for place, target in targets[name].items():
             _, problem = cast(tensor, target.dtype)
             if problem:
                 raise StateMismatch(
                     f"{file}: {name!r} is {dtype_name(tensor.dtype)}, {place!r} in the model is "
                     f"{dtype_name(target.dtype)}, and {problem}"
                 )
-        if name in twins:
-            digests[name] = hashlib.sha256(tensor_bytes(tensor.contiguous())).digest()
-    for first, *others in plan.twins:
+        if name in tied:
+            sums[name] = checksum(tensor_bytes(tensor.contiguous()))
+    for first, *others in ties:
         for other in others:
-            if digests[first] != digests[other]:
+            if sums[first] != sums[other]:
                 raise StateMismatch(
                     f"{file}: {first!r} and {other!r} differ, but are one tied tensor in the model; "
                     f"choose with rename={{{other!r}: None}}"
                 )
+
+
+# --- Renaming
+
+
+def _rename_all(names: Iterable[str], rename: Rename | None) -> dict[str, str]:
+    """The new name of every name, in order, without those that `rename` drops (`None`).
+
+    A dotted name also renames everything below it, and each `*` of a new name stands for what the `*` of the old name
+    matched. The first rule that matches a name wins.
+
+    >>> _rename_all(["net.0.gamma", "net.0.beta", "old.w"], {"net.*.gamma": "*.weight", "net": "", "old": None})
+    {'net.0.gamma': '0.weight', 'net.0.beta': '0.beta'}
+    """
+    names = list(names)
+    if rename is None:
+        return {name: name for name in names}
+    if isinstance(rename, Mapping):
+        made = _apply_rules(names, rename)
+    elif callable(rename):
+        made = {name: rename(name) for name in names}
+    else:
+        raise WrongType(f"rename is a mapping of names or globs, or a function; got {type(rename).__name__}")
+    renamed = {name: new for name, new in made.items() if new is not None}
+    previous: dict[str, str] = {}
+    for name, new in renamed.items():
+        if not isinstance(new, str):
+            raise WrongType(f"rename gives {name!r} the name {new!r}; expected a string, or None to leave it out")
+        if previous.setdefault(new, name) != name:
+            raise InvalidArgument(f"rename gives both {previous[new]!r} and {name!r} the name {new!r}")
+    return renamed
+
+
+def _apply_rules(names: list[str], rules: Mapping[str, str | None]) -> dict[str, str | None]:
+    made: dict[str, str | None] = {}
+    for pattern, new in rules.items():
+        if isinstance(new, str) and new.count("*") > pattern.count("*"):
+            raise InvalidArgument(f"rename: {new!r} has more '*' than {pattern!r}, so their values are not defined")
+        stars = "(.*)".join(re.escape(piece) for piece in pattern.split("*"))
+        expression = re.compile(f"(?s:{stars}(\\..*)?)")  # a group per `*`, and one for everything below the name
+        matches = {name: match for name in names if (match := expression.fullmatch(name))}
+        if not matches:
+            words = [".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)]
+            raise NoSuchParameter(f"rename: {pattern!r} matches no name in the file{did_you_mean(pattern, words)}")
+        for name, match in matches.items():
+            made.setdefault(name, _substitute(new, match) if isinstance(new, str) else new)
+    return {name: made.get(name, name) for name in names}
+
+
+def _substitute(new: str, match: re.Match[str]) -> str:
+    *stars, below = match.groups(default="")
+    pieces = new.split("*")
+    made = pieces[0] + "".join(star + piece for star, piece in zip(stars, pieces[1:], strict=False)) + below
+    return made if new else made.removeprefix(".")

@@ -6,11 +6,9 @@ from typing import IO, Any
 from torch import Tensor
 
 from stoker._files import reject_duplicates
-from stoker.errors import BadFile
-from stoker.weights._header import MAX_DIMENSIONS, Header, dtype_name, parse_document, shorten
-from stoker.weights._reader import Reader, tensor_bytes
-
-MAX_TENSOR = 2**32 - 1  # bytes; lengths have 32 bits
+from stoker.errors import BadFile, InvalidArgument
+from stoker.weights._header import MAX_DIMENSIONS, Header, Reader, parse_document, shorten
+from stoker.weights._tensors import dtype_name, tensor_bytes
 
 _MAX_HEADER = 100_000_000  # bytes
 _MAX_TENSORS = 1_000_000
@@ -20,11 +18,16 @@ _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # size of the length field, by the 
 def write(file: IO[bytes], header: Header, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Writes the header and the tensors, which come in the header's order."""
     pack = _msgpack().Packer()
+    for name, entry in header.tensors.items():
+        if entry.nbytes >= 2**32:
+            raise InvalidArgument(
+                f"{name!r} has {entry.nbytes:,} bytes; msgpack holds less than 4 GiB per tensor, use 'safetensors'"
+            )
     entries = {
         name: {"dtype": dtype_name(entry.dtype), "shape": list(entry.shape)} for name, entry in header.tensors.items()
     }
     file.write(pack.pack_map_header(4))
-    for key, value in (("stoker", header.info_dict()), ("metadata", header.metadata), ("tensors", entries)):
+    for key, value in (("stoker", header.to_info()), ("metadata", header.metadata), ("tensors", entries)):
         file.write(pack.pack(key) + pack.pack(value))
     file.write(pack.pack("data") + pack.pack_map_header(len(header.tensors)))
     for name, tensor in tensors:
@@ -68,7 +71,7 @@ class Contents:
         for name, entry in self.header.tensors.items():
             self._read_start(name, entry.nbytes)
             if name in wanted:
-                yield name, self._reader.read_tensor(entry.shape, entry.dtype)
+                yield name, self._reader.read_tensor(entry)
             else:
                 self._reader.skip(entry.nbytes)
         self._reader.check_end()

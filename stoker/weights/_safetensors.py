@@ -12,22 +12,19 @@ import torch
 from torch import Tensor
 
 from stoker._files import parse_json
-from stoker.errors import BadFile
+from stoker.errors import BadFile, InvalidArgument
 from stoker.weights._header import (
-    DTYPES,
-    Entry,
     Header,
-    check_header,
+    Reader,
+    check_fields,
     parse_entry,
     parse_info,
     parse_strings,
     shorten,
 )
-from stoker.weights._model_tensors import check_tensor
-from stoker.weights._reader import Reader, tensor_bytes
+from stoker.weights._tensors import DTYPES, Entry, check_tensor, tensor_bytes
 
 MAX_HEADER = 100_000_000  # bytes; the same bound as the safetensors package
-RESERVED_KEYS = {"stoker", "format"}  # of the metadata
 
 _DTYPES = {
     code: DTYPES[name]
@@ -49,7 +46,7 @@ def storage_order(tensors: Mapping[str, Entry]) -> list[str]:
 
 def write(file: IO[bytes], header: Header, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Writes the header and the tensors, which come in `storage_order`."""
-    _write_header(file, header.tensors, {**header.metadata, "format": "pt", "stoker": json.dumps(header.info_dict())})
+    _write_header(file, header.tensors, {**header.metadata, "format": "pt", "stoker": json.dumps(header.to_info())})
     for _, tensor in tensors:
         file.write(tensor_bytes(tensor))
 
@@ -78,7 +75,7 @@ def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapp
 
 def read_tensors(file: IO[bytes], *, name: str, size: int) -> dict[str, Tensor]:
     """Reads all tensors of a safetensors file of `size` bytes; error texts call it `name`."""
-    contents = Contents(Reader(name, file, compressed=False, size=size, limit=size))
+    contents = Contents(Reader(name, file, size=size))
     tensors = dict(contents.tensors(contents.header.tensors))
     pairs = parse_json(contents.header.metadata.get("complex128", "[]").encode(errors="replace"), name)
     if not isinstance(pairs, list) or not all(isinstance(key, str) for key in pairs):
@@ -91,6 +88,8 @@ def read_tensors(file: IO[bytes], *, name: str, size: int) -> dict[str, Tensor]:
 
 
 def _write_header(file: IO[bytes], tensors: Mapping[str, Entry], metadata: dict[str, str]) -> None:
+    if "__metadata__" in tensors:
+        raise InvalidArgument("safetensors reserves the name '__metadata__'; give the tensor another name")
     offsets: dict[str, int] = {}
     end = 0
     for name in storage_order(tensors):
@@ -122,10 +121,14 @@ class Contents:
             raise BadFile(f"{reader.name}: the header is {shorten(found)}; expected a mapping of tensors")
         self._start = 8 + length
         metadata = parse_strings(reader.name, "the metadata", found.pop("__metadata__", {}))
-        stored = {name: _parse_stored(reader.name, name, each) for name, each in found.items()}
-        offsets = {name: offset for name, (_, offset) in stored.items()}
-        self._order = _check_layout(reader, self._start, offsets)
-        self.header = _parse_header(reader.name, {name: entry for name, (entry, _) in stored.items()}, metadata)
+        tensors: dict[str, Entry] = {}
+        for name, each in found.items():
+            check_fields(reader.name, name, each, ("dtype", "shape", "data_offsets"))
+            tensors[name] = parse_entry(reader.name, name, _DTYPES, each["dtype"], each["shape"])
+        self._order = _check_offsets(
+            reader, self._start, tensors, {name: each["data_offsets"] for name, each in found.items()}
+        )
+        self.header = _parse_header(reader.name, tensors, metadata)
 
     def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
         """The wanted tensors, in the order in which they are stored."""
@@ -133,33 +136,23 @@ class Contents:
         for name in self._order:
             entry = self.header.tensors[name]
             if name in wanted:
-                yield name, self._reader.read_tensor(entry.shape, entry.dtype)
+                yield name, self._reader.read_tensor(entry)
             else:
                 self._reader.skip(entry.nbytes)
         self._reader.check_end()
 
 
-def _parse_stored(file: str, name: str, found: Any) -> tuple[Entry, tuple[int, int]]:
-    if not isinstance(found, dict) or set(found) != {"dtype", "shape", "data_offsets"}:
-        raise BadFile(
-            f"{file}: the tensor {shorten(name)} is described by {shorten(found)}; "
-            "expected dtype, shape and data_offsets"
-        )
-    entry = parse_entry(file, name, _DTYPES, found["dtype"], found["shape"])
-    offsets = found["data_offsets"]
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(each) is int for each in offsets):
-        raise BadFile(f"{file}: the tensor {shorten(name)} has the offsets {shorten(offsets)}; expected two integers")
-    start, end = offsets
-    if start < 0 or end - start != entry.nbytes:
-        raise BadFile(
-            f"{file}: the tensor {shorten(name)} is {entry}, {entry.nbytes:,} bytes, "
-            f"but has the offsets {shorten(offsets)}"
-        )
-    return entry, (start, end)
-
-
-def _check_layout(reader: Reader, start: int, offsets: dict[str, tuple[int, int]]) -> list[str]:
+def _check_offsets(reader: Reader, start: int, tensors: Mapping[str, Entry], offsets: Mapping[str, Any]) -> list[str]:
     """The names in the order of their bytes; raises unless these follow each other up to the end of the file."""
+    for name, entry in tensors.items():
+        match offsets[name]:
+            case [int(first), int(end)] if first >= 0 and end - first == entry.nbytes:
+                pass
+            case wrong:
+                raise BadFile(
+                    f"{reader.name}: the tensor {shorten(name)} is {entry}, {entry.nbytes:,} bytes, "
+                    f"but has the offsets {shorten(wrong)}"
+                )
     order = sorted(offsets, key=lambda name: offsets[name])
     end = 0
     for name in order:
@@ -167,23 +160,14 @@ def _check_layout(reader: Reader, start: int, offsets: dict[str, tuple[int, int]
             problem = "overlaps the tensor before it" if offsets[name][0] < end else "has a gap before it"
             raise BadFile(f"{reader.name}: the tensor {shorten(name)} {problem}")
         end = offsets[name][1]
-    if reader.size is not None and reader.size < start + end:
-        reader.raise_truncated()
-    if reader.size is not None and reader.size > start + end:
-        reader.raise_trailing()
+    reader.check_size(start + end)
     return order
 
 
 def _parse_header(file: str, tensors: dict[str, Entry], metadata: dict[str, str]) -> Header:
     if "stoker" not in metadata:
-        if any(key.startswith("stoker") for key in metadata):
-            raise BadFile(f"{file}: stoker's entry in the header is damaged")
         return Header(tensors, metadata)
-    found = parse_json(metadata["stoker"].encode(errors="replace"), f"{file}: stoker's entry in the header is damaged")
-    info = parse_info(file, found, tensors)
-    for name, entry in tensors.items():
-        original = DTYPES.get(info.dtypes.get(name, ""), entry.dtype)
-        if original.is_complex and entry.dtype == torch.float64 and entry.shape[-1:] == (2,):  # pairs
-            tensors[name] = Entry(torch.complex128, entry.shape[:-1])
-    own = {key: value for key, value in metadata.items() if key not in RESERVED_KEYS}
-    return check_header(file, Header(tensors, own, info), found["head"])
+    info = metadata.pop("stoker")
+    metadata.pop("format", None)
+    found = parse_json(info.encode(errors="replace"), f"{file}: stoker's entry in the header is damaged")
+    return parse_info(file, tensors, metadata, found)

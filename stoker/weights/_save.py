@@ -13,13 +13,20 @@ from stoker._files import write_atomically
 from stoker._select import Models
 from stoker.distributed import full_tensor, is_dtensor, join
 from stoker.errors import InvalidArgument, PeerFailed, WrongType, did_you_mean
-from stoker.weights import _msgpack
 from stoker.weights._file import FORMATS
-from stoker.weights._header import Entry, Header, StokerInfo, checksum, dtype_name
-from stoker.weights._model_tensors import first_names, model_tensors
-from stoker.weights._precision import PRECISIONS, cast, dtype_at
-from stoker.weights._reader import tensor_bytes
-from stoker.weights._safetensors import RESERVED_KEYS, storage_order
+from stoker.weights._header import Header
+from stoker.weights._safetensors import storage_order
+from stoker.weights._tensors import (
+    PRECISIONS,
+    Entry,
+    cast,
+    checksum,
+    dtype_at,
+    dtype_name,
+    first_names,
+    model_tensors,
+    tensor_bytes,
+)
 
 Fetch: TypeAlias = Callable[[str], Tensor]  # the whole tensor of a name
 
@@ -54,6 +61,11 @@ def save(
     """
     _check_choice("format", format, FORMATS)
     _check_choice("precision", precision, PRECISIONS)
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise WrongType(f"metadata maps strings to strings; got {key!r}: {value!r}, so convert it to text first")
+        if key in ("stoker", "format"):
+            raise InvalidArgument(f"the metadata key {key!r} is reserved for the file format; use another key")
     tensors = model_tensors(model)
     owners = first_names(tensors)
     stored = {name: tensor for name, tensor in tensors.items() if owners[name] == name}
@@ -69,9 +81,8 @@ def save(
             for name, entry in entries.items()
             if entry.dtype != stored[name].dtype or entry.dtype == torch.complex128
         }
-        info = StokerInfo(precision, aliases, dtypes, {name: sums[name] for name in entries})
-        header = Header(entries, dict(metadata or {}), info)
-        _check_header(header, format)
+        crc32 = {name: sums[name] for name in entries}
+        header = Header(entries, dict(metadata or {}), precision, aliases, dtypes, crc32)
         target = _target(Path(path), f".{format}", compress)
         pairs = _unchanged(sums, _converted(fetch, order, precision))
         write_atomically(target, lambda file: _write(file, format, compress, header, pairs))
@@ -158,25 +169,3 @@ def _check_choice(what: str, word: str, choices: Iterable[str]) -> None:
     if word not in choices:
         expected = ", ".join(repr(each) for each in choices)
         raise InvalidArgument(f"{what}={word!r}: expected one of {expected}{did_you_mean(str(word), choices)}")
-
-
-def _check_header(header: Header, format: str) -> None:
-    for key, value in header.metadata.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise WrongType(f"metadata maps strings to strings; got {key!r}: {value!r}, so convert it to text first")
-        if key.startswith("stoker") or key in RESERVED_KEYS:
-            raise InvalidArgument(f"the metadata key {key!r} is reserved for the file format; use another key")
-    for text in (*header.tensors, *header.metadata, *header.metadata.values()):
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(f"{text!r} cannot be written as UTF-8") from error
-    if format == "safetensors" and "__metadata__" in header.tensors:
-        raise InvalidArgument(
-            "a safetensors file cannot hold a tensor with the name '__metadata__'; use another format or name"
-        )
-    for name, entry in header.tensors.items():
-        if format == "msgpack" and entry.nbytes > _msgpack.MAX_TENSOR:
-            raise InvalidArgument(
-                f"{name!r} has {entry.nbytes:,} bytes; msgpack holds less than 4 GiB per tensor, use 'safetensors'"
-            )

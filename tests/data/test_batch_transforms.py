@@ -1,7 +1,5 @@
 """Transforms of whole batches, marked with `batchable`."""
 
-import pickle
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -68,14 +66,6 @@ def test_raw_batches_are_neither_moved_nor_transformed():
         assert torch.equal(loader.apply_batch_transform(raw)[0], x - x.mean(0))
 
 
-def test_without_one_a_batch_stays_the_same_object():
-    batch = (X, Y)
-    for transform in (None, center):  # the latter is one of samples
-        loader = Loader((X, Y), batch_size=4, transform=transform)
-        assert loader.batch_transform is None
-        assert loader.apply_batch_transform(batch) is batch
-
-
 def test_columns_stay_in_memory_and_need_no_workers():
     loader = Loader((X, Y), batch_size=4, workers=2, transform=batchable(center))
     assert loader.nbytes is not None
@@ -112,8 +102,3 @@ def test_it_is_still_a_function_and_can_be_a_decorator():
     assert next(iter(Loader(Y, batch_size=2, transform=double))).tolist() == [0, 2]
     with pytest.raises(WrongType, match="batchable marks a function of a batch; got str"):
         batchable("flip")
-
-
-def test_a_loader_with_one_can_be_pickled():
-    loader = pickle.loads(pickle.dumps(Loader((X, Y), batch_size=4, transform=batchable(center))))
-    assert loader.batch_transform is center

@@ -31,6 +31,7 @@ def test_numbers_get_the_usual_dtypes():
     ints, floats, bools, mixed, complexes = collate([(1, 0.5, True, 1, 1j), (2, 1.5, False, 2.5, 2j)])
     assert (ints.dtype, floats.dtype, bools.dtype) == (torch.int64, torch.float32, torch.bool)
     assert mixed.tolist() == [1, 2.5]
+    assert collate([[[1.0], [2.0]], [[3.0], [4.0]]]).shape == (2, 2, 1)  # a list of numbers is a row
     assert complexes.dtype == torch.complex64
 
 
@@ -44,15 +45,9 @@ def test_floats_follow_the_default_dtype():
 
 
 def test_arrays_and_tensors_keep_their_dtype():
-    stacked = collate([(np.ones(2, np.float16), np.float64(1), torch.ones(2).bfloat16())] * 3)
+    stacked = collate([(np.ones(2, np.float16)[::-1], np.float64(1), torch.ones(2).bfloat16())] * 3)
     assert [part.dtype for part in stacked] == [torch.float16, torch.float64, torch.bfloat16]
     assert [tuple(part.shape) for part in stacked] == [(3, 2), (3,), (3, 2)]
-
-
-def test_read_only_and_reversed_arrays_are_stacked():
-    frozen = np.arange(3)
-    frozen.flags.writeable = False
-    assert collate([frozen, frozen[::-1]]).tolist() == [[0, 1, 2], [2, 1, 0]]
 
 
 def test_structures_stay():
@@ -62,11 +57,6 @@ def test_structures_stay():
     item = collate([Item(torch.zeros(2), "a"), Item(torch.ones(2), "b")])
     assert isinstance(item, Item)
     assert (item.image.tolist(), item.name, item.cached) == ([[0, 0], [1, 1]], ["a", "b"], 3)
-
-
-def test_a_list_of_numbers_is_a_row():
-    assert collate([[1, 2, 3], [4, 5, 6]]).tolist() == [[1, 2, 3], [4, 5, 6]]
-    assert collate([[[1.0], [2.0]], [[3.0], [4.0]]]).shape == (2, 2, 1)
 
 
 def test_the_batch_equals_that_of_torch():
@@ -96,7 +86,6 @@ def test_a_transform_gets_the_parts_of_a_tuple():
             r"samples have shapes \[3, 4\] and \[3, 5\] at \[0\], but only equal shapes stack; pass batcher=",
         ),
         ([torch.zeros(4, 2), torch.zeros(4)], r"if these are columns, put them in a tuple, as in \(x, y\)"),
-        ([{"x": [1, 2]}, {"x": [1]}], r"shapes \[1\] and \[2\] at \['x'\]"),
         ([np.zeros(n) for n in range(5)], r"shapes \[0\] and \[1\] and \[2\] and others"),
         ([torch.zeros(1), torch.zeros(1).long()], r"dtypes torch.float32 and torch.int64, but only equal dtypes stack"),
         ([Item(torch.zeros(1), "a"), Item(torch.zeros(2), "b")], r"shapes \[1\] and \[2\] at .image"),
@@ -104,12 +93,8 @@ def test_a_transform_gets_the_parts_of_a_tuple():
         ([{"x": 1}, {"x": 1, "y": 2}], "only some samples have 'y'"),
         ([(1, None), (1, None)], r"a NoneType at \[1\] can't be stacked into a batch; use tensors.*transform="),
         ([1, None], "samples have both int and NoneType, which do not stack"),
-        ([torch.zeros(1), "a"], "samples have both Tensor and str"),
-        ([(1,), [1]], "samples have both tuple and list"),
         ([2**70, 1], "the numbers can't be converted to a tensor"),
-        ([[1, [2]], [1, [2]]], "the numbers can't be converted to a tensor"),
         ([np.array(["a"])] * 2, "an array of dtype <U1 can't be converted to a tensor"),
-        ([object()], "a object can't be stacked"),
     ],
 )
 def test_what_does_not_stack_raises_with_its_place(samples, text):

@@ -64,22 +64,10 @@ def test_idx_reads_the_usual_names(tmp_path, mark, zipped):
     assert labels.dtype == torch.int64
     assert images.numpy().tobytes() == IMAGES.tobytes()
     assert labels.tolist() == LABELS.tolist()
+    images.zero_()  # it is writable
     images, labels = idx(str(folder), "test").tensors
     assert images[0].tolist() == IMAGES[-1].tolist()
     assert labels.tolist() == LABELS[::-1].tolist()
-
-
-def test_a_plain_file_may_be_named_gz(tmp_path):
-    write_mnist(tmp_path)
-    for path in list(tmp_path.iterdir()):
-        path.rename(f"{path}.gz")
-    assert len(idx(tmp_path)) == 12
-
-
-def test_the_tensors_are_writable(tmp_path):
-    images = idx(write_mnist(tmp_path)).tensors[0]
-    images.zero_()
-    assert images.sum() == 0
 
 
 def fails(path: Path, content: bytes, text: str) -> None:
@@ -96,7 +84,6 @@ WHOLE = as_idx(IMAGES)
     [
         (b"", r"is not an idx file: it starts with the bytes \(none\); expected 00 00, a type \(08, 09, "),
         (b"PK\3\4 zipped", r"is not an idx file: it starts with the bytes 50 4b 03 04"),
-        (b"\0\0\x0a\1" + WHOLE[4:], r"is not an idx file: it starts with the bytes 00 00 0a 01"),
         (b"\0\0\x08\xff" + bytes(2000), r"is not an idx file: it starts with the bytes 00 00 08 ff"),
         (WHOLE[:9], r"is truncated: it ends inside its header"),
         (WHOLE[:-1], r"its header describes 12×28×28 values, which takes 9408 bytes, but the file holds 9407; down"),
@@ -113,9 +100,7 @@ def test_bad_idx_files(tmp_path, content, text, zipped):
     ("cut", "text"),
     [
         (lambda whole: whole[: len(whole) // 2], "is a broken gzip file .*download it again"),
-        (lambda whole: whole[:3], "is a broken gzip file"),
         (lambda whole: whole[:-8] + bytes(4) + whole[-4:], r"is a broken gzip file \(CRC check failed"),
-        (lambda whole: whole[:10] + b"\xff" * 9 + whole[19:], "is a broken gzip file"),
         (lambda whole: whole + b"garbage", "is a broken gzip file"),
     ],
 )
@@ -123,37 +108,21 @@ def test_broken_gzip(tmp_path, cut, text):
     fails(tmp_path / "file.gz", cut(gzip.compress(WHOLE)), text)
 
 
-NOISE = np.random.default_rng(2).bytes(100_000)  # incompressible
-
-
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "content"),
+    ("shape", "text"),
     [
-        ((2**32 - 1,) * 3, bytes(1000)),
-        ((2**32 - 1,) * 3, bytes(32 << 20)),  # gzipped: 32 kB, too small for what the header claims
-        ((90_000, 1, 1000), NOISE),  # gzipped: 100 kB, which could be large enough, but is not
+        ((2**32 - 1,) * 3, "is truncated: its header describes 4294967295×4294967295×4294967295 values"),
+        ((1, 1, 3), "has more than the 3 bytes of the 1×1×3 values in its header"),
     ],
 )
-def test_a_header_that_claims_too_much_costs_no_memory(tmp_path, zipped, shape, content):
-    content = bytes([0, 0, 0x08, 3]) + struct.pack(">3I", *shape) + content
+def test_a_header_that_claims_too_much_or_too_little_costs_no_memory(tmp_path, zipped, shape, text):
+    content = bytes([0, 0, 0x08, 3]) + struct.pack(">3I", *shape) + bytes(1 << 20)
     path = tmp_path / "file"
     path.write_bytes(gzip.compress(content, 1) if zipped else content)
     tracemalloc.start()
     try:
-        with pytest.raises(BadFile, match=f"is truncated: its header describes {'×'.join(map(str, shape))} values"):
-            read_idx(path)
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_file_that_decompresses_to_more_than_its_header_costs_no_memory(tmp_path):
-    path = tmp_path / "bomb.gz"
-    path.write_bytes(gzip.compress(bytes([0, 0, 0x08, 1, 0, 0, 0, 3]) + bytes(64 << 20), 1))
-    tracemalloc.start()
-    try:
-        with pytest.raises(BadFile, match="has more than the 3 bytes of the 3 values in its header"):
+        with pytest.raises(BadFile, match=text):
             read_idx(path)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
@@ -177,26 +146,16 @@ def test_a_changed_file_is_read_or_raises_bad_file(tmp_path_factory, data, zippe
     assert tensor.numel() > 0
 
 
-def test_a_missing_file(tmp_path):
-    for family in (BadFile, FileNotFoundError, MissingFile):
-        with pytest.raises(family, match=r"there is no file .*nothing"):
-            read_idx(tmp_path / "nothing")
-        for read in (idx, cifar10):
-            with pytest.raises(family, match=r"nothing has no .*; there is no such folder"):
-                read(tmp_path / "nothing")
-    with pytest.raises(BadFile, match=r"is a folder; pass the path of an idx file") as caught:
-        read_idx(tmp_path)
-    assert not isinstance(caught.value, MissingFile)
-
-
-def test_a_missing_idx_file_lists_the_names_and_the_folder(tmp_path):
+def test_a_missing_file_lists_the_names_and_the_folder(tmp_path):
     looked = r"has no train-images-idx3-ubyte or train-images-idx3-ubyte\.gz or train-images\.idx3-ubyte or .*; "
-    for folder, text in (
-        (tmp_path / "nowhere", f"{looked}there is no such folder"),
-        (tmp_path, f"{looked}it is empty"),
-    ):
-        with pytest.raises(BadFile, match=text):
-            idx(folder)
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*nothing"):
+        read_idx(tmp_path / "nothing")
+    with pytest.raises(BadFile, match=r"is a folder; pass the path of an idx file"):
+        read_idx(tmp_path)
+    with pytest.raises(MissingFile, match=f"{looked}there is no such folder"):
+        idx(tmp_path / "nowhere")
+    with pytest.raises(MissingFile, match=r"has no test_batch\.bin; it is empty"):
+        cifar10(tmp_path, "test")
     write_mnist(tmp_path)
     (tmp_path / "raw").mkdir()
     with pytest.raises(BadFile, match=f"{looked}it is a file; pass the folder that it is in"):
@@ -273,7 +232,6 @@ def test_cifar10_reads_the_binary_batches(tmp_path, inside):
     [
         (b"", r"data_batch_3\.bin is truncated, or not a binary batch of CIFAR-10: its 0 bytes"),
         (bytes(3072), r"its 3072 bytes are not a multiple of 3073, the size of a record; download it again"),
-        (bytes(3074), r"its 3074 bytes"),
         (bytes(3073) + bytes([11]) + bytes(3072), r"data_batch_3\.bin: label 1 is 11; expected 0 to 9"),
     ],
 )
@@ -282,21 +240,6 @@ def test_bad_cifar10_files(tmp_path, content, text):
     (tmp_path / "data_batch_3.bin").write_bytes(content)
     with pytest.raises(BadFile, match=text):
         cifar10(tmp_path)
-
-
-def test_missing_batches_list_the_names_and_the_folder(tmp_path):
-    with pytest.raises(BadFile, match=r"has no test_batch\.bin; it is empty"):
-        cifar10(tmp_path, "test")
-    inside = tmp_path / "cifar-10-batches-bin"
-    inside.mkdir()
-    write_cifar10(inside)
-    (inside / "data_batch_2.bin").unlink()
-    with pytest.raises(
-        BadFile, match=r"batches-bin has no data_batch_2\.bin; it holds data_batch_1\.bin, data_batch_3"
-    ):
-        cifar10(tmp_path)
-    with pytest.raises(BadFile, match=r"has no data_batch_1\.bin, .*data_batch_5\.bin; there is no such folder"):
-        cifar10(tmp_path / "nowhere")
 
 
 class Bomb:

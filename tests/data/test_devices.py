@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from stoker.data import Loader, PaddingBatch, RowSelection, batchable, concat, move_batch, split, take, windows
+from stoker.data import Loader, RowSelection, batchable, concat, move_batch, split, take, windows
 from stoker.errors import InvalidArgument
 from tests.data.batches import same, tensors
 
@@ -44,17 +44,6 @@ def test_tensors_move_wherever_they_are():
     found = [batch[0], batch[1][0], batch[1][1]["x"], batch[2].a, batch[3].images, batch[4]]
     assert [each.device for each in found] == [META] * 6
     assert (type(batch[4]), batch[2].b, batch[3].names, batch[5:]) == (Packed, "a", ["b"], (None, "word", 3))
-
-
-def test_a_padding_batch_stays_one():
-    padding = move_batch(PaddingBatch((torch.zeros(1, 2), {"y": torch.ones(1)})), META)
-    assert isinstance(padding, PaddingBatch)
-    assert padding.batch[0].device == padding.batch[1]["y"].device == META
-
-
-def test_what_is_on_the_device_is_not_copied():
-    x = torch.zeros(2)
-    assert move_batch({"x": x}, torch.device("cpu"))["x"] is x
 
 
 @pytest.mark.parametrize("source", [(X, Y), list(zip(X, Y, strict=True)), DataLoader(TensorDataset(X, Y))])
@@ -107,18 +96,6 @@ def test_the_rows_of_an_epoch_are_slices_of_one_tensor():
         assert first.rows.untyped_storage().data_ptr() == second.rows.untyped_storage().data_ptr()
 
 
-def test_other_rows_of_the_same_columns():
-    selection = first_selection((X, Y), shuffle=0)
-    before = selection.rows.tolist()
-    other = selection.with_rows(torch.tensor([5, 5, 1]))
-    assert (other.gather()[1].tolist(), len(other)) == ([5, 5, 1], 3)
-    assert selection.rows.tolist() == before
-    static = torch.zeros(4, dtype=torch.int64)
-    graph = selection.with_rows(static)
-    static.copy_(torch.arange(4))  # as the input of a CUDA graph is written
-    assert graph.gather()[1].tolist() == [0, 1, 2, 3]
-
-
 @each_source
 def test_the_same_rows_of_other_columns(source):
     selection = first_selection(source, shuffle=1)
@@ -127,12 +104,6 @@ def test_the_same_rows_of_other_columns(source):
     for once, twice in zip(tensors(selection.gather()), tensors(doubled.gather()), strict=True):
         assert torch.equal(2 * once, twice)
     assert all(a is b for a, b in zip(columns, selection.columns(), strict=True))
-
-
-def test_columns_are_the_tensors_of_the_source():
-    x, y = first_selection((X, Y)).columns()
-    assert x is X
-    assert y is Y
 
 
 def test_a_gather_can_be_traced_with_fake_columns():

@@ -45,11 +45,6 @@ def test_the_parts_have_the_sizes_and_types_of_mnist(train, test):
     assert (len(dataset), image.shape, label.shape) == (3, (28, 28), ())
 
 
-@pytest.mark.soak
-def test_the_training_part_has_60000_images_by_default():
-    assert len(digits("train")) == 60_000
-
-
 def test_each_digit_is_equally_frequent_in_random_order(train):
     labels = train[1]
     blocks = labels.view(-1, 500)
@@ -116,22 +111,14 @@ def test_threads_default_device_autocast_and_default_dtype_change_nothing():
     ("arguments", "text"),
     [
         ({"part": "tran"}, r"parts \"train\" and \"test\", not 'tran'; did you mean 'train'\?"),
-        ({"part": "valid"}, r"parts \"train\" and \"test\", not 'valid'$"),
-        ({"part": ["train"]}, r"not \['train'\]"),
         ({"part": "train", "size": 0}, r"size has to be at least 1; got 0"),
         ({"part": "train", "size": 0.5}, r"size has to be an integer; got 0\.5"),
-        ({"part": "train", "size": True}, r"size has to be an integer; got True"),
         ({"part": "test", "seed": -1}, r"seed has to be at least 0; got -1"),
-        ({"part": "test", "seed": "one"}, r"seed has to be an integer; got 'one'"),
     ],
 )
 def test_wrong_arguments_raise(arguments, text):
     with pytest.raises(StokerError, match=text):
         digits(**arguments)
-
-
-def test_numpy_integers_are_accepted():
-    assert len(digits("train", size=np.int64(7), seed=np.int32(1))) == 7
 
 
 def test_the_picture_in_the_docs_is_up_to_date(tmp_path, monkeypatch):

@@ -74,10 +74,6 @@ def test_the_order_changes_with_the_epoch_and_the_seed(source):
     assert flat(Loader(source, batch_size=4)) == flat(Loader(source, batch_size=4).at(epoch=9))
 
 
-def test_the_order_does_not_depend_on_the_kind_of_source():
-    assert flat(Loader(X, batch_size=4, shuffle=3)) == flat(Loader(X.tolist(), batch_size=4, shuffle=3))
-
-
 def test_the_order_never_changes_from_release_to_release():
     # A checkpoint stores a position. A resumed run computes the order again.
     orders = [
@@ -150,14 +146,6 @@ def test_a_loop_that_stops_after_the_second_batch_counts_as_an_epoch():
             assert plain(batch) == flat(loader.at(epoch=epoch))[place]
             if place == 1:
                 break
-
-
-def test_an_epoch_of_one_batch_counts_when_it_ends():
-    loader = Loader(X, batch_size=23, shuffle=1)
-    look = iter(loader)
-    assert plain(next(look)) == flat(loader.at(epoch=0))[0]
-    assert next(look, None) is None
-    assert flat(loader) == flat(loader.at(epoch=1))
 
 
 def test_an_iteration_keeps_its_epoch_while_others_go_on():

@@ -123,16 +123,6 @@ def test_an_exception_does_not_touch_it_either(workers):
     assert random_state() == before
 
 
-@pytest.mark.parametrize("name", ["stream", "dataset"])
-def test_training_may_draw_between_two_batches(loaders, name):
-    expected = plain(list(loaders[name, 0].at(epoch=2)))
-    found = []
-    for batch in loaders[name, 0].at(epoch=2):
-        torch.rand(3), np.random.rand(3), random.random()
-        found.append(plain(batch))
-    assert found == expected
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ["transform", "stream"])
 def test_simultaneous_and_abandoned_iterations_do_not_disturb_each_other(loaders, name, workers):

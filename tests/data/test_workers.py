@@ -98,15 +98,6 @@ def test_batches_arrive_as_they_were_built():
     loader.close()
 
 
-def parameter(samples):
-    return torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)
-
-
-def test_parameters_and_gradients_are_sent_too():
-    found, other = next(iter(Loader([1], batch_size=1, batcher=parameter, workers=1)))
-    assert isinstance(found, torch.nn.Parameter) and other.requires_grad
-
-
 STACKS = {
     "images": [torch.rand(3, 200, 200) for _ in range(4)],
     "channels last": [torch.rand(200, 200, 3).permute(2, 0, 1) for _ in range(4)],
@@ -265,19 +256,6 @@ def test_a_killed_worker_raises_and_does_not_hang():
         for victim in loader:
             os.kill(int(victim), signal.SIGKILL)
     assert {int(pid) for pid in loader.at(epoch=0)}.isdisjoint({int(victim)})  # new processes are started
-
-
-def test_a_worker_that_exits_raises():
-    with pytest.raises(WorkerDied, match="exited with 3"):
-        list(Loader([1], batch_size=1, transform=lambda number: os._exit(3), workers=1))
-
-
-def test_a_worker_killed_between_epochs_is_replaced():
-    loader = Loader([0, 1], batch_size=1, transform=own_pid, workers=1)
-    (victim,) = {int(pid) for pid in loader}
-    kill(victim)
-    (successor,) = {int(pid) for pid in loader}
-    assert successor != victim
 
 
 # --- the life of the processes
@@ -547,18 +525,6 @@ def test_a_prepared_epoch_that_is_not_used_changes_nothing(instead, inside, othe
     loader.close()
     assert children() == others
     assert read(loader, epoch=1) == read(plain_loader, epoch=1)  # with new processes
-
-
-def test_an_abandoned_iteration_does_not_spoil_what_is_prepared():
-    loader = Loader(list(range(40)), batch_size=2, shuffle=5, workers=2)
-    for epoch in range(3):
-        for place, _ in enumerate(loader.at(epoch=epoch)):
-            if place == 1:
-                loader.prepare(epoch + 1)
-            if place == 4:
-                break
-        expected = read(Loader(list(range(40)), batch_size=2, shuffle=5), epoch=epoch + 1)
-        assert read(loader, epoch=epoch + 1) == expected
 
 
 def test_an_epoch_prepared_by_processes_that_died_is_built_again():

@@ -119,7 +119,7 @@ def test_all_ranks_save_after_the_same_update_and_one_writes(tmp_path):
     assert told["signal"] == [(0, "the beginning"), (3, "requested by SIGUSR1"), (12, "the end")]
     assert told["clock"][1] == (3, "every 1e-05 minutes")  # due after the first: asked for, told, done
     assert [update for update, _ in told["best"]][:4] == [0, 4, 6, 8]
-    assert (stopped, updates) == ("Asked to stop by somebody", updates)
+    assert (stopped, updates) == ("Stop requested by somebody", updates)
     assert updates < 2400
     assert answers[1:] == [answers[0]] * 2
 
@@ -182,7 +182,7 @@ def refused(rank, size, folder):
         fit(run=f"{folder}/taken")
     texts.append(str(exists.value))
     dataset = torch.utils.data.TensorDataset(*samples(32))
-    with pytest.raises(InvalidArgument, match="give its dataset"):
+    with pytest.raises(InvalidArgument, match="pass its dataset"):
         fit(data=torch.utils.data.DataLoader(dataset, batch_size=8), batch_size=None)
     if rank == 0:  # asks nobody
         learner().explain(samples(96), epochs=2, run=f"{folder}/taken")
@@ -199,7 +199,7 @@ def refused(rank, size, folder):
         "the samples of valid": {"valid": samples(9, seed=rank)},
     }
     for name, settings in said.items():
-        with pytest.raises(InvalidArgument, match=rf"rank {1 - rank} is at another training(.|\n)*\n  {name}: "):
+        with pytest.raises(InvalidArgument, match=rf"rank {1 - rank} runs another training(.|\n)*\n  {name}: "):
             fit(**settings)
     assert not Path(folder, "new").exists()
     fitted = fit(epochs=1)

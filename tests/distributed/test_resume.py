@@ -12,8 +12,8 @@ from stoker import Callback, Checkpoint, NotFinite, callbacks, data, metrics, sc
 from tests.distributed.fits import came_out, learner, samples
 from tests.distributed.processes import run
 from tests.distributed.test_fit import differences
-from tests.engine.fits import Net
-from tests.engine.fits import learner as noisy_learner
+from tests.learner.fits import Net
+from tests.learner.fits import learner as noisy_learner
 
 EVERY = Checkpoint(every=4, keep_last=2, background=False)
 
@@ -87,7 +87,7 @@ def test_a_run_resumes_with_another_number_of_processes_and_in_another_mode(tmp_
             before = int(name.split("-")[1][0])
             count = "none" if before == 1 else str(before)
             now = "none" if size == 1 else str(size)
-            said = f"processes: {count} before, {now} now; the run goes on with that"
+            said = f"processes: {count} before, {now} now; the run continues with the new setting"
             assert (said in texts) == (before != size), texts
         for other in others:
             assert all(differences(other[name][0], first[name][0], name) == [] for name in first)

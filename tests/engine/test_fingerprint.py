@@ -1,4 +1,4 @@
-"""What a step's Python decides by: equal while a program stays right, and another value as soon as it may not."""
+"""A model's fingerprint changes when a compiled step may be wrong; side effects of a step are found and undone."""
 
 import random
 
@@ -32,24 +32,24 @@ def fingerprint(model, loss=None):
 
 CHANGES = {
     "number": lambda model: setattr(model, "scale", 2.0),
-    "inside of a mapping": lambda model: model.options["a"].append(3),
+    "list in a dict": lambda model: model.options["a"].append(3),
     "list": lambda model: model.calls.append(1),
     "dropout": lambda model: setattr(model.drop, "p", 0.1),
-    "mode": lambda model: model.drop.eval(),
-    "frozen": lambda model: model.body.weight.requires_grad_(False),
+    "eval mode": lambda model: model.drop.eval(),
+    "requires_grad": lambda model: model.body.weight.requires_grad_(False),
     "buffer": lambda model: setattr(model, "mean", torch.zeros(2)),
     "memory of a buffer": lambda model: model.mean.set_(torch.zeros(2)),
     "tensor": lambda model: setattr(model, "extra", torch.ones(2)),
     "tensor in place": lambda model: model.extra.add_(1),
     "parameter": lambda model: setattr(model.body, "weight", nn.Parameter(torch.zeros(2, 2))),
     "module": lambda model: setattr(model, "body", nn.Linear(2, 2)),
-    "hook": lambda model: model.body.register_forward_hook(lambda *given: None),
+    "hook": lambda model: model.body.register_forward_hook(lambda *arguments: None),
     "new attribute": lambda model: setattr(model, "added", 1),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_change_shows(name):
+def test_every_change_of_the_model_changes_the_fingerprint(name):
     model = Model()
     before = fingerprint(model)
     assert hash(before) == hash(fingerprint(model)) and before == fingerprint(model)
@@ -58,7 +58,7 @@ def test_every_change_shows(name):
 
 
 @pytest.mark.parametrize("setting", ["matmul", "deterministic"])
-def test_so_do_settings_of_torch(setting):
+def test_settings_of_torch_change_the_fingerprint(setting):
     model = nn.Linear(2, 2)
     before = fingerprint(model)
     try:
@@ -73,7 +73,7 @@ def test_so_do_settings_of_torch(setting):
     assert fingerprint(model) == before
 
 
-def test_what_a_step_writes_in_place_is_no_change():
+def test_what_a_step_writes_in_place_does_not_change_the_fingerprint():
     model = nn.LSTM(2, 2)  # which keeps its weights in a list as well
     before = fingerprint(model)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_what_a_step_writes_in_place_is_no_change():
     assert fingerprint(model) == before and fingerprint(normed) == own
 
 
-def test_a_loss_that_is_no_module_is_looked_at():
+def test_attributes_of_a_loss_function_change_the_fingerprint():
     model, loss = Model(), Loss()
     before = fingerprint(model, loss)
     assert fingerprint(model, loss) == before
@@ -93,34 +93,34 @@ def test_a_loss_that_is_no_module_is_looked_at():
     assert fingerprint(model, loss) != before
 
 
-def test_objects_that_know_each_other_come_to_an_end():
+def test_cycles_of_objects_are_followed_once():
     model, one, two = Model(), Loss(), Loss()
     one.other, two.other = two, one
     model.extra, model.calls = one, [model]
     assert fingerprint(model) == fingerprint(model)
 
 
-def test_side_effects_say_what_a_step_has_changed():
+def test_side_effects_name_the_changed_attribute():
     model = Model()
-    around = SideEffects(model)
-    assert around.describe_change(SideEffects(model)) is None
+    before = SideEffects(model)
+    assert before.describe_change(SideEffects(model)) is None
     model.scale = 2.0
-    assert around.describe_change(SideEffects(model)) == (
+    assert before.describe_change(SideEffects(model)) == (
         "Model sets its attribute `scale` in every step, which only Python can do"
     )
     model.scale, model.mean = 1.0, torch.ones(2)
-    assert around.describe_change(SideEffects(model), generators=False) == (
+    assert before.describe_change(SideEffects(model), generators=False) == (
         "Model replaces its buffer `mean` in every step, which only Python can do"
     )
 
 
-def test_side_effects_name_the_module_and_look_at_the_loss():
+def test_side_effects_name_the_module_or_the_loss():
     model, loss = Model(), nn.MSELoss()
-    around = SideEffects(model, loss)
+    before = SideEffects(model, loss)
     model.drop.p = 0.1
-    assert "Dropout ('drop') sets its attribute `p`" in around.describe_change(SideEffects(model, loss))
+    assert "Dropout ('drop') sets its attribute `p`" in before.describe_change(SideEffects(model, loss))
     model.drop.p, loss.calls = 0.5, 1
-    assert "MSELoss ('loss') sets its attribute `calls`" in around.describe_change(SideEffects(model, loss))
+    assert "MSELoss ('loss') sets its attribute `calls`" in before.describe_change(SideEffects(model, loss))
 
 
 @pytest.mark.parametrize(
@@ -132,35 +132,35 @@ def test_side_effects_name_the_module_and_look_at_the_loss():
     ],
     ids=["python", "numpy", "torch"],
 )
-def test_side_effects_hear_of_numbers_that_are_drawn_and_put_them_back(draw, text):
+def test_side_effects_find_and_undo_random_numbers(draw, text):
     model = Model()
-    around = SideEffects(model)
+    before = SideEffects(model)
     first = draw()
     now = SideEffects(model)
-    assert text in around.describe_change(now) and around.describe_change(now, generators=False) is None
-    around.undo()
+    assert text in before.describe_change(now) and before.describe_change(now, generators=False) is None
+    before.undo()
     assert draw() == first
 
 
-def test_side_effects_put_back_attributes_buffers_and_parameters():
+def test_side_effects_restore_attributes_buffers_and_parameters():
     model = Model()
-    before, weight, mean = fingerprint(model), model.body.weight, model.mean
-    around = SideEffects(model)
+    first, weight, mean = fingerprint(model), model.body.weight, model.mean
+    before = SideEffects(model)
     model.scale, model.added, model.mean = 3.0, 1, torch.ones(2)
     model.body.weight = nn.Parameter(torch.zeros(2, 2))
-    around.undo()
-    assert fingerprint(model) == before and not hasattr(model, "added")
+    before.undo()
+    assert fingerprint(model) == first and not hasattr(model, "added")
     assert model.body.weight is weight and model.mean is mean
 
 
-def test_side_effects_put_back_what_was_changed_in_place():
+def test_side_effects_restore_what_was_changed_in_place():
     model = Model()
     model.config = Loss()
-    around = SideEffects(model)
+    before = SideEffects(model)
     model.calls.append(2)
     model.options["a"].append(3)
     model.config.gamma = 2.0
     model.extra.add_(1)
-    around.undo()
+    before.undo()
     assert model.calls == [1] and model.options == {"a": [1, 2]} and model.config.gamma == 1.0
     assert model.extra.tolist() == [0.0, 0.0]

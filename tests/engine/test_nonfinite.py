@@ -1,4 +1,6 @@
-"""A NaN never reaches the weights, and the error says where it came from."""
+"""A NaN never reaches the weights, and the error names its origin."""
+
+import math
 
 import pytest
 import torch
@@ -9,11 +11,11 @@ import stoker
 from stoker import NotFinite, Objective, callbacks, optim
 from stoker.engine._finite import is_finite
 from stoker.gradients import Gradients
-from tests.engine.fits import copied, line, linear, same
+from tests.learner.fits import copy_state, line, linear, same
 
 
-class Poisoned(nn.Module):
-    """Its middle gives infinity where the input is large."""
+class Overflows(nn.Module):
+    """Its middle returns infinity for a large input."""
 
     def __init__(self):
         super().__init__()
@@ -29,17 +31,17 @@ class Burst(nn.Module):
         return torch.where(x.abs() > 50, torch.inf, x)
 
 
-def at(number, value):
-    """Training data of 4 batches of 16, in order, with a value put into one of them."""
+def data_with(value, *, batch):
+    """Four batches of 16 in order, with a value in one of them."""
     x, y = line()
-    x[16 * (number - 1) + 3, 1] = value
+    x[16 * (batch - 1) + 3, 1] = value
     return stoker.data.Loader((x, y), batch_size=16)
 
 
-def fails(learner, train, *, where, says):
-    """The error, with the weights compared: before the failing batch and afterwards."""
+def assert_stops(learner, train, *, where, says):
+    """The fit stops with this error, and the weights are those before the batch."""
     before, model = {}, learner.model
-    keep = callbacks.on(train_batch_begin=lambda ctx: before.update(copied(model)))
+    keep = callbacks.on(train_batch_begin=lambda ctx: before.update(copy_state(model)))
     with pytest.raises(NotFinite, match=where) as caught:
         learner.fit(train, epochs=2, callbacks=[keep], show=False)
     assert says in str(caught.value)
@@ -48,76 +50,82 @@ def fails(learner, train, *, where, says):
     assert same(*({name: each[name] for name in parameters} for each in (before, model.state_dict())))
 
 
-def test_nan_in_the_batch():
-    fails(linear(), at(3, torch.nan), where="epoch 1, batch 3", says="the batch[0] already holds NaN or infinity")
+def test_a_nan_in_the_batch_is_found():
+    assert_stops(
+        linear(),
+        data_with(torch.nan, batch=3),
+        where="epoch 1, batch 3",
+        says="the batch[0] already holds NaN or infinity",
+    )
     x, y = line()
     y[20] = torch.inf
-    fails(linear(), {"input": x, "y": y}, where="epoch 1", says="the batch['y'] already holds NaN")
+    assert_stops(linear(), {"input": x, "y": y}, where="epoch 1", says="the batch['y'] already holds NaN")
 
 
-def test_nan_in_a_weight():
+def test_a_nan_in_a_parameter_is_found():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     spoil = callbacks.on(epoch_begin=lambda ctx: model[1].bias.fill_(torch.nan) if ctx.epoch == 2 else None)
     with pytest.raises(NotFinite, match="epoch 2, batch 1: the parameter '1.bias' is not finite"):
         linear(model=model).fit(line(), epochs=2, callbacks=[spoil], show=False)
 
 
-def test_infinity_out_of_a_module_names_the_first():
-    learner = linear(model=Poisoned())
-    fails(learner, at(2, 1e3), where="epoch 1, batch 2", says="that of 'middle' (Burst)")
+def test_the_first_module_with_an_infinite_output_is_named():
+    learner = linear(model=Overflows())
+    assert_stops(learner, data_with(1e3, batch=2), where="epoch 1, batch 2", says="that of 'middle' (Burst)")
 
 
-def test_infinity_out_of_the_model_itself():
+def test_an_infinity_of_the_models_own_forward_is_found():
     class Alone(nn.Linear):
         def forward(self, x):
             return torch.where(x.amax() > 50, torch.inf, super().forward(x))
 
-    fails(linear(model=Alone(3, 1)), at(2, 1e3), where="batch 2", says="the model's own")
+    assert_stops(linear(model=Alone(3, 1)), data_with(1e3, batch=2), where="batch 2", says="the model's own")
 
 
-def test_a_step_that_yields_objectives_is_searched_too():
-    class Own(Poisoned):
+def test_a_step_that_yields_objectives_is_searched():
+    class Yields(Overflows):
         def train_step(self, batch):
             yield Objective("*", F.mse_loss(self(batch[0]), batch[1]))
 
-    fails(linear(model=Own(), loss=None), at(2, 1e3), where="batch 2", says="that of 'middle' (Burst)")
+    assert_stops(
+        linear(model=Yields(), loss=None), data_with(1e3, batch=2), where="batch 2", says="that of 'middle' (Burst)"
+    )
 
 
-def test_nan_in_the_gradient_only():
+def test_a_nan_that_is_only_in_a_gradient_is_found():
     class Root(nn.Linear):
         def forward(self, x):
             return (super().forward(x) * (x.abs().sum(1, keepdim=True) > 0)).abs().sqrt()
 
     x, y = line()
-    x[35] = 0  # sqrt at 0 is 0, and its slope infinite
+    x[35] = 0  # sqrt(0) is 0, with an infinite derivative
     data = stoker.data.Loader((x, y), batch_size=16)
-    fails(linear(model=Root(3, 1)), data, where="batch 3", says="the gradient of 'weight' is not")
+    assert_stops(linear(model=Root(3, 1)), data, where="batch 3", says="the gradient of 'weight' is not")
 
 
-def test_nan_from_the_loss():
+def test_a_nan_of_the_loss_function_is_found():
     def loss(predictions, targets):
         return (predictions - targets).square().mean() + torch.log(90 - targets.max())
 
     x, y = line()
     y[40] = 99
     data = stoker.data.Loader((x, y), batch_size=16)
-    fails(linear(loss=loss), data, where="batch 3", says="it is the loss itself")
+    assert_stops(linear(loss=loss), data, where="batch 3", says="it is the loss itself")
 
 
-def test_the_search_leaves_random_numbers_and_running_statistics_as_they_were():
-    """What the failing forward did to them stays, and the search adds nothing."""
-    model, seen = Poisoned(), []
-    watch = callbacks.on(train_batch_after_loss=lambda ctx: seen.append((copied(model), torch.get_rng_state())))
-    last = callbacks.on(exception=lambda ctx: seen.append((copied(model), torch.get_rng_state())))
+def test_the_search_changes_neither_random_numbers_nor_running_statistics():
+    model, seen = Overflows(), []
+    watch = callbacks.on(train_batch_after_loss=lambda ctx: seen.append((copy_state(model), torch.get_rng_state())))
+    last = callbacks.on(exception=lambda ctx: seen.append((copy_state(model), torch.get_rng_state())))
     with pytest.raises(NotFinite):
-        linear(model=model).fit(at(2, 1e3), epochs=1, callbacks=[watch, last], show=False)
+        linear(model=model).fit(data_with(1e3, batch=2), epochs=1, callbacks=[watch, last], show=False)
     assert same(seen[-1][0], seen[-2][0])
     assert torch.equal(seen[-1][1], seen[-2][1])
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_search_that_fails_hides_nothing():
-    class Once(nn.Linear):
+def test_an_exception_in_the_search_does_not_hide_the_error():
+    class WorksOnce(nn.Linear):
         calls = 0
 
         def forward(self, x):
@@ -127,52 +135,64 @@ def test_a_search_that_fails_hides_nothing():
             return super().forward(x) * torch.inf
 
     with pytest.raises(NotFinite, match=r"a second forward pass to find the module failed \(RuntimeError: only once\)"):
-        linear(model=Once(3, 1)).fit(line(), epochs=1, show=False)
+        linear(model=WorksOnce(3, 1)).fit(line(), epochs=1, show=False)
 
 
 @pytest.mark.parametrize("clip", [{}, {"clip_norm": 1.0}, {"clip_value": 0.5}])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_skip_leaves_the_batch_out_and_goes_on(clip, accumulate):
-    """The same bits as data without that batch, where batch and window fall together."""
-    given = {"on_nan": "skip", "accumulate": accumulate, "optimizer": optim.SGD(momentum=0.9), **clip}
+def test_on_nan_skip_trains_as_if_the_batch_did_not_exist(clip, accumulate):
+    settings = {"on_nan": "skip", "accumulate": accumulate, "optimizer": optim.SGD(momentum=0.9), **clip}
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     x, y = line()
     twin = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     twin.load_state_dict(model.state_dict())
-    result = linear(model=model, **given).fit(at(4, torch.nan), epochs=1, show=False)
-    clean = linear(model=twin, **given).fit(stoker.data.Loader((x[:48], y[:48]), batch_size=16), epochs=1, show=False)
-    assert same(model, twin)  # running statistics included, which had seen the batch already
+    result = linear(model=model, **settings).fit(data_with(torch.nan, batch=4), epochs=1, show=False)
+    clean = linear(model=twin, **settings).fit(
+        stoker.data.Loader((x[:48], y[:48]), batch_size=16), epochs=1, show=False
+    )
+    assert same(model, twin)  # running statistics too, although the forward had seen the batch
     assert result.updates == clean.updates
-    assert result.history["train/loss"] == clean.history["train/loss"]  # what was skipped is no number of the epoch
+    assert result.history["train/loss"] == clean.history["train/loss"]
     (warning,) = result.record.events_of("warning")
     assert "epoch 1, batch 4 was skipped" in warning.text and "(1 so far)" in warning.text
     assert result.record.events_of("end")[0].extra["skipped"] == 1
 
 
-def test_in_a_window_the_batch_that_was_it_is_named():
-    """Batch 1 of a window of 4: at the end of the window nobody could tell."""
-    fails(linear(accumulate=4), at(1, torch.nan), where="epoch 1, batch 1: ", says="the batch[0] already holds NaN")
+def test_the_micro_batch_is_named_and_not_the_end_of_its_window():
+    assert_stops(
+        linear(accumulate=4),
+        data_with(torch.nan, batch=1),
+        where="epoch 1, batch 1: ",
+        says="the batch[0] already holds NaN",
+    )
 
 
-def test_a_batch_of_nothing_counts_for_nothing():
-    """All of its targets are ignored: the loss is 0/0, and that is no mistake."""
+def test_a_batch_whose_targets_are_all_ignored_is_left_out():
+    """Its loss is 0/0, which is not an error."""
     x, y = torch.randn(12, 6), torch.randint(0, 4, (12,))
     y[4:8] = -100
     for accumulate, updates in ((1, 2), (3, 1)):
         learner = stoker.Learner(nn.Linear(6, 4), loss=nn.CrossEntropyLoss(), seed=0, accumulate=accumulate)
         result = learner.fit(stoker.data.Loader((x, y), batch_size=4), epochs=1, show=False)
         assert result.updates == updates
-        assert result.history["train/loss"][0] == pytest.approx(result.history["train/loss"][0])
+        assert math.isfinite(result.history["train/loss"][0])
 
 
-def test_an_epoch_of_nothing_but_skipped_updates_ends_the_run():
+def test_an_epoch_in_which_every_update_is_skipped_is_an_error():
     x, y = line()
     with pytest.raises(NotFinite, match=r"every update of epoch 1 was skipped \(4 of them\)"):
         linear(on_nan="skip").fit((x * torch.nan, y), updates=3, batch_size=16, show=False)
 
 
-def test_a_norm_that_overflows_is_no_gradient_that_is_not_finite():
+def test_a_nan_that_stops_the_fit_stays_out_of_running_statistics():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    with pytest.raises(NotFinite):
+        linear(model=model).fit(data_with(torch.nan, batch=3), epochs=1, show=False)
+    assert all(bool(value.isfinite().all()) for value in model.state_dict().values())
+
+
+def test_a_gradient_norm_that_overflows_is_not_an_error():
     model = nn.Linear(3, 1)
     large = Gradients({"weight": torch.full((1, 3), 3e38), "bias": torch.ones(1)}, model)
     assert is_finite(torch.tensor(1.0), large, None)
@@ -182,7 +202,7 @@ def test_a_norm_that_overflows_is_no_gradient_that_is_not_finite():
     assert not is_finite(None, broken, None)
 
 
-def test_sparse_gradients_are_looked_at():
+def test_sparse_gradients_are_checked():
     class Words(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""16 bits: the types of the forward pass, and the scale of the gradients in the right order."""
+"""Precision: the types of the forward pass, TF32, and the loss scale of fp16."""
 
 import copy
 
@@ -11,36 +11,37 @@ import stoker
 from stoker import callbacks, metrics, optim
 from stoker.engine import LossScale
 from stoker.engine._fingerprint import fingerprint_modules
-from stoker.engine._precision import rounding
+from stoker.engine._precision import float32_settings
 from stoker.gradients import Gradients
-from tests.checkpoint.trees import through
-from tests.engine.fits import line, linear, same
+from tests.checkpoint.states import write_and_read
+from tests.learner.fits import line, linear, same
 
 
-class Seen(nn.Linear):
-    kinds: list = []
+class RecordsTypes(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 1)
+        self.types = []
 
     def forward(self, x):
         out = super().forward(x)
-        self.kinds.append(out.dtype)
+        self.types.append(out.dtype)
         return out
 
 
 @pytest.mark.parametrize(
-    ("precision", "kind"),
+    ("precision", "dtype"),
     [("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
 )
-def test_the_forward_pass_computes_in_the_type(precision, kind):
-    model = Seen(3, 1)
-    model.kinds = []
+def test_the_forward_pass_computes_in_the_type_of_the_precision(precision, dtype):
+    model = RecordsTypes()
     result = linear(model=model, precision=precision).fit(line(), valid=line(), epochs=1, show=False)
     result.evaluate(line())
     result.predict(line())
-    assert set(model.kinds) == {kind} and len(model.kinds) == 8
+    assert set(model.types) == {dtype} and len(model.types) == 8
     assert model.weight.dtype == torch.float32
 
 
-def test_tf32_holds_inside_fit_only():
+def test_tf32_is_on_during_the_fit_only():
     before = torch.get_float32_matmul_precision()
     seen = []
     watch = callbacks.on(update=lambda ctx: seen.append(torch.get_float32_matmul_precision()))
@@ -48,7 +49,7 @@ def test_tf32_holds_inside_fit_only():
     assert seen == ["high"] and torch.get_float32_matmul_precision() == before
 
 
-NEWER = {
+SETTINGS = {
     "all": torch.backends,
     "matrices": torch.backends.cuda.matmul,
     "cudnn": torch.backends.cudnn,
@@ -58,45 +59,45 @@ NEWER = {
 }
 
 
-@pytest.fixture(params=[(name, how) for name in NEWER for how in ("ieee", "tf32")], ids=" ".join)
-def newer(request):
-    """PyTorch's newer settings, after which asking for the older ones may raise."""
-    name, how = request.param
-    before = NEWER[name].fp32_precision
-    NEWER[name].fp32_precision = how
-    yield name, how
-    NEWER[name].fp32_precision = before
+@pytest.fixture(params=[(name, value) for name in SETTINGS for value in ("ieee", "tf32")], ids=" ".join)
+def new_setting(request):
+    """One of PyTorch's new settings is used, after which reading the old ones may raise."""
+    name, value = request.param
+    before = SETTINGS[name].fp32_precision
+    SETTINGS[name].fp32_precision = value
+    yield
+    SETTINGS[name].fp32_precision = before
 
 
-def _all():
-    return {name: place.fp32_precision for name, place in NEWER.items()}
+def all_settings():
+    return {name: place.fp32_precision for name, place in SETTINGS.items()}
 
 
-def test_tf32_holds_inside_fit_however_pytorch_was_set(newer):
-    before, seen = _all(), []
-    watch = callbacks.on(update=lambda ctx: seen.append(rounding()))
+def test_tf32_works_with_pytorchs_new_settings(new_setting):
+    before, seen = all_settings(), []
+    watch = callbacks.on(update=lambda ctx: seen.append(float32_settings()))
     linear(precision="tf32").fit(line(), updates=1, callbacks=[watch], show=False)
-    assert seen == [("tf32",) * 4] and _all() == before
+    assert seen == [("tf32",) * 4] and all_settings() == before
 
 
-def test_nothing_is_asked_for_that_pytorch_refuses_to_say(newer):
-    before, pins = _all(), fingerprint_modules([], [], [])
+def test_fp32_works_with_pytorchs_new_settings(new_setting):
+    before, fingerprint = all_settings(), fingerprint_modules([], [], [])
     linear(precision="fp32").fit(line(), updates=1, show=False)
-    assert _all() == before and fingerprint_modules([], [], []) == pins
+    assert all_settings() == before and fingerprint_modules([], [], []) == fingerprint
 
 
-def test_a_program_is_made_anew_where_pytorch_was_set_otherwise():
+def test_the_fingerprint_changes_with_pytorchs_settings():
     place = torch.backends.cuda.matmul
-    before, pins = place.fp32_precision, fingerprint_modules([], [], [])
+    before, fingerprint = place.fp32_precision, fingerprint_modules([], [], [])
     place.fp32_precision = "tf32"
     try:
-        assert fingerprint_modules([], [], []) != pins
+        assert fingerprint_modules([], [], []) != fingerprint
     finally:
         place.fp32_precision = before
 
 
 def by_hand(updates, *, limit, factor=65536.0):
-    """The loop in plain torch: scale, unscale, clip, step; an overflow halves the factor and steps nothing."""
+    """The loop in plain torch: scale, unscale, clip, step; an overflow halves the factor and skips the step."""
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
@@ -123,10 +124,10 @@ def by_hand(updates, *, limit, factor=65536.0):
 
 def scaled_up():
     x, y = line()
-    return x, y * 30  # errors of this size overflow 16 bits at the first scales
+    return x, y * 30  # errors of this size overflow fp16 with the first loss scales
 
 
-def test_fp16_unscales_before_it_clips_and_counts_what_it_skips():
+def test_fp16_unscales_before_clipping_and_counts_skipped_updates():
     torch.manual_seed(0)
     start = nn.Linear(3, 1)
     learner = linear(model=copy.deepcopy(start), precision="fp16", clip_norm=0.5)
@@ -136,10 +137,10 @@ def test_fp16_unscales_before_it_clips_and_counts_what_it_skips():
     assert same(result.model, model)
     assert result.updates == 20
     assert result.record.events_of("end")[0].extra["skipped"] == skipped
-    assert not result.record.events_of("warning")  # finding the scale is no reason to worry
+    assert not result.record.events_of("warning")  # finding the scale is normal
 
 
-def test_hooks_and_meters_see_the_true_gradients_in_fp16():
+def test_callbacks_see_unscaled_gradients_in_fp16():
     sizes = []
     watch = callbacks.on(train_batch_after_backward=lambda ctx: sizes.append(float(ctx.grads.norm())))
     learner = linear(precision="fp16", metrics=[metrics.GradientNorm()])
@@ -147,58 +148,58 @@ def test_hooks_and_meters_see_the_true_gradients_in_fp16():
     assert max(size for size in sizes if size < float("inf")) < 100
 
 
-def test_an_overflow_in_a_window_costs_its_batch_only():
+def test_an_overflow_in_an_accumulation_window_skips_its_batch_only():
     result = linear(precision="fp16", accumulate=4).fit(scaled_up(), epochs=10, batch_size=16, show=False)
     assert result.record.events_of("end")[0].extra["skipped"] > 0
     assert all(torch.isfinite(parameter).all() for parameter in result.model.parameters())
 
 
-def test_a_real_nan_is_one_in_fp16_too():
+def test_a_nan_in_the_data_stops_an_fp16_fit():
     x, y = line()
     with pytest.raises(stoker.NotFinite, match="the batch"):
         linear(precision="fp16").fit((x * torch.nan, y), epochs=1, show=False)
 
 
-def test_the_scale_grows_after_many_good_updates_and_falls_to_one_at_most():
-    scaler = LossScale()
+def test_the_loss_scale_grows_after_2000_updates_and_is_at_least_one():
+    scale = LossScale()
     for _ in range(2000):
-        scaler.adjust(finite=True)
-    assert scaler.factor == 2 * 65536
+        scale.adjust(finite=True)
+    assert scale.factor == 2 * 65536
     for _ in range(40):
-        scaler.adjust(finite=False)
-    assert scaler.factor == 1.0
+        scale.adjust(finite=False)
+    assert scale.factor == 1.0
 
 
-def test_a_scale_goes_on_where_it_was_stopped():
+def test_a_loss_scale_resumes():
     for place in (0, 1, 3, 1999, 2002, 2100):
         whole, part = LossScale(), LossScale()
         for number in range(2200):
             if number == place:
-                state, part = through(part.state_dict()), LossScale()
+                state, part = write_and_read(part.state_dict()), LossScale()
                 part.load_state_dict(state)
-            for scaler in (whole, part):
-                scaler.adjust(finite=number != 2)
-        assert (part.factor, part.steady) == (whole.factor, whole.steady)
+            for scale in (whole, part):
+                scale.adjust(finite=number != 2)
+        assert part.state_dict() == whole.state_dict()
 
 
 @pytest.mark.parametrize(
     "state", [{}, None, {"factor": 2.0}, {"factor": 0.5, "steady": 0}, {"factor": float("nan"), "steady": 0},
               {"factor": 2.0, "steady": -1}, {"factor": "2", "steady": 0}], ids=str
 )  # fmt: skip
-def test_what_is_no_state_of_a_scale_is_refused(state):
-    scaler = LossScale()
-    with pytest.raises(stoker.StateMismatch, match="a scaler's state is a factor of at least 1 and a count of updates"):
-        scaler.load_state_dict(state)
-    assert scaler.state_dict() == {"factor": 65536.0, "steady": 0}
+def test_a_wrong_state_of_a_loss_scale_is_refused(state):
+    scale = LossScale()
+    with pytest.raises(stoker.StateMismatch, match="expected a factor of at least 1 and a count of updates; got"):
+        scale.load_state_dict(state)
+    assert scale.state_dict() == {"factor": 65536.0, "steady": 0}
 
 
-def test_the_scale_cancels_out_exactly():
-    scaler, model = LossScale(), nn.Linear(2, 1)
+def test_unscaling_is_exact():
+    scale, model = LossScale(), nn.Linear(2, 1)
     grads = Gradients({"weight": torch.tensor([[0.1, -3.7]]) * 65536, "bias": torch.tensor([1e-3]) * 65536}, model)
-    true = scaler.unscale(grads)
+    true = scale.unscale(grads)
     assert torch.equal(true["weight"], torch.tensor([[0.1, -3.7]])) and torch.equal(true["bias"], torch.tensor([1e-3]))
 
 
-def test_a_precision_that_is_none():
+def test_an_unknown_precision_is_an_error():
     with pytest.raises(stoker.InvalidArgument, match="precision is one of 'fp32', 'tf32', 'bf16', 'fp16'; got 'half'"):
         stoker.Learner(nn.Linear(3, 1), optimizer=optim.SGD(), precision="half")

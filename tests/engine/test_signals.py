@@ -1,89 +1,22 @@
-"""Signal handlers of a fit; signals to real processes are in tests/resume/test_signals.py."""
+"""What a signal does inside the process. tests/resume/test_signals.py sends signals to other processes."""
 
 import signal
-import threading
 
 import pytest
 from torch import nn
 
-from stoker import InvalidArgument, callbacks
+from stoker import InvalidArgument
 from stoker.callbacks import Context, Requests
 from stoker.engine import StopSignals
-from tests.engine.fits import learner, samples
-
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
-def new_signals(**requests):
-    own = Requests()
-    for name, value in requests.items():
-        setattr(own, name, value)
-    ctx = Context(model=nn.Linear(1, 1), requests=own)
+def new_signals(**fields):
+    requests = Requests()
+    for name, value in fields.items():
+        setattr(requests, name, value)
+    ctx = Context(model=nn.Linear(1, 1), requests=requests)
     ctx.epoch = ctx.batch_number = 1
-    return StopSignals(ctx, own), ctx, own
-
-
-def handlers():
-    return {number: signal.getsignal(number) for number in NUMBERS}
-
-
-def test_handlers_are_installed_and_restored():
-    (signals, _, _), before = new_signals(), handlers()
-    with signals.installed(can_save=True):
-        now = handlers()
-        assert all(now[number] is not before[number] for number in NUMBERS)
-    assert handlers() == before
-    with pytest.raises(ValueError, match="boom"), signals.installed(can_save=True):
-        raise ValueError("boom")
-    assert handlers() == before
-
-
-def test_sigusr1_is_not_handled_without_a_run():
-    with new_signals()[0].installed(can_save=False):
-        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-
-
-def test_a_handler_of_the_user_stays():
-    received = []
-    before = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
-    try:
-        with new_signals()[0].installed(can_save=False):
-            signal.raise_signal(signal.SIGTERM)
-        assert received == [1]
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_another_thread_installs_no_handlers():
-    (signals, _, _), before, seen = new_signals(), handlers(), []
-
-    def work():
-        with signals.installed(can_save=True):
-            seen.append(handlers())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [before]
-
-
-def test_ctrl_c_stops_in_order_and_a_second_one_at_once():
-    signals, ctx, _ = new_signals()
-    with signals.installed(can_save=False):
-        signal.raise_signal(signal.SIGINT)
-        assert signals.interrupted and not signals.terminated
-        assert ctx.stopping == "Interrupted in epoch 1, batch 1"
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
-def test_several_sigterms_are_one():
-    signals, ctx, _ = new_signals()
-    with signals.installed(can_save=False):
-        for _ in range(3):
-            signal.raise_signal(signal.SIGTERM)
-    assert signals.terminated and signals.interrupted
-    assert ctx.stopping == "Terminated (SIGTERM) in epoch 1, batch 1"
+    return StopSignals(ctx, requests), ctx, requests
 
 
 def test_the_first_reason_to_stop_is_kept():
@@ -103,8 +36,10 @@ def test_with_several_processes_a_signal_is_a_request():
     assert signals.interrupted and signals.terminated and ctx.stopping == signals.reason == "Terminated"
 
 
-def test_sigusr1_requests_a_checkpoint_as_long_as_one_can_be_saved():
+def test_sigusr1_requests_a_checkpoint_while_one_can_be_saved():
     signals, ctx, requests = new_signals(can_save=True)
+    with signals.installed(can_save=False):
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     with signals.installed(can_save=True):
         signal.raise_signal(signal.SIGUSR1)
         assert requests.save_reason == "requested by SIGUSR1" and ctx.stopping is None
@@ -115,38 +50,41 @@ def test_sigusr1_requests_a_checkpoint_as_long_as_one_can_be_saved():
         ctx.save("a callback gets an error")
 
 
-class Workers:
+# --- waiting for batches
+
+
+class FakeLoader:
     """What `interruptible` reads of a loader."""
 
     def __init__(self, workers, source):
         self.workers, self.source = workers, source
 
 
-def interrupted_batches(signals, at):
-    """Two batches; a signal arrives while one of them is being made."""
-    for number in (1, 2):
-        if number == at:
-            signals.leave("Interrupted")
-        yield number
+def two_batches(signals):
+    """A signal arrives while the second batch is computed."""
+    yield 1
+    signals.leave("Interrupted")
+    yield 2
 
 
-def test_a_wait_for_workers_ends_at_once():
+@pytest.mark.parametrize(
+    ("loader", "batches"),
+    [
+        (FakeLoader(2, [1]), [1]),  # computed by a worker: the wait ends at once
+        (FakeLoader(0, [1]), [1, 2]),  # computed here: it may have drawn random numbers
+        (FakeLoader(2, iter(())), [1, 2]),  # a stream, of which a sample would be lost
+    ],
+    ids=["workers", "no workers", "stream"],
+)
+def test_a_signal_ends_the_wait_for_a_worker_only(loader, batches):
     signals, _, _ = new_signals()
-    assert list(signals.interruptible(Workers(2, [1]), interrupted_batches(signals, 2))) == [1]
-    assert signals.interrupted
-
-
-@pytest.mark.parametrize("loader", [Workers(0, [1]), Workers(2, iter(()))], ids=["no workers", "a stream"])
-def test_a_batch_made_in_this_process_is_completed(loader):
-    """It may have drawn random numbers, or consumed a sample of a stream."""
-    signals, _, _ = new_signals()
-    assert list(signals.interruptible(loader, interrupted_batches(signals, 2))) == [1, 2]
+    assert list(signals.interruptible(loader, two_batches(signals))) == batches
     assert signals.interrupted
 
 
 def test_a_signal_between_two_batches_raises_nothing():
     signals, _, _ = new_signals()
-    batches = signals.interruptible(Workers(2, [1]), iter([1, 2]))
+    batches = signals.interruptible(FakeLoader(2, [1]), iter([1, 2]))
     assert next(batches) == 1
     signals.leave("Interrupted")
     assert list(batches) == [2]
@@ -158,19 +96,4 @@ def test_an_exception_of_a_worker_is_raised():
         raise ValueError("boom")
 
     with pytest.raises(ValueError, match="boom"):
-        list(new_signals()[0].interruptible(Workers(2, [1]), broken()))
-
-
-def test_a_callback_may_interrupt_as_ctrl_c_does():
-    """The batch and the epoch end in order, `on_interrupt` is called, and `fit` returns."""
-    calls = []
-    at = callbacks.on(
-        train_batch_begin=lambda ctx: signal.raise_signal(signal.SIGINT) if ctx.batch_number == 2 else None,
-        train_batch_end=lambda ctx: calls.append(ctx.batch_number),
-        epoch_end=lambda ctx: calls.append("epoch"),
-        interrupt=lambda ctx: calls.append("interrupt"),
-        fit_end=lambda ctx: calls.append("end"),
-    )
-    fitted = learner().fit(samples(96), epochs=3, batch_size=16, callbacks=[at], show=False)
-    assert calls == [1, 2, "epoch", "interrupt", "end"]
-    assert fitted.stopped == "Interrupted in epoch 1, batch 2"
+        list(new_signals()[0].interruptible(FakeLoader(2, [1]), broken()))

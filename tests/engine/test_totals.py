@@ -1,4 +1,4 @@
-"""Adding up what batches gave: exact, whatever the split."""
+"""Running totals of losses and metrics: exact for any split into batches, and resumed to the same bits."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from stoker.engine._batch import count_samples
 from stoker.engine._totals import loss_weight
 from stoker.metrics import MAE, Accuracy, Metric, as_metric
 from stoker.steps import ClassificationOutput, RegressionOutput, SupervisedOutput
-from tests.checkpoint.trees import through
+from tests.checkpoint.states import write_and_read
 from tests.metrics.cases import CASES
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def test_a_loss_is_the_mean_over_samples_and_not_over_batches(batches):
     assert totals.values("train")["train/loss"] == pytest.approx(exact, rel=1e-12, abs=1e-12)
 
 
-def test_what_weighs_nothing_counts_for_nothing():
+def test_a_loss_of_weight_zero_does_not_count():
     totals = RunningTotals([], CPU)
     totals.add_loss("loss", torch.tensor(2.0), torch.tensor(3.0))
     totals.add_loss("loss", torch.tensor(math.nan), 0)
@@ -41,7 +41,7 @@ def test_what_weighs_nothing_counts_for_nothing():
     assert math.isnan(totals.values("x")["x/loss"])
 
 
-def test_metrics_and_losses_by_name():
+def test_values_are_named_by_phase_and_metric():
     totals = RunningTotals([MAE()], CPU)
     totals.update(RegressionOutput(torch.tensor(1.0), torch.zeros(4, 1), torch.ones(4, 1)))
     totals.add_loss("critic", torch.tensor(0.5), 4)
@@ -55,14 +55,14 @@ class Batch:
     x: Tensor
 
 
-def test_how_many_samples_a_batch_has():
+def test_the_samples_of_a_batch_are_counted_in_any_structure():
     x = torch.zeros(5, 2)
     for batch in (x, (x, 3), {"a": {"b": x}}, [("no", x)], Batch("n", x)):
         assert count_samples(batch) == 5
     assert count_samples("text") == count_samples(torch.tensor(1.0)) == 1
 
 
-def test_what_a_loss_stands_for():
+def test_the_weight_of_a_loss_is_its_number_of_samples_or_their_weights():
     x = torch.zeros(5, 1)
     assert loss_weight(SupervisedOutput(x.sum(), x, x), None) == 5
     assert loss_weight(SupervisedOutput(x.sum(), x, x, torch.full((5,), 0.5)), None) == 2.5
@@ -70,24 +70,24 @@ def test_what_a_loss_stands_for():
     assert loss_weight(type("Own", (), {"loss": x.sum(), "count": 17})(), (x,)) == 17
 
 
-# --- as a value
+# --- saved and resumed
 
 
 def bits(values):
     return {name: value.hex() for name, value in values.items()}
 
 
-THEIRS = [
+TORCHMETRICS = [
     classification.MulticlassAccuracy(4, average="micro"),
-    classification.MulticlassAUROC(4),  # keeps lists
+    classification.MulticlassAUROC(4),  # its state is lists
     wrappers.MinMaxMetric(classification.MulticlassAccuracy(4)),
 ]
 CLASSES = next(make for metric, make in CASES if make.__name__ == "classes")
-EVERY = [*CASES, *((as_metric(each), CLASSES) for each in THEIRS)]
+EVERY = [*CASES, *((as_metric(each), CLASSES) for each in TORCHMETRICS)]
 
 
 @pytest.mark.parametrize(("metric", "make"), EVERY, ids=[f"{metric.name}-{make.__name__}" for metric, make in EVERY])
-def test_every_metric_goes_on_to_the_same_bits_wherever_it_was_stopped(metric, make):
+def test_every_metric_resumes_to_the_same_bits_after_any_batch(metric, make):
     output = make(torch.Generator().manual_seed(0), 24)
     outputs = [output(slice(start, start + 4)) for start in range(0, 24, 4)]
     whole = RunningTotals([metric], CPU)
@@ -107,13 +107,13 @@ def test_every_metric_goes_on_to_the_same_bits_wherever_it_was_stopped(metric, m
 
 
 def resumed(totals, *metrics):
-    state, other = through(totals.state_dict()), RunningTotals(metrics, CPU)
+    state, other = write_and_read(totals.state_dict()), RunningTotals(metrics, CPU)
     other.load_state_dict(state)
     return other
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.integers(0, 50)), max_size=12), st.integers(0, 12))
-def test_losses_go_on_to_the_same_bits(batches, place):
+def test_losses_resume_to_the_same_bits(batches, place):
     whole, part = RunningTotals([], CPU), RunningTotals([], CPU)
     for number, (loss, count) in enumerate([*batches, (0.1, 3)]):
         part = resumed(part) if number == place else part
@@ -122,7 +122,7 @@ def test_losses_go_on_to_the_same_bits(batches, place):
     assert part.losses == whole.losses and bits(part.values("x")) == bits(whole.values("x"))
 
 
-def test_a_state_is_as_it_was_whatever_is_added_afterwards():
+def test_a_saved_state_does_not_change_afterwards():
     totals = RunningTotals([MAE()], CPU)
     output = RegressionOutput(torch.tensor(1.0), torch.zeros(4, 1), torch.ones(4, 1))
     totals.update(output)
@@ -135,16 +135,16 @@ def test_a_state_is_as_it_was_whatever_is_added_afterwards():
     other.load_state_dict(state)
     assert other.values("x") == {"x/loss": 1.0, "x/mae": 1.0}
     state["sums"]["loss"] = 0.0
-    assert other.values("x")["x/loss"] == 1.0, "loading has copied"
+    assert other.values("x")["x/loss"] == 1.0
 
 
-class Odd(Metric):
+class HoldsASet(Metric):
     def init(self, device):
         return {"count": torch.zeros(()), "seen": [{1, 2}]}
 
 
 class Nested(Metric):
-    """A state that is no mapping of tensors, but made of tensors and plain values all the same."""
+    """Its state is nested and has plain values."""
 
     def init(self, device):
         return ([torch.zeros(2)], {"names": ("a", 1, None)})
@@ -153,16 +153,16 @@ class Nested(Metric):
         return float(state[0][0].sum() + state[1]["names"][1])
 
 
-def test_what_can_not_be_saved_names_its_metric():
+def test_a_metric_that_cannot_be_saved_is_named():
     with pytest.raises(StateMismatch, match="the metric 'odd' keeps a set in its state, which can't be saved"):
-        RunningTotals([MAE(), Odd()], CPU).state_dict()
+        RunningTotals([MAE(), HoldsASet(name="odd")], CPU).state_dict()
     assert resumed(RunningTotals([Nested()], CPU), Nested()).values("x") == {"x/nested": 1.0}
 
 
-def test_other_metrics_and_other_states_are_refused_and_change_nothing():
+def test_states_that_do_not_match_are_refused_and_change_nothing():
     state, totals = RunningTotals([MAE(), Accuracy()], CPU).state_dict(), RunningTotals([MAE(name="error")], CPU)
     totals.add_loss("loss", torch.tensor(1.0), 4)
-    with pytest.raises(StateMismatch, match="the metrics have changed: mae, accuracy in the state, error here"):
+    with pytest.raises(StateMismatch, match="the saved metrics do not match: expected error; got mae, accuracy"):
         totals.load_state_dict(state)
     with pytest.raises(
         StateMismatch, match="the saved running totals do not match: expected metrics, on_host, samples, sums, weights"
@@ -172,7 +172,7 @@ def test_other_metrics_and_other_states_are_refused_and_change_nothing():
 
 
 @pytest.mark.cuda
-def test_on_a_gpu_everything_goes_back_to_where_it_was():
+def test_on_a_gpu_states_are_restored_to_their_devices():
     device, metrics = torch.device("cuda"), [MAE(), as_metric(regression.MeanAbsoluteError())]
     output = RegressionOutput(torch.tensor(1.0).cuda(), torch.zeros(4, 1).cuda(), torch.ones(4, 1).cuda())
     whole, part = RunningTotals(metrics, device), RunningTotals(metrics, device)
@@ -180,7 +180,7 @@ def test_on_a_gpu_everything_goes_back_to_where_it_was():
         totals.update(output)
         totals.add_loss("loss", output.loss, torch.tensor(4).cuda())
     other = RunningTotals(metrics, device)
-    other.load_state_dict(through(part.state_dict()))
+    other.load_state_dict(write_and_read(part.state_dict()))
     places = [{name: each.device for name, each in state.items()} for state in part._states]
     assert [{name: each.device for name, each in state.items()} for state in other._states] == places
     for totals in (whole, other):
@@ -190,13 +190,13 @@ def test_on_a_gpu_everything_goes_back_to_where_it_was():
 
 
 class Counted(metrics.Recall):
-    """Counts in its own way, whatever it inherits."""
+    """Counts every batch twice."""
 
     def update(self, state, output):
         return super().update(super().update(state, output), output)
 
 
-def test_metrics_that_count_the_same_are_counted_once(monkeypatch):
+def test_metrics_with_equal_counts_are_updated_once(monkeypatch):
     several = [
         metrics.Precision(),
         metrics.Recall("micro"),
@@ -211,12 +211,12 @@ def test_metrics_that_count_the_same_are_counted_once(monkeypatch):
     ]
     calls, inner = [], metrics.Precision.update
     for kind in (metrics.Precision, metrics.Recall, metrics.FBeta):
-        monkeypatch.setattr(kind, "update", lambda *given: calls.append(0) or inner(*given))
+        monkeypatch.setattr(kind, "update", lambda *arguments: calls.append(0) or inner(*arguments))
     together = RunningTotals(several, torch.device("cpu"))
     for _ in range(2):
-        calls.reset()
+        calls.clear()
         for output in outputs:
-            together.add(output)
+            together.update(output)
         assert len(calls) == 3 * (1 + 1 + 2)
         alone = {}
         for metric in several:
@@ -227,7 +227,7 @@ def test_metrics_that_count_the_same_are_counted_once(monkeypatch):
         assert together.values("train") == alone
         again = RunningTotals(several, torch.device("cpu"))
         again.load_state_dict(together.state_dict())
-        together.add(outputs[0])
-        again.add(outputs[0])
+        together.update(outputs[0])
+        again.update(outputs[0])
         assert again.values("train") == together.values("train")
         together.reset()

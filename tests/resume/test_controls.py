@@ -1,4 +1,4 @@
-"""Negative controls: without any one part of the state, the run that goes on is another one, and the matrix sees it."""
+"""Negative controls: if any entry of the saved state is spoilt, the resumed run differs, and the tests notice it."""
 
 import math
 import random
@@ -13,18 +13,18 @@ from torch.utils.data import DataLoader
 from stoker import Callback, load_for_inference
 from stoker.checkpoint import Store, random_state, set_random_state
 from stoker.record import Run
-from tests.resume.parts import Stop, differences, outcome, script_of, start, stopped
-from tests.resume.scenes import SIZE, Net, Scene, columns, fit_settings, learner, training_data
+from tests.resume.attempts import Stop, differences, outcome, run_with_stops, script_of, start
+from tests.resume.scenarios import SIZE, Net, Scenario, columns, fit_arguments, learner, training_data
 
 MIDDLE = Stop("int", "on_train_batch_end", 2, 4)
 VALIDATING = Stop("raise", "on_valid_batch_end", 2, 1)
 BETWEEN = Stop("int", "on_valid_batch_end", 2, 2)
-PLAIN, DRAWS = Scene(), Scene(draws=True)
-COUNTED = Scene(callbacks=True, metrics=True)
+PLAIN, DRAWS = Scenario(), Scenario(draws=True)
+COUNTED = Scenario(callbacks=True, metrics=True)
 
 
-class Half(Callback):
-    """Trains and evaluates parts of the model in its own way, from an epoch on, and keeps nothing itself."""
+class FreezeHead(Callback):
+    """Freezes a layer and sets another one to eval mode in the second epoch, without a state of its own."""
 
     transient = True
 
@@ -34,22 +34,22 @@ class Half(Callback):
             ctx.model.body[1].eval()
 
 
-class Weary(Callback):
-    """Stops in the middle of an epoch."""
+class StopInside(Callback):
+    """Stops inside an epoch."""
 
     transient = True
 
     def on_train_batch_end(self, ctx):
         if (ctx.epoch, ctx.batch_number) == (2, 4):
-            ctx.stop("seen enough")
+            ctx.stop("stopped by a callback")
 
 
 def with_callback(callback):
-    def script(run, trouble, watching):
-        return learner(PLAIN, trouble.loss).fit(
-            training_data(PLAIN, trouble.flag),
-            **fit_settings(PLAIN),
-            callbacks=[*watching, callback(), trouble],
+    def script(run, stopper, watchers):
+        return learner(PLAIN, stopper.loss).fit(
+            training_data(PLAIN, stopper.flag),
+            **fit_arguments(PLAIN),
+            callbacks=[*watchers, callback(), stopper],
             run=run,
             resume=True,
             show=False,
@@ -58,27 +58,25 @@ def with_callback(callback):
     return script
 
 
-def with_data(train, *, valid=None, scene=PLAIN, **changes):
-    def script(run, trouble, watching):
-        settings = fit_settings(scene) | ({} if valid is None else {"valid": valid()}) | changes
-        return learner(scene, trouble.loss).fit(
-            train(), **settings, callbacks=[*watching, trouble], run=run, resume=True, show=False
+def with_data(train, *, valid=None, scenario=PLAIN, **changes):
+    def script(run, stopper, watchers):
+        settings = fit_arguments(scenario) | ({} if valid is None else {"valid": valid()}) | changes
+        return learner(scenario, stopper.loss).fit(
+            train(), **settings, callbacks=[*watchers, stopper], run=run, resume=True, show=False
         )
 
     return script
 
 
-def foreign():
+def data_loader():
     generator = torch.Generator().manual_seed(4)
     return DataLoader(list(zip(*columns(), strict=True)), SIZE, shuffle=True, generator=generator)
 
 
-GENERATOR = {"generator": torch.Generator().manual_seed(7).get_state()}  # another one
+GENERATOR = {"generator": torch.Generator().manual_seed(7).get_state()}  # of another seed
 
 
-class Spoilt(torch.utils.data.IterableDataset):
-    """Data whose second epoch is no numbers."""
-
+class NanInSecondEpoch(torch.utils.data.IterableDataset):
     def __init__(self):
         self.epoch = 0
 
@@ -90,11 +88,14 @@ class Spoilt(torch.utils.data.IterableDataset):
             yield x * (math.nan if self.epoch == 1 else 1), y
 
 
-# --- what becomes of a part that is dropped
+NAN_IN_SECOND_EPOCH = with_data(NanInSecondEpoch, scenario=Scenario(nan=True), batch_size=SIZE)
+
+
+# --- how entries are spoilt
 
 
 def zeros(value):
-    """The same, with nothing in it: tensors and numbers are 0, counts begin anew."""
+    """The same structure with zeros."""
     if isinstance(value, Tensor):
         return torch.zeros_like(value)
     if isinstance(value, Mapping):
@@ -104,11 +105,11 @@ def zeros(value):
     return type(value)() if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def be(value):
+def set_to(value):
     return lambda before: value
 
 
-def fresh(generator):
+def reseeded(generator):
     return lambda before: random_state_of(99)[generator]
 
 
@@ -123,132 +124,141 @@ def random_state_of(seed):
         set_random_state(before)
 
 
-def changed(tree, path, change):
+def change_entry(tree, path, change):
     name, *rest = path
-    return {**tree, name: changed(tree[name], rest, change) if rest else change(tree[name])}
+    return {**tree, name: change_entry(tree[name], rest, change) if rest else change(tree[name])}
 
 
 CONTROLS = {
     "model.parameters": (PLAIN, MIDDLE, zeros),
     "model.buffers": (PLAIN, MIDDLE, zeros),
-    "model.tied": (Scene(kind="odd"), MIDDLE, be({})),
-    "model.empty": (Scene(kind="odd", every=1), Stop("raise", "on_train_batch_begin", 1, 1), be([])),
-    "model.extra": (Scene(kind="counting"), MIDDLE, zeros),
-    "model.trainable": (with_callback(Half), MIDDLE, lambda names: [*names, "head.weight", "head.bias"]),
-    "model.evaluating": (with_callback(Half), MIDDLE, be([])),
+    "model.tied": (Scenario(kind="tied"), MIDDLE, set_to({})),
+    "model.empty": (Scenario(kind="tied", every=1), Stop("raise", "on_train_batch_begin", 1, 1), set_to([])),
+    "model.extra": (Scenario(kind="extra_state"), MIDDLE, zeros),
+    "model.trainable": (with_callback(FreezeHead), MIDDLE, lambda names: [*names, "head.weight", "head.bias"]),
+    "model.evaluating": (with_callback(FreezeHead), MIDDLE, set_to([])),
     "optimizer": (PLAIN, MIDDLE, zeros),
-    "ema": (Scene(kind="ema"), MIDDLE, zeros),
-    "best_weights": (Scene(epochs=4), Stop("int", "on_train_batch_end", 4, 4), be(None)),
-    "accumulators": (Scene(accumulate=3), MIDDLE, be({})),
-    "loss_scale": (Scene(kind="fp16"), MIDDLE, be({"factor": 2.0, "steady": 0})),
-    "random.torch": (PLAIN, MIDDLE, fresh("torch")),
-    "random.python": (DRAWS, MIDDLE, fresh("python")),
-    "random.numpy": (DRAWS, MIDDLE, fresh("numpy")),
-    "loader": (with_data(foreign), MIDDLE, be({})),
-    "loader.generators": (with_data(foreign), Stop("raise", "on_epoch_begin", 2), be(GENERATOR)),
-    "valid": (with_data(columns, valid=foreign, batch_size=SIZE), MIDDLE, be({"valid": GENERATOR})),
+    "average": (Scenario(kind="ema"), MIDDLE, zeros),
+    "best": (Scenario(epochs=4), Stop("int", "on_train_batch_end", 4, 4), set_to(None)),
+    "accumulators": (Scenario(accumulate=3), MIDDLE, set_to({})),
+    "loss_scale": (Scenario(kind="fp16"), MIDDLE, set_to({"factor": 2.0, "steady": 0})),
+    "random.torch": (PLAIN, MIDDLE, reseeded("torch")),
+    "random.python": (DRAWS, MIDDLE, reseeded("python")),
+    "random.numpy": (DRAWS, MIDDLE, reseeded("numpy")),
+    "loader": (with_data(data_loader), MIDDLE, set_to({})),
+    "loader.generators": (with_data(data_loader), Stop("raise", "on_epoch_begin", 2), set_to(GENERATOR)),
+    "valid": (with_data(columns, valid=data_loader, batch_size=SIZE), MIDDLE, set_to({"valid": GENERATOR})),
     "totals.sums": (PLAIN, MIDDLE, zeros),
     "totals.weights": (PLAIN, MIDDLE, zeros),
     "totals.metrics": (COUNTED, MIDDLE, zeros),
     "totals.samples": (PLAIN, Stop("int", "on_train_batch_end", 3, 4), zeros),
     "gradient_norms": (COUNTED, MIDDLE, zeros),
-    "callbacks": (COUNTED, MIDDLE, be({})),
-    "callbacks.EarlyStopping": (COUNTED, MIDDLE, be({"best": None, "best_epoch": 0, "waited": 0})),
-    "callbacks.ReduceLROnPlateau": (COUNTED, MIDDLE, be({"best": None, "waited": 0, "cooling": 0})),
-    "callbacks.FreezeUntil": (COUNTED, Stop("raise", "on_valid_begin", 1), be({"frozen": []})),
+    "callbacks": (COUNTED, MIDDLE, set_to({})),
+    "callbacks.EarlyStopping": (COUNTED, MIDDLE, set_to({"best": None, "best_epoch": 0, "waited": 0})),
+    "callbacks.ReduceLROnPlateau": (COUNTED, MIDDLE, set_to({"best": None, "waited": 0, "cooling": 0})),
+    "callbacks.FreezeUntil": (COUNTED, Stop("raise", "on_valid_begin", 1), set_to({"frozen": []})),
     "callbacks.CSV": (COUNTED, Stop("int", "on_epoch_begin", 2), lambda state: state | {"rows": 9}),
-    "progress.epoch": (PLAIN, MIDDLE, be(1)),
-    "progress.batch": (PLAIN, MIDDLE, be(0)),
-    "progress.update": (PLAIN, MIDDLE, be(0)),
-    "progress.stage": (PLAIN, MIDDLE, be("closed")),
-    "progress.lr": (COUNTED, VALIDATING, be(0.5)),
-    "progress.lr_scale": (COUNTED, Stop("int", "on_train_batch_end", 3, 4), be(1.0)),
-    "progress.metrics": (COUNTED, VALIDATING, be({})),
-    "progress.best": (Scene(epochs=4), Stop("int", "on_train_batch_end", 4, 4), be(None)),
-    "progress.state": (PLAIN, MIDDLE, be({})),
-    "progress.validated_update": (Scene(validate_every=3), Stop("raise", "on_epoch_end", 3), be(-1)),
-    "progress.skipped": (Scene(nan=True), MIDDLE, be(0)),
-    "progress.needs_validation": (Scene(validate_every=3), BETWEEN, be(False)),
-    "progress.epoch_start": (with_data(Spoilt, scene=Scene(nan=True), batch_size=SIZE), MIDDLE, be([0, 0])),
-    "progress.stop_reason": (with_callback(Weary), VALIDATING, be(None)),
-    "progress.events": (PLAIN, MIDDLE, be(0)),
+    "progress.epoch": (PLAIN, MIDDLE, set_to(1)),
+    "progress.batch": (PLAIN, MIDDLE, set_to(0)),
+    "progress.update": (PLAIN, MIDDLE, set_to(0)),
+    "progress.stage": (PLAIN, MIDDLE, set_to("closed")),
+    "progress.lr": (COUNTED, VALIDATING, set_to(0.5)),
+    "progress.lr_scale": (COUNTED, Stop("int", "on_train_batch_end", 3, 4), set_to(1.0)),
+    "progress.metrics": (COUNTED, VALIDATING, set_to({})),
+    "progress.best": (Scenario(epochs=4), Stop("int", "on_train_batch_end", 4, 4), set_to(None)),
+    "progress.state": (PLAIN, MIDDLE, set_to({})),
+    "progress.validated_update": (Scenario(validate_every=3), Stop("raise", "on_epoch_end", 3), set_to(-1)),
+    "progress.skipped": (Scenario(nan=True), MIDDLE, set_to(0)),
+    "progress.needs_validation": (Scenario(validate_every=3), BETWEEN, set_to(False)),
+    "progress.epoch_start": (NAN_IN_SECOND_EPOCH, MIDDLE, set_to([0, 0])),
+    "progress.stop_reason": (with_callback(StopInside), VALIDATING, set_to(None)),
+    "progress.events": (PLAIN, MIDDLE, set_to(0)),
 }  # fmt: skip
-BY_OTHERS = {
-    "random.cuda": "there is none here",
-    "progress.seconds": "test_the_time_of_a_run_goes_on",
-    "progress.epoch_seconds": "test_the_time_of_a_run_goes_on",
-    "eval_weights": "test_a_schedule_free_run_needs_its_judged_weights",
-    "loss": "test_the_state_of_a_loss_comes_back",
-    "identity": "test_another_training_is_refused",
-    "totals.on_host": "there is no other device here",
+OTHER_TESTS = {
+    "random.cuda": "needs a GPU: test_cuda.py",
+    "progress.seconds": "test_the_clocks_of_a_run_continue",
+    "progress.epoch_seconds": "test_the_clocks_of_a_run_continue",
+    "eval_weights": "test_a_schedule_free_run_needs_its_eval_weights",
+    "loss": "test_the_state_of_a_loss_is_restored",
+    "identity": "test_settings_of_another_training_are_refused",
+    "totals.on_host": "needs a GPU: tests/engine/test_totals.py",
 }
 
 
-def going_on(script, run, path, change, monkeypatch):
-    """The rest of a run, without a part of its state."""
+def resume_spoilt(script, run, path, change, monkeypatch):
+    """Resumes a run with one entry of its state spoilt."""
     newest = Store.newest
 
-    def spoilt(self, *wanted, **more):
-        found = newest(self, *wanted, **more)
-        return found._replace(state=changed(found.state, path.split("."), change))
+    def newest_spoilt(self, *args, **kwargs):
+        found = newest(self, *args, **kwargs)
+        return found._replace(state=change_entry(found.state, path.split("."), change))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "newest", spoilt)
+        patch.setattr(Store, "newest", newest_spoilt)
         return start(script, run)
 
 
-@pytest.mark.parametrize("path", CONTROLS)
-def test_no_part_of_the_state_can_be_left_out(path, tmp_path, monkeypatch, fast):
-    scene, stop, change = CONTROLS[path]
-    script = script_of(scene) if isinstance(scene, Scene) else scene
-    truth = outcome(start(script, tmp_path / "truth"))
-    assert differences(outcome(stopped(script, tmp_path / "whole", [stop])[-1]), truth) == []
+FAST = {
+    *("model.parameters", "model.buffers", "optimizer", "average", "best", "accumulators", "loss_scale"),
+    *("random.torch", "random.numpy", "loader", "totals.sums", "gradient_norms", "callbacks", "progress.batch"),
+    *("progress.lr_scale", "progress.stop_reason"),
+}
+
+
+@pytest.mark.parametrize(
+    "path", [path if path in FAST else pytest.param(path, marks=pytest.mark.soak) for path in CONTROLS]
+)
+def test_a_resumed_run_differs_without_this_entry(path, tmp_path, monkeypatch, fast):
+    scenario, stop, change = CONTROLS[path]
+    script = script_of(scenario) if isinstance(scenario, Scenario) else scenario
+    reference = outcome(start(script, tmp_path / "reference"))
+    assert differences(outcome(run_with_stops(script, tmp_path / "whole", [stop])[-1]), reference) == []
 
     first = start(script, tmp_path / "run", stop)
-    assert first.struck
+    assert first.has_stopped
     found = Store(first.run / "checkpoints", run=Run.open(first.run).id).newest(lambda saved: saved.resumable)
-    assert differences(changed(found.state, path.split("."), change), found.state) != [], "nothing was dropped"
-    last = going_on(script, first.run, path, change, monkeypatch)
-    assert not isinstance(last.error, TypeError), last.error  # else it is this test that fails
-    assert differences(outcome(last), truth) != []
+    assert differences(change_entry(found.state, path.split("."), change), found.state) != []
+    last = resume_spoilt(script, first.run, path, change, monkeypatch)
+    assert not isinstance(last.error, TypeError), last.error  # a spoilt entry must not merely fail to load
+    assert differences(outcome(last), reference) != []
 
 
-def test_every_part_of_the_state_has_a_control(tmp_path, fast):
-    part = start(script_of(Scene(kind="ema", callbacks=True, metrics=True)), tmp_path / "run")
-    state = Store(part.run / "checkpoints", run=Run.open(part.run).id).newest().state
+def test_every_entry_of_the_state_has_a_control(tmp_path, fast):
+    attempt = start(script_of(Scenario(kind="ema", callbacks=True, metrics=True)), tmp_path / "run")
+    state = Store(attempt.run / "checkpoints", run=Run.open(attempt.run).id).newest().state
     split = ("model", "random", "totals", "progress")
-    parts = {f"{name}.{each}" for name in split for each in state[name]} | (set(state) - set(split))
-    assert parts == {path for path in {**CONTROLS, **BY_OTHERS} if path in parts}
-    assert {path.split(".")[0] for path in {**CONTROLS, **BY_OTHERS}} == set(state)
-    counting = {"EarlyStopping", "ReduceLROnPlateau", "FreezeUntil", "CSV", "Seen", "Counter"}
-    assert set(state["callbacks"]) == counting
+    entries = {f"{name}.{each}" for name in split for each in state[name]} | (set(state) - set(split))
+    assert entries == {path for path in {**CONTROLS, **OTHER_TESTS} if path in entries}
+    assert {path.split(".")[0] for path in {**CONTROLS, **OTHER_TESTS}} == set(state)
+    stateful = {"EarlyStopping", "ReduceLROnPlateau", "FreezeUntil", "CSV", "BatchLog", "Counter"}
+    assert set(state["callbacks"]) == stateful
 
 
-def test_the_time_of_a_run_goes_on(tmp_path, monkeypatch, fast):
+def test_the_clocks_of_a_run_continue(tmp_path, monkeypatch, fast):
     script = with_data(lambda: training_data(PLAIN, tmp_path / "none"), minutes=100)
     first = start(script, tmp_path / "run", MIDDLE)
-    short = going_on(script, first.run, "progress.seconds", be(6001.0), monkeypatch)
+    short = resume_spoilt(script, first.run, "progress.seconds", set_to(6001.0), monkeypatch)
     assert short.fitted.stopped == "Stopped after 100 minutes"
 
     first = start(script, tmp_path / "other", MIDDLE)
-    long = going_on(script, first.run, "progress.epoch_seconds", be(1e6), monkeypatch)
+    long = resume_spoilt(script, first.run, "progress.epoch_seconds", set_to(1e6), monkeypatch)
     assert [event.extra["seconds"] > 1e6 for event in long.fitted.record.events_of("epoch")] == [False, True, False]
 
 
-def test_a_schedule_free_run_needs_its_judged_weights(tmp_path, monkeypatch, fast):
-    part = start(script_of(Scene(kind="schedulefree", keep="last")), tmp_path / "run")
+def test_a_schedule_free_run_needs_its_eval_weights(tmp_path, monkeypatch, fast):
+    attempt = start(script_of(Scenario(kind="schedulefree", keep="last")), tmp_path / "run")
     newest = Store.newest
-    assert torch.equal(load_for_inference(part.run, Net()).head.weight, part.fitted.model.head.weight)
+    assert torch.equal(load_for_inference(attempt.run, Net()).head.weight, attempt.fitted.model.head.weight)
     monkeypatch.setattr(
         Store, "newest", lambda self: newest(self)._replace(state=newest(self).state | {"eval_weights": None})
     )
-    assert not torch.equal(load_for_inference(part.run, Net()).head.weight, part.fitted.model.head.weight)
+    assert not torch.equal(load_for_inference(attempt.run, Net()).head.weight, attempt.fitted.model.head.weight)
 
 
 @pytest.mark.parametrize(
     "name", ["model", "optimizer", "samples", "batches", "batch_size", "order", "seed", "accumulate"]
 )
-def test_another_training_is_refused(name, tmp_path, monkeypatch, fast):
+def test_settings_of_another_training_are_refused(name, tmp_path, monkeypatch, fast):
     first = start(script_of(PLAIN), tmp_path / "run", MIDDLE)
-    last = going_on(script_of(PLAIN), first.run, f"identity.fixed.{name}", be("another"), monkeypatch)
+    last = resume_spoilt(script_of(PLAIN), first.run, f"identity.fixed.{name}", set_to("another"), monkeypatch)
     assert type(last.error).__name__ == "StateMismatch"

@@ -1,4 +1,4 @@
-"""A run on a GPU goes on to the same bits: its generators, the 16-bit scale and what was copied on the device."""
+"""A run on a GPU resumes to the same bits: generators, loss scale, and copies on the device."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ class Stop(stoker.Callback):
 
     def on_train_batch_begin(self, ctx):
         if ctx.update == self.update and self.how == "exception":
-            raise ZeroDivisionError("as good as any")
+            raise ZeroDivisionError("raised by the test")
 
     def on_train_batch_end(self, ctx):
         if ctx.update == self.update and self.how == "interrupt":
@@ -30,9 +30,9 @@ class Stop(stoker.Callback):
 
 CASES = {
     "plain": {},
-    "window": {"accumulate": 3},
-    "average": {"ema": 0.9},
-    "scaler": {"precision": "fp16"},
+    "accumulate": {"accumulate": 3},
+    "ema": {"ema": 0.9},
+    "fp16": {"precision": "fp16"},
     "bf16": {"precision": "bf16", "clip_norm": 1.0},
     "groups": {"optimizer": {"0": optim.SGD(momentum=0.9), "*": optim.AdamW()}, "lr": {"0": 1e-2, "*": 1e-3}},
 }
@@ -75,19 +75,19 @@ def outcome(fitted):
 @pytest.mark.parametrize("background", [True, False], ids=["background", "foreground"])
 @pytest.mark.parametrize("how", ["exception", "interrupt"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_on_a_gpu_goes_on_to_the_same_bits(case, how, background, tmp_path):
+def test_a_run_on_a_gpu_resumes_to_the_same_bits(case, how, background, tmp_path):
     numbers, weights = outcome(fit(tmp_path / "whole", CASES[case]))
     for update in (5, 9):
         try:
             fit(tmp_path / "cut", CASES[case], stop=(update, how), background=background)
         except ZeroDivisionError:
             assert how == "exception"
-    again, same = outcome(fit(tmp_path / "cut", CASES[case], background=background))
-    assert again == numbers
-    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    resumed_numbers, resumed = outcome(fit(tmp_path / "cut", CASES[case], background=background))
+    assert resumed_numbers == numbers
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
 
 
-def test_a_run_saved_on_a_gpu_is_loaded_where_there_is_none(tmp_path):
+def test_a_run_of_a_gpu_is_loaded_on_the_cpu(tmp_path):
     fitted = fit(tmp_path / "run", {})
     model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 4))
     loaded = stoker.load_for_inference(tmp_path / "run", model)

@@ -1,4 +1,4 @@
-"""Every kind of data resumes exactly: in memory, sample by sample, streamed, and through a torch DataLoader."""
+"""Every kind of data resumes exactly: in memory, sample by sample, streamed, and with a torch DataLoader."""
 
 import random
 from pathlib import Path
@@ -9,14 +9,25 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from stoker import Checkpoint
-from tests.resume.parts import Stop, assert_same, start, stopped
-from tests.resume.scenes import COUNT, SHAKY, SIZE, Scene, columns, fit_settings, learner, shaken, training_data
+from tests.resume.attempts import Stop, assert_same, run_with_stops, start
+from tests.resume.scenarios import (
+    COUNT,
+    FAILING_SAMPLE,
+    SIZE,
+    Scenario,
+    add_noise,
+    columns,
+    fit_arguments,
+    learner,
+    training_data,
+)
 
 X, Y = columns()
+NO_FLAG = Path("/a file that does not exist")
 
 
 class Rows(Dataset):
-    """Samples with noise of the global generators, and of one of its own; the flag makes one of them fail."""
+    """Samples with noise of the global generators, and of its own generator if `own`."""
 
     def __init__(self, flag, *, own=False):
         self.flag, self.rng = flag, numpy.random.default_rng(8) if own else None
@@ -25,12 +36,12 @@ class Rows(Dataset):
         return COUNT
 
     def __getitem__(self, number):
-        x, y = shaken(X[number], Y[number], flag=self.flag, nan=False)
+        x, y = add_noise(X[number], Y[number], flag=self.flag, nan=False)
         return x + (0 if self.rng is None else self.rng.normal()), y
 
 
 class Stream(IterableDataset):
-    """Samples one after the other, in an order of the epoch's, without a length."""
+    """Samples in an order that depends on the epoch, without a length."""
 
     def __init__(self, flag):
         self.flag, self.epoch = flag, 0
@@ -40,7 +51,7 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         for number in torch.randperm(COUNT, generator=torch.Generator().manual_seed(self.epoch)).tolist():
-            yield shaken(X[number], Y[number], flag=self.flag, nan=False)
+            yield add_noise(X[number], Y[number], flag=self.flag, nan=False)
 
 
 def generator():
@@ -50,8 +61,8 @@ def generator():
 KINDS = {
     "columns": lambda flag: (X, Y),
     "arrays": lambda flag: (X.numpy(), Y.numpy()),
-    "samples": lambda flag: training_data(Scene(samples=True), flag),
-    "samples, 2 workers": lambda flag: training_data(Scene(samples=True, workers=2), flag),
+    "samples": lambda flag: training_data(Scenario(samples=True), flag),
+    "samples, 2 workers": lambda flag: training_data(Scenario(samples=True, workers=2), flag),
     "a dataset": lambda flag: Rows(flag),
     "a stream": lambda flag: Stream(flag),
     "DataLoader": lambda flag: DataLoader(Rows(flag), SIZE, shuffle=True),
@@ -84,21 +95,22 @@ STOPS = {
         Stop("term", "on_train_batch_end", 2, 3),
     ],
 }
-BROKEN = {kind: KINDS[kind] for kind in KINDS if kind not in ("columns", "arrays")}
+FAULTS = [(kind, epoch) for kind in KINDS if kind not in ("columns", "arrays") for epoch in (1, 2)]
+FAST_FAULTS = [("samples", 2), ("a stream", 1), ("DataLoader", 2), ("DataLoader, stream", 1)]
 
 
 def script_of(kind, *, accumulate=1, valid=None):
-    scene = Scene(accumulate=accumulate)
+    scenario = Scenario(accumulate=accumulate)
 
-    def script(run, trouble, watching):
-        train = KINDS[kind](trouble.flag)
-        return learner(scene, trouble.loss).fit(
+    def script(run, stopper, watchers):
+        train = KINDS[kind](stopper.flag)
+        return learner(scenario, stopper.loss).fit(
             train,
-            **fit_settings(scene)
+            **fit_arguments(scenario)
             | {"checkpoint": Checkpoint(every=2, background=False)}
             | ({} if isinstance(train, DataLoader) or hasattr(train, "batch_size") else {"batch_size": SIZE})
             | ({} if valid is None else {"valid": valid()}),
-            callbacks=[*watching, trouble],
+            callbacks=[*watchers, stopper],
             run=run,
             resume=True,
             show=False,
@@ -108,53 +120,59 @@ def script_of(kind, *, accumulate=1, valid=None):
 
 
 @pytest.fixture(scope="module")
-def truths(tmp_path_factory):
+def references(tmp_path_factory):
     known = {}
 
-    def truth(name, script):
+    def reference(name, script):
         if name not in known:
-            seeded()
-            known[name] = start(script, tmp_path_factory.mktemp("truth") / "run")
+            seed_everything()
+            known[name] = start(script, tmp_path_factory.mktemp("reference") / "run")
             assert known[name].error is None
         return known[name]
 
-    return truth
+    return reference
 
 
-def seeded():
+def seed_everything():
     random.seed(1)
     numpy.random.seed(1)
     torch.manual_seed(1)
 
 
-FEW = ("first batch", "mid-epoch, signal", "epoch end", "several")  # where any batch can be had at once, or is dear
-ALL = [kind for kind in KINDS if ("DataLoader" in kind or "stream" in kind) and "workers" not in kind]
-EACH = [(kind, stops) for kind in KINDS for stops in (STOPS if kind in ALL else FEW)]
+FEW = ("several", "first batch", "mid-epoch, signal", "epoch end")  # for data whose batches are read at any position
+READ_AGAIN = [kind for kind in KINDS if ("DataLoader" in kind or "stream" in kind) and "workers" not in kind]
+CASES = [(kind, stops) for kind in KINDS for stops in (STOPS if kind in READ_AGAIN else FEW)]
 
 
-@pytest.mark.parametrize(("kind", "stops"), EACH)
-def test_every_kind_of_data_resumes_exactly(kind, stops, tmp_path, truths, fast):
+def soak_unless(is_fast, cases):
+    return [pytest.param(*each, marks=[] if is_fast(*each) else [pytest.mark.soak]) for each in cases]
+
+
+@pytest.mark.parametrize(("kind", "stops"), soak_unless(lambda kind, stops: stops == "several", CASES))
+def test_every_kind_of_data_resumes_exactly(kind, stops, tmp_path, references, fast):
     script = script_of(kind)
-    parts = stopped(script, tmp_path / "run", STOPS[stops])
-    assert all(part.struck for part in parts[:-1])
-    assert_same(parts, truths(kind, script))
+    attempts = run_with_stops(script, tmp_path / "run", STOPS[stops])
+    assert all(attempt.has_stopped for attempt in attempts[:-1])
+    assert_same(attempts, references(kind, script))
 
 
-@pytest.mark.parametrize("epoch", [1, 2])
-@pytest.mark.parametrize("kind", BROKEN)
-def test_data_that_fails_once_is_read_again(kind, epoch, tmp_path, truths, fast):
+@pytest.mark.parametrize(("kind", "epoch"), soak_unless(lambda kind, epoch: (kind, epoch) in FAST_FAULTS, FAULTS))
+def test_data_that_raises_once_is_read_again(kind, epoch, tmp_path, references, fast):
     script = script_of(kind)
-    parts = stopped(script, tmp_path / "run", [Stop("data", "on_train_begin", epoch)])
-    assert str(SHAKY) in str(parts[0].error) or "can't be read" in str(parts[0].error)
-    assert_same(parts, truths(kind, script))
+    attempts = run_with_stops(script, tmp_path / "run", [Stop("data", "on_train_begin", epoch)])
+    assert str(FAILING_SAMPLE) in str(attempts[0].error) or "can't be read" in str(attempts[0].error)
+    assert_same(attempts, references(kind, script))
 
 
-@pytest.mark.parametrize("stops", ["mid-epoch, signal", "mid-epoch, exception", "epoch end", "several"])
-@pytest.mark.parametrize("kind", ["a stream", "DataLoader", "DataLoader, stream"])
-def test_a_window_of_batches_goes_on_where_it_was(kind, stops, tmp_path, truths, fast):
+WINDOW_STOPS = ["mid-epoch, signal", "mid-epoch, exception", "epoch end", "several"]
+WINDOW_CASES = [(kind, stops) for kind in ("a stream", "DataLoader", "DataLoader, stream") for stops in WINDOW_STOPS]
+
+
+@pytest.mark.parametrize(("kind", "stops"), soak_unless(lambda kind, stops: stops == "mid-epoch, signal", WINDOW_CASES))
+def test_an_open_accumulation_window_resumes(kind, stops, tmp_path, references, fast):
     script = script_of(kind, accumulate=3)
-    parts = stopped(script, tmp_path / "run", STOPS[stops])
-    assert_same(parts, truths(f"{kind}, windows", script))
+    attempts = run_with_stops(script, tmp_path / "run", STOPS[stops])
+    assert_same(attempts, references(f"{kind}, windows", script))
 
 
 VALID = {
@@ -162,14 +180,17 @@ VALID = {
     "a DataLoader with a generator": lambda: DataLoader(
         list(zip(X[:17], Y[:17], strict=True)), 5, shuffle=True, generator=generator()
     ),
-    "one that draws": lambda: DataLoader(Rows(Path("/there is none"), own=True), SIZE, shuffle=True),
-    "a stream": lambda: Stream(Path("/there is none")),
+    "a DataLoader with random samples": lambda: DataLoader(Rows(NO_FLAG, own=True), SIZE, shuffle=True),
+    "a stream": lambda: Stream(NO_FLAG),
 }
 
 
-@pytest.mark.parametrize("stops", ["mid-epoch, signal", "epoch end", "validation", "several"])
-@pytest.mark.parametrize("kind", VALID)
-def test_what_is_validated_on_resumes_exactly_too(kind, stops, tmp_path, truths, fast):
+VALID_STOPS = ["mid-epoch, signal", "epoch end", "validation", "several"]
+VALID_CASES = [(kind, stops) for kind in VALID for stops in VALID_STOPS]
+
+
+@pytest.mark.parametrize(("kind", "stops"), soak_unless(lambda kind, stops: stops == "validation", VALID_CASES))
+def test_every_kind_of_validation_data_resumes_exactly(kind, stops, tmp_path, references, fast):
     script = script_of("columns", valid=VALID[kind])
-    parts = stopped(script, tmp_path / "run", STOPS[stops])
-    assert_same(parts, truths(f"valid on {kind}", script))
+    attempts = run_with_stops(script, tmp_path / "run", STOPS[stops])
+    assert_same(attempts, references(f"valid on {kind}", script))

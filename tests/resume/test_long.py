@@ -1,10 +1,11 @@
-"""Long runs: a hundred thousand updates leave memory and files as they were, and a resume costs the same anywhere."""
+"""Long runs: memory and open files do not grow, and a resume costs the same at any position."""
 
 import json
 import os
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,7 +16,7 @@ from stoker.record import Record, Run
 
 UPDATES = 100_000
 
-# In a process of its own: what other tests have left in this one would be counted as well.
+# In its own process: objects of other tests would be counted too.
 PROGRAM = """
 import gc, json, os, sys
 import torch, stoker
@@ -43,7 +44,8 @@ print(json.dumps([Gauge.readings, fitted.updates, fitted.history["train/loss"]])
 """
 
 
-def test_a_hundred_thousand_updates_leave_memory_and_files_as_they_were(tmp_path):
+@pytest.mark.soak
+def test_memory_and_open_files_do_not_grow_with_the_updates(tmp_path):
     run = tmp_path / "run"
     command = [sys.executable, "-c", PROGRAM, run, str(UPDATES)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -52,7 +54,7 @@ def test_a_hundred_thousand_updates_leave_memory_and_files_as_they_were(tmp_path
     assert updates == UPDATES
     (bytes_early, files_early, objects_early, _), *_, (bytes_late, files_late, objects_late, events) = readings
     assert files_late == files_early
-    assert objects_late - objects_early < 8 * events + 500, "something is kept for every update"
+    assert objects_late - objects_early < 8 * events + 500, "objects grow with the updates"
     assert bytes_late - bytes_early < 50 * (UPDATES - 20_000), "memory grows with the updates"
     again = Record.open(run)
     assert again.series("train/loss") == losses and len(losses) == 100
@@ -60,22 +62,22 @@ def test_a_hundred_thousand_updates_leave_memory_and_files_as_they_were(tmp_path
 
 
 class Numbers:
-    """Ten million samples that are made when they are asked for, and counted."""
+    """Ten million samples that are computed when they are read; counts the reads."""
 
     def __init__(self, count=10_000_000):
-        self.count, self.asked = count, 0
+        self.count, self.reads = count, 0
 
     def __len__(self):
         return self.count
 
     def __getitem__(self, number):
-        self.asked += 1
+        self.reads += 1
         x = torch.tensor([number / self.count])
         return x, 2 * x
 
 
-def calls_of_a_resume(run, *, limit):
-    """How much Python a resumed fit of two more updates executes, in calls; and how many samples it asked for."""
+def count_calls(run, *, limit):
+    """The Python calls of a resumed fit, and the samples that it reads."""
     numbers, calls = Numbers(), 0
 
     def count(frame, kind, argument):
@@ -88,11 +90,11 @@ def calls_of_a_resume(run, *, limit):
         learner.fit(data.Loader(numbers, batch_size=4), updates=limit, run=run, resume=True, show=False)
     finally:
         sys.setprofile(None)
-    return calls, numbers.asked
+    return calls, numbers.reads
 
 
-def moved_to(run, update):
-    """The checkpoint of a run as it would be that far into the epoch, with everything else as it was."""
+def move_checkpoint(run, update):
+    """Changes the position of the newest checkpoint, and nothing else."""
     store = Store(run / "checkpoints", run=Run.open(run).id)
     found = store.newest(lambda saved: saved.resumable)
     state = found.state
@@ -101,13 +103,13 @@ def moved_to(run, update):
     store.write(state, stoker.checkpoint.Place(**place, reason="moved"))
 
 
-def test_a_resume_costs_the_same_at_update_ten_and_at_a_million(tmp_path):
+def test_a_resume_costs_the_same_at_update_10_and_at_a_million(tmp_path):
     costs = []
     for place in (10, 1_000_000):
         run = tmp_path / str(place)
-        calls_of_a_resume(run, limit=3)
-        moved_to(run, place)
-        costs.append(calls_of_a_resume(run, limit=place + 2))
-    (early, asked_early), (late, asked_late) = costs
-    assert asked_early == asked_late == 8  # two batches of four: nothing before them was read again
+        count_calls(run, limit=3)
+        move_checkpoint(run, place)
+        costs.append(count_calls(run, limit=place + 2))
+    (early, reads_early), (late, reads_late) = costs
+    assert reads_early == reads_late == 8  # two batches of four samples: earlier ones are not read
     assert abs(late - early) <= 0.02 * early

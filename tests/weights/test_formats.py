@@ -61,9 +61,9 @@ def test_edge_values_and_layouts_are_restored(tmp_path, format):
 
 
 @pytest.mark.parametrize(("format", "compress"), KINDS)
-@pytest.mark.parametrize("name", ["weights", "weights.pt", "weights.json", "weights.safetensors.gz"])
-def test_format_and_gzip_are_recognised_by_content(tmp_path, format, compress, name):
-    path = save(small_model(), tmp_path / "m", format=format, compress=compress).rename(tmp_path / name)
+def test_format_and_gzip_are_recognised_by_content(tmp_path, format, compress):
+    saved = save(small_model(), tmp_path / "m", format=format, compress=compress)
+    path = saved.rename(tmp_path / "weights.json.gz")
     assert snapshot(load(small_model(fill=3), path)) == snapshot(small_model())
     assert (inspect(path).format, inspect(path).compressed) == (format, compress)
 
@@ -90,11 +90,6 @@ def test_inspect_lists_names_shapes_and_metadata(tmp_path, format, compress):
     ]
 
 
-def test_a_long_listing_is_cut(tmp_path):
-    path = save(nn.ModuleList([nn.Linear(1, 1) for _ in range(30)]), tmp_path / "m")
-    assert "and 20 more" in repr(inspect(path))
-
-
 # safetensors
 
 
@@ -119,12 +114,6 @@ def test_we_read_files_of_the_safetensors_package(tmp_path):
         assert inspect(path).metadata == (metadata or {})
         assert inspect(path).precision is None
         assert len(repr(inspect(path)).splitlines()) >= 1 + len(given)
-
-
-def test_complex128_is_stored_as_pairs_that_other_programs_can_read(tmp_path):
-    given = torch.tensor([[1 + 2j], [3 - 4j]], dtype=torch.complex128)
-    path = save(Holder(t=given), tmp_path / "m")
-    assert torch.equal(torch.view_as_complex(load_file(path)["t"]), given)
 
 
 def test_tensors_are_aligned_to_their_item_size(tmp_path):
@@ -194,14 +183,6 @@ def test_json_that_was_reformatted_or_written_by_hand_loads(tmp_path):
 
 
 # Memory
-
-
-def test_readers_of_the_old_file_keep_it_when_a_new_one_is_saved(tmp_path):
-    old = small_model()
-    path = save(old, tmp_path / "m")
-    mapped = load_file(path)
-    save(small_model(fill=0.25), path)
-    assert torch.equal(mapped["0.weight"], old[0].weight)
 
 
 def test_one_tensor_is_in_memory_at_a_time(tmp_path):

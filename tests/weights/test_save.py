@@ -1,8 +1,5 @@
 """What `save` writes: names, precision, metadata, tied tensors; and which models it refuses."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -104,9 +101,7 @@ def test_metadata_maps_strings_to_strings(tmp_path):
         save(nn.Linear(1, 1), tmp_path / "m", metadata={"epoch": 3})
     with pytest.raises(InvalidArgument, match=r"'stoker' is reserved"):
         save(nn.Linear(1, 1), tmp_path / "m", metadata={"stoker": "x"})
-    with pytest.raises(InvalidArgument, match=r"cannot be written as UTF-8"):
-        save(nn.Linear(1, 1), tmp_path / "m", metadata={"x": "\ud800"})
-    with pytest.raises(InvalidArgument, match=r"a tensor with the name '__metadata__'"):
+    with pytest.raises(InvalidArgument, match=r"reserves the name '__metadata__'"):
         save(Holder(__metadata__=torch.ones(1)), tmp_path / "m")
 
 
@@ -193,26 +188,5 @@ def test_a_tensor_that_changes_while_it_is_saved_is_an_error_and_the_old_file_st
 
     with pytest.raises(InvalidArgument, match=r"'weight' changed while it was being saved; nothing was written"):
         save(model, LatePath())
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_full_disk_leaves_the_old_file(tmp_path):
-    """The system refuses to write a file of more than some bytes."""
-    path = save(nn.Linear(2, 2), tmp_path / "m")
-    before = path.read_bytes()
-    program = """
-import resource, signal, sys
-from torch import nn
-from stoker.weights import save
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    save(nn.Linear(100, 100), sys.argv[1])
-except OSError as error:
-    print("refused:", error.strerror)
-"""
-    done = subprocess.run([sys.executable, "-c", program, str(path)], check=True, capture_output=True, text=True)
-    assert done.stdout.startswith("refused:")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

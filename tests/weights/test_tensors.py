@@ -5,12 +5,12 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
 from stoker.errors import BadFile, InvalidArgument
 from stoker.weights import check_tensor, load, read_tensors, write_tensors
-from tests.weights.models import bits, every_dtype, same_bits
+from tests.weights.models import every_dtype, same_bits
 
 
 def write(tensors) -> bytes:
@@ -43,10 +43,6 @@ def test_every_dtype_and_layout_is_restored_in_the_given_order():
 
 
 def test_the_safetensors_package_and_load_read_such_files(tmp_path):
-    given = {name: tensor for name, tensor in every_dtype().items() if tensor.dtype != torch.complex128}
-    (tmp_path / "ours").write_bytes(write(given))
-    theirs, ours = load_file(tmp_path / "ours"), read(save(given))
-    assert all(bits(theirs[name]) == bits(ours[name]) == bits(tensor) for name, tensor in given.items())
     (tmp_path / "ours").write_bytes(write({"c": torch.tensor([1 + 2j], dtype=torch.complex128)}))
     assert torch.equal(load_file(tmp_path / "ours")["c"], torch.tensor([[1.0, 2.0]], dtype=torch.float64))
     model = nn.Linear(3, 2)

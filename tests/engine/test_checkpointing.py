@@ -1,30 +1,35 @@
-"""When a fit is saved: as the policy says, when a hook asks, when it ends, and as it last was after an exception."""
+"""When a fit saves a checkpoint: by its policy, on request of a callback, at its end, and after an exception."""
 
 import pytest
 import torch
 from torch import nn
 
-import stoker
 from stoker import Callback, Checkpoint, InvalidArgument, NoSuchMetric, NotFinite, callbacks, metrics
 from stoker.checkpoint import Store
 from stoker.record import Run
-from tests.engine.fits import Net, learner, samples
-from tests.learner.fits import checkpoint_names, fit, killed_run, result_of, saved_checkpoints, stop_after, texts
+from tests.learner.fits import (
+    Net,
+    checkpoint_names,
+    fit,
+    killed_run,
+    learner,
+    result_of,
+    samples,
+    saved_checkpoints,
+    stop_after,
+    texts,
+)
 
-RARELY = Checkpoint(every="60 minutes", keep_last=99, background=False)  # where it is due for other reasons
-
-
-BEGINNING = (0, 0, "the beginning")
+RARELY = Checkpoint(every="60 minutes", keep_last=99, background=False)  # saved only for other reasons
 
 
 def places(run):
-    """Where and why it was saved, after the beginning."""
-    found = [(each.epoch, each.batch, each.reason) for each in saved_checkpoints(run)]
-    return [place for place in found if place != BEGINNING]
+    """Where and why checkpoints were saved after the first one."""
+    return [(each.epoch, each.batch, each.reason) for each in saved_checkpoints(run) if each.update]
 
 
-def test_it_is_saved_before_the_first_update(tmp_path):
-    """What can't be written is known at once, and weights that nobody seeded can be begun with again."""
+def test_the_first_checkpoint_is_saved_before_the_first_update(tmp_path):
+    """A disk that cannot be written to is reported at once, and unseeded weights are known."""
     seen = []
     look = callbacks.on(train_batch_begin=lambda ctx: seen.append(checkpoint_names(tmp_path / "run")))
     fit(tmp_path / "run", checkpoint=RARELY, callbacks=[look])
@@ -32,16 +37,18 @@ def test_it_is_saved_before_the_first_update(tmp_path):
     assert saved_checkpoints(tmp_path / "run")[0].reason == "the beginning"
 
 
-def state_in(run, name=None):
-    store = Store(run / "checkpoints", run=Run.open(run).id)
-    found = [each for each in store.saved() if name is None or each.name == name]
-    return store.read(found[-1])
+def store_of(run):
+    return Store(run / "checkpoints", run=Run.open(run).id)
 
 
-# --- as the policy says
+def delete_last(run):
+    store_of(run).delete(checkpoint_names(run)[-1])
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["here", "in the background"])
+# --- by its policy
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
 @pytest.mark.parametrize(
     ("every", "expected"),
     [
@@ -51,30 +58,24 @@ def state_in(run, name=None):
     ],
     ids=str,
 )
-def test_every(tmp_path, every, expected, background):
+def test_the_policy_says_how_often_to_save(tmp_path, every, expected, background):
     fitted = fit(tmp_path / "run", checkpoint=Checkpoint(every=every, keep_last=99, background=background))
     assert places(tmp_path / "run") == expected
     assert [event.extra["name"] for event in fitted.record.events_of("checkpoint")] == checkpoint_names(
         tmp_path / "run"
     )
     assert saved_checkpoints(tmp_path / "run")[-1].ended == "Completed 3 epochs"
-    assert result_of(fitted) == result_of(fit()), "saving leaves no trace in the training"
+    assert result_of(fitted) == result_of(fit())
 
 
-def test_every_few_updates_with_windows_saves_each_update_once(tmp_path):
+def test_each_update_is_saved_once_with_accumulation(tmp_path):
     fit(tmp_path / "run", of=learner(accumulate=4), checkpoint=Checkpoint(every=1, keep_last=99, background=False))
-    assert [(each.epoch, each.batch) for each in saved_checkpoints(tmp_path / "run")[1:]] == [
-        (1, 4),
-        (1, 6),
-        (2, 4),
-        (2, 6),
-        (3, 4),
-        (3, 6),
-    ]
+    positions = [(epoch, batch) for epoch, batch, _ in places(tmp_path / "run")]
+    assert positions == [(epoch, batch) for epoch in (1, 2, 3) for batch in (4, 6)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_so_many_are_kept_at_any_moment(tmp_path, count):
+def test_keep_last_holds_at_any_moment(tmp_path, count):
     seen = []
     watch = callbacks.on(train_batch_begin=lambda ctx: seen.append(len(saved_checkpoints(tmp_path / "run"))))
     policy = Checkpoint(every=2, keep_last=count, background=False)
@@ -83,27 +84,27 @@ def test_so_many_are_kept_at_any_moment(tmp_path, count):
     assert [each.update for each in saved_checkpoints(tmp_path / "run")] == [14, 16, 18][-count:]
 
 
-def test_the_best_by_a_number_of_which_more_is_better(tmp_path):
-    """The first of equal ones, in the direction that the metric declares; beside the last."""
-    given = learner(metrics=[metrics.Accuracy()], lr=0.1)
+def test_keep_best_follows_the_direction_of_the_metric(tmp_path):
+    """Of equal values the first is the best."""
+    accurate = learner(metrics=[metrics.Accuracy()], lr=0.1)
     policy = Checkpoint(keep_last=1, keep_best="valid/accuracy")
-    fitted = fit(tmp_path / "run", epochs=8, of=given, checkpoint=policy)
+    fitted = fit(tmp_path / "run", epochs=8, of=accurate, checkpoint=policy)
     history = fitted.history["valid/accuracy"]
     best = history.index(max(history)) + 1
-    assert best < 8 and history[-1] < max(history), "else this would test nothing"
-    kept = saved_checkpoints(tmp_path / "run")
-    assert [each.epoch for each in kept] == [best, 8]
-    assert kept[0].values["valid/accuracy"] == max(history)
-    assert kept[0].reason.startswith("every epoch; best valid/accuracy so far: ")
+    assert best < 8 and history[-1] < max(history), "the best epoch must not be the last one here"
+    first, last = saved_checkpoints(tmp_path / "run")
+    assert (first.epoch, last.epoch) == (best, 8)
+    assert first.values["valid/accuracy"] == max(history)
+    assert first.reason.startswith("every epoch; best valid/accuracy so far: ")
 
 
-def test_the_best_in_between_two_epochs(tmp_path):
+def test_keep_best_with_validations_inside_an_epoch(tmp_path):
     policy = Checkpoint(every="60 minutes", keep_last=1, keep_best="valid/loss", background=False)
     fitted = fit(tmp_path / "run", validate_every=2, of=learner(lr=0.1), checkpoint=policy)
     assert saved_checkpoints(tmp_path / "run")[0].update == fitted.best.update
 
 
-def test_the_best_by_a_number_of_ones_own_needs_a_direction(tmp_path):
+def test_keep_best_of_a_logged_value_needs_a_direction(tmp_path):
     log = callbacks.on(epoch_end=lambda ctx: ctx.log("heat", float(-abs(ctx.epoch - 2))))
     with pytest.raises(InvalidArgument, match="whether a low or a high 'heat' is better"):
         fit(tmp_path / "a", checkpoint=Checkpoint(keep_best="heat"), callbacks=[log])
@@ -111,7 +112,7 @@ def test_the_best_by_a_number_of_ones_own_needs_a_direction(tmp_path):
     assert [each.epoch for each in saved_checkpoints(tmp_path / "b")] == [2, 3]
 
 
-def test_a_number_that_there_is_not(tmp_path):
+def test_keep_best_of_an_unknown_metric_is_an_error(tmp_path):
     given = learner(metrics=[metrics.Accuracy()])
     with pytest.raises(NoSuchMetric) as caught:
         fit(tmp_path / "run", of=given, checkpoint=Checkpoint(keep_best="valid/acc"))
@@ -119,89 +120,96 @@ def test_a_number_that_there_is_not(tmp_path):
         "keep_best='valid/acc', but there is no such metric; did you mean 'valid/accuracy' or 'valid/loss'? "
         "The metrics are: valid/loss, valid/accuracy"
     )
-    with pytest.raises(NoSuchMetric, match="keep_best='mine': there is no such metric"):  # a hook might have logged it
+    with pytest.raises(
+        NoSuchMetric, match="keep_best='mine': there is no such metric"
+    ):  # a callback might have logged it
         fit(tmp_path / "own", of=given, checkpoint=Checkpoint(keep_best="mine"))
     resumed = fit(tmp_path / "run", of=given, checkpoint=Checkpoint(keep_best="valid/accuracy"))
-    assert result_of(resumed) == result_of(fit(of=given)), "spelt right, the run goes on"
+    assert result_of(resumed) == result_of(fit(of=given))
 
 
-# --- when a hook asks
+# --- on request of a callback
 
 
-def asking(**at):
-    """Asks for a checkpoint in a hook of the first epoch, once."""
+def save_in(hook):
+    """A callback that requests a checkpoint in the first epoch, once."""
 
-    def ask(ctx):
-        if ctx.epoch <= 1 and not ctx.state.get("asked"):
-            ctx.state["asked"] = True
+    def request(ctx):
+        if ctx.epoch <= 1 and not ctx.state.get("requested"):
+            ctx.state["requested"] = True
             ctx.save("because")
 
-    return callbacks.on(**dict.fromkeys(at, ask))
+    return callbacks.on(**{hook: request})
 
 
 @pytest.mark.parametrize(
     ("hook", "batch"),
     [
-        *(("epoch_begin", 1), ("train_batch_begin", 1), ("train_batch_after_loss", 1)),
-        *(("update", 1), ("train_batch_end", 1), ("train_end", 6), ("valid_begin", 6), ("validation", 6)),
+        ("train_batch_after_loss", 1),
+        ("update", 1),
+        ("valid_begin", 6),
         ("epoch_end", 6),
+        pytest.param("epoch_begin", 1, marks=pytest.mark.soak),
+        pytest.param("train_batch_begin", 1, marks=pytest.mark.soak),
+        pytest.param("train_batch_end", 1, marks=pytest.mark.soak),
+        pytest.param("train_end", 6, marks=pytest.mark.soak),
+        pytest.param("validation", 6, marks=pytest.mark.soak),
     ],
 )
-def test_what_a_hook_asks_for_is_saved_after_the_batch_or_the_epoch(tmp_path, hook, batch):
-    fit(tmp_path / "run", checkpoint=RARELY, callbacks=[asking(**{hook: True})])
+def test_a_requested_checkpoint_is_saved_after_the_batch_or_the_epoch(tmp_path, hook, batch):
+    fit(tmp_path / "run", checkpoint=RARELY, callbacks=[save_in(hook)])
     assert places(tmp_path / "run") == [(1, batch, "because"), (3, 6, "the end")]
     assert "checkpoint 0000000" in (tmp_path / "run" / "log.txt").read_text()
-    left = tmp_path / "run"
-    stoker.checkpoint.Store(left / "checkpoints", run=Run.open(left).id).delete(checkpoint_names(left)[-1])
-    assert result_of(fit(left, checkpoint=RARELY)) == result_of(fit())
+    delete_last(tmp_path / "run")
+    assert result_of(fit(tmp_path / "run", checkpoint=RARELY)) == result_of(fit())
 
 
-def test_in_the_middle_of_a_window_too(tmp_path):
-    def ask(ctx):
+def test_a_requested_checkpoint_inside_an_accumulation_window_resumes(tmp_path):
+    def request(ctx):
         if (ctx.epoch, ctx.batch_number) == (2, 2):
             ctx.save("in a window")
 
     given = learner(accumulate=4)
     run = tmp_path / "run"
-    fit(run, of=given, checkpoint=RARELY, callbacks=[callbacks.on(train_batch_end=ask)])
+    fit(run, of=given, checkpoint=RARELY, callbacks=[callbacks.on(train_batch_end=request)])
     assert places(run)[0] == (2, 2, "in a window")
-    assert list(state_in(run, checkpoint_names(run)[1])["window"]) != []
-    Store(run / "checkpoints", run=Run.open(run).id).delete(checkpoint_names(run)[-1])
+    assert store_of(run).read(saved_checkpoints(run)[1])["accumulators"] != {}
+    delete_last(run)
     assert result_of(fit(run, of=given, checkpoint=RARELY)) == result_of(fit(of=given))
 
 
 @pytest.mark.parametrize("settings", [{"run": None}, {"checkpoint": False}], ids=["no run", "checkpoint=False"])
-def test_there_has_to_be_something_to_save_into(tmp_path, settings):
+def test_a_request_without_a_run_is_an_error(tmp_path, settings):
     run = settings.pop("run", tmp_path / "run")
-    with pytest.raises(InvalidArgument, match=r"ctx.save has no run to write to: give fit run="):
-        fit(run, callbacks=[asking(epoch_end=True)], **settings)
+    with pytest.raises(InvalidArgument, match="ctx.save has no run to write to: give fit run=..."):
+        fit(run, callbacks=[save_in("epoch_end")], **settings)
 
 
-def test_once_it_is_over_nothing_is_saved_any_more(tmp_path):
-    ask = callbacks.on(fit_end=lambda ctx: ctx.save("too late"))
+def test_a_request_after_the_end_is_an_error(tmp_path):
+    late = callbacks.on(fit_end=lambda ctx: ctx.save("too late"))
     with pytest.raises(InvalidArgument, match="call ctx.save before the fit has ended"):
-        fit(tmp_path / "run", callbacks=[ask])
+        fit(tmp_path / "run", callbacks=[late])
     assert result_of(fit(tmp_path / "run")) == result_of(fit())
 
 
-def test_it_needs_a_reason(tmp_path):
-    with pytest.raises(InvalidArgument, match="ctx.save takes the reason"):
+def test_a_request_needs_a_reason(tmp_path):
+    with pytest.raises(InvalidArgument, match="ctx.save takes the reason as a text"):
         fit(tmp_path / "run", callbacks=[callbacks.on(epoch_end=lambda ctx: ctx.save(""))])
 
 
-# --- when it ends
+# --- at its end
 
 
-def test_a_stop_inside_an_epoch_is_saved_twice(tmp_path):
-    """Where it stopped, to go on from; and what came out, which a longer fit doesn't go through."""
+def test_a_stop_inside_an_epoch_saves_the_position_and_the_result(tmp_path):
+    """A longer fit continues from the position: it does not validate there."""
     fit(tmp_path / "run", checkpoint=RARELY, callbacks=[stop_after(2, 3, "enough")])
-    _, here, outcome = saved_checkpoints(tmp_path / "run")
-    assert (here.epoch, here.batch, here.reason, here.ended) == (2, 3, "stopped: enough", None)
-    assert (outcome.ended, outcome.resumable, here.resumable) == ("enough", False, True)
-    assert outcome.values["valid/loss"] > 0 and here.values == {}
+    _, position, outcome = saved_checkpoints(tmp_path / "run")
+    assert (position.epoch, position.batch, position.reason, position.ended) == (2, 3, "stopped: enough", None)
+    assert (outcome.ended, outcome.resumable, position.resumable) == ("enough", False, True)
+    assert outcome.values["valid/loss"] > 0 and position.values == {}
 
 
-def test_a_stop_at_the_end_of_an_epoch_is_saved_once(tmp_path):
+def test_a_stop_at_the_end_of_an_epoch_saves_one_checkpoint(tmp_path):
     fit(tmp_path / "run", checkpoint=RARELY, callbacks=[stop_after(2, reason="enough")])
     _, outcome = saved_checkpoints(tmp_path / "run")
     assert (outcome.epoch, outcome.ended, outcome.resumable) == (2, "enough", True)
@@ -210,7 +218,7 @@ def test_a_stop_at_the_end_of_an_epoch_is_saved_once(tmp_path):
 # --- after an exception
 
 
-def failing(hook, epoch=2, batch=4):
+def raise_in(hook, epoch=2, batch=4):
     in_a_batch = hook.startswith("train_batch") or hook == "update"
 
     def fail(ctx):
@@ -236,18 +244,18 @@ def failing(hook, epoch=2, batch=4):
         ("epoch_end", (2, 6)),
     ],
 )
-def test_the_last_good_state_is_saved_and_gone_on_from(tmp_path, hook, last):
+def test_after_an_exception_the_last_good_state_is_saved(tmp_path, hook, last):
     with pytest.raises(ValueError, match="boom"):
-        fit(tmp_path / "run", checkpoint=RARELY, callbacks=[failing(hook)])
+        fit(tmp_path / "run", checkpoint=RARELY, callbacks=[raise_in(hook)])
     assert places(tmp_path / "run") == [(*last, "exception: ValueError")]
     assert result_of(fit(tmp_path / "run", checkpoint=RARELY)) == result_of(fit())
 
 
 @pytest.mark.parametrize("hook", ["train_batch_after_step", "update", "train_batch_end"])
-def test_between_an_update_and_the_end_of_its_batch_there_is_no_good_state(tmp_path, hook):
-    """The one before is kept: half a batch is no place to go on from."""
+def test_an_exception_between_an_update_and_the_end_of_its_batch_saves_nothing(tmp_path, hook):
+    """A run cannot resume inside a batch: the checkpoint before stays."""
     with pytest.raises(ValueError, match="boom"):
-        fit(tmp_path / "run", callbacks=[failing(hook)])
+        fit(tmp_path / "run", callbacks=[raise_in(hook)])
     assert [each.reason for each in saved_checkpoints(tmp_path / "run")] == ["every 4 updates"] * 2
     assert any(
         "the weights had changed since the last batch was done: that state was not saved" in text
@@ -256,18 +264,16 @@ def test_between_an_update_and_the_end_of_its_batch_there_is_no_good_state(tmp_p
     assert result_of(fit(tmp_path / "run")) == result_of(fit())
 
 
-def test_with_windows_it_is_the_state_before_the_window(tmp_path):
+def test_after_an_exception_inside_a_window_the_state_before_the_window_is_saved(tmp_path):
     given = learner(accumulate=3)
     with pytest.raises(ValueError, match="boom"):
-        fit(tmp_path / "run", of=given, checkpoint=RARELY, callbacks=[failing("train_batch_begin", 2, 6)])
+        fit(tmp_path / "run", of=given, checkpoint=RARELY, callbacks=[raise_in("train_batch_begin", 2, 6)])
     assert places(tmp_path / "run") == [(2, 3, "exception: ValueError")]
     assert result_of(fit(tmp_path / "run", of=given)) == result_of(fit(of=given))
 
 
-def test_what_the_failed_batch_has_drawn_is_drawn_again(tmp_path):
-    """The random numbers stand where they stood after the batch before."""
-
-    def drawing(fails=False):
+def test_random_numbers_of_the_failed_batch_are_drawn_again(tmp_path):
+    def arguments(fails=False):
         def draw(ctx):
             torch.rand(3)
             if fails and (ctx.epoch, ctx.batch_number) == (2, 4):
@@ -276,15 +282,15 @@ def test_what_the_failed_batch_has_drawn_is_drawn_again(tmp_path):
         return {"checkpoint": RARELY, "callbacks": [callbacks.on(train_batch_begin=draw)]}
 
     with pytest.raises(ValueError, match="boom"):
-        fit(tmp_path / "run", **drawing(fails=True))
-    assert result_of(fit(tmp_path / "run", **drawing())) == result_of(fit(tmp_path / "whole", **drawing()))
+        fit(tmp_path / "run", **arguments(fails=True))
+    assert result_of(fit(tmp_path / "run", **arguments())) == result_of(fit(tmp_path / "whole", **arguments()))
 
 
 class Diverging(Net):
-    """Its outputs are NaN at one batch of the training, as long as somebody wants it."""
+    """Its output is NaN in the ninth training batch, unless `diverges` is off."""
 
     transient = True
-    wanted = True
+    diverges = True
 
     def __init__(self):
         super().__init__()
@@ -292,30 +298,30 @@ class Diverging(Net):
 
     def forward(self, x):
         self.seen += self.training
-        return super().forward(x) * (float("nan") if self.seen == 9 and self.wanted else 1.0)
+        return super().forward(x) * (float("nan") if self.seen == 9 and self.diverges else 1.0)
 
 
-def test_a_loss_that_is_no_number(tmp_path, monkeypatch):
+def test_the_state_before_a_nan_is_saved(tmp_path, monkeypatch):
     given = learner(Diverging)
     with pytest.raises(NotFinite, match="epoch 2, batch 3"):
         fit(tmp_path / "run", of=given, checkpoint=RARELY)
     assert places(tmp_path / "run") == [(2, 2, "exception: NotFinite")]
-    monkeypatch.setattr(Diverging, "wanted", False)
+    monkeypatch.setattr(Diverging, "diverges", False)
     assert result_of(fit(tmp_path / "run", of=given)) == result_of(fit(of=learner(Diverging)))
 
 
-def test_what_fails_before_it_begins_leaves_no_checkpoint(tmp_path):
+def test_an_exception_in_on_fit_begin_saves_nothing(tmp_path):
     with pytest.raises(ValueError, match="boom"):
-        fit(tmp_path / "run", callbacks=[failing("fit_begin", epoch=0)])
+        fit(tmp_path / "run", callbacks=[raise_in("fit_begin", epoch=0)])
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert result_of(fit(tmp_path / "run")) == result_of(fit())
 
 
-# --- callbacks and what no checkpoint sees
+# --- state of callbacks and modules
 
 
 class Counting(Callback):
-    """Counts updates, and comes back with what it had counted."""
+    """Counts updates, and saves the count."""
 
     def __init__(self):
         self.count = 0
@@ -351,14 +357,14 @@ class Other(Counting):
 )
 def test_callbacks_are_matched_by_name(tmp_path, before, now, expected):
     left, whole = killed_run(tmp_path, callbacks=[each() for each in before])
-    made = [each() for each in now]
-    resumed = fit(left, callbacks=made)
-    assert result_of(resumed) == whole and [each.count for each in made] == expected
-    gone = ["there is no callback Counting any more; what it had counted is dropped"] if now == [Other] else []
-    assert texts(resumed.record, "note") == gone
+    created = [each() for each in now]
+    resumed = fit(left, callbacks=created)
+    assert result_of(resumed) == whole and [each.count for each in created] == expected
+    dropped = ["the callback Counting is not there any more; its saved state is dropped"] if now == [Other] else []
+    assert texts(resumed.record, "note") == dropped
 
 
-class Secret(Callback):
+class Unsaved(Callback):
     def __init__(self):
         self.count = 0
 
@@ -366,11 +372,11 @@ class Secret(Callback):
         self.count += 1
 
 
-class Harmless(Secret):
+class TransientCallback(Unsaved):
     transient = True
 
 
-class Seeing(Net):
+class CountingNet(Net):
     def __init__(self):
         super().__init__()
         self.seen = 0
@@ -380,7 +386,7 @@ class Seeing(Net):
         return super().forward(x)
 
 
-class SeeingHarmlessly(Seeing):
+class TransientNet(CountingNet):
     transient = True
 
 
@@ -388,32 +394,32 @@ class SeeingHarmlessly(Seeing):
     ("settings", "warning"),
     [
         (
-            {"callbacks": [Secret()]},
-            "Secret changes `count`, which is not in its state, so a resumed run starts with its first value: give the "
-            "callback state_dict and load_state_dict, or set transient = True in the class if that does no harm",
+            {"callbacks": [Unsaved()]},
+            "Unsaved changes `count`, which is not in its state, so a resumed run starts with its first value: give "
+            "the callback state_dict and load_state_dict, or set transient = True in the class if that does no harm",
         ),
-        ({"callbacks": [Harmless()]}, None),
+        ({"callbacks": [TransientCallback()]}, None),
         (
-            {"of": learner(Seeing)},
-            "Seeing changes `seen`, which is not in its state, so a resumed run starts with its first value: make it a "
-            "buffer, give the module get_extra_state and set_extra_state, or set transient = True in the class if that "
-            "does no harm",
+            {"of": learner(CountingNet)},
+            "CountingNet changes `seen`, which is not in its state, so a resumed run starts with its first value: make "
+            "it a buffer, give the module get_extra_state and set_extra_state, or set transient = True in the class if "
+            "that does no harm",
         ),
-        ({"of": learner(SeeingHarmlessly)}, None),
+        ({"of": learner(TransientNet)}, None),
         ({"callbacks": [Counting(), callbacks.EarlyStopping(), callbacks.ReduceLROnPlateau()]}, None),
     ],
-    ids=["callback", "transient callback", "module", "transient module", "with a state"],
+    ids=["callback", "transient callback", "module", "transient module", "callbacks with a state"],
 )
-def test_what_no_checkpoint_can_see_is_told_once(tmp_path, settings, warning):
+def test_a_warning_names_state_that_a_checkpoint_lacks(tmp_path, settings, warning):
     fitted = fit(tmp_path / "run", **settings)
     assert texts(fitted.record) == ([] if warning is None else [warning])
 
 
-def test_without_a_run_nobody_is_warned():
-    assert texts(fit(callbacks=[Secret()], of=learner(Seeing)).record) == []
+def test_without_a_run_there_is_no_such_warning():
+    assert texts(fit(callbacks=[Unsaved()], of=learner(CountingNet)).record) == []
 
 
-def test_the_state_of_the_context_comes_back_as_far_as_it_can(tmp_path):
+def test_ctx_state_is_restored_except_for_objects(tmp_path):
     class Odd:
         pass
 
@@ -427,27 +433,27 @@ def test_the_state_of_the_context_comes_back_as_far_as_it_can(tmp_path):
     left, _ = killed_run(tmp_path, callbacks=[watch])
     resumed = fit(left, callbacks=[watch])
     assert seen["count"] == 18 and seen["tensor"].tolist() == [18.0, 18.0]
-    told = [text for text in texts(resumed.record) if "ctx.state" in text]
-    assert told and told[0].startswith("ctx.state['odd'] is a Odd, which a checkpoint can't hold: a run that goes on")
+    warnings = [text for text in texts(resumed.record) if "ctx.state" in text]
+    assert warnings[0].startswith("ctx.state['odd'] is a Odd, which a checkpoint can't hold: a resumed run starts")
 
 
-def test_extra_state_of_a_module_comes_back(tmp_path):
-    class Remembering(Seeing):
+def test_extra_state_of_a_module_is_restored(tmp_path):
+    class WithExtraState(CountingNet):
         def get_extra_state(self):
             return {"seen": self.seen}
 
         def set_extra_state(self, state):
             self.seen = state["seen"]
 
-    given = learner(Remembering)
+    given = learner(WithExtraState)
     left, whole = killed_run(tmp_path, of=given)
     resumed = fit(left, of=given)
     assert result_of(resumed) == whole and texts(resumed.record) == []
     assert resumed.model.seen == fit(of=given).model.seen
 
 
-def test_a_fit_in_which_nothing_trains_is_saved_too(tmp_path):
-    class Still(nn.Module):
+def test_a_fit_that_changes_nothing_is_saved(tmp_path):
+    class Constant(nn.Module):
         def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.zeros(4))
@@ -455,5 +461,5 @@ def test_a_fit_in_which_nothing_trains_is_saved_too(tmp_path):
         def forward(self, x):
             return self.weight.expand(len(x), 4)
 
-    fitted = fit(tmp_path / "run", of=learner(Still, lr=0.0), data=samples(32))
-    assert result_of(fitted) == result_of(fit(tmp_path / "run", of=learner(Still, lr=0.0), data=samples(32)))
+    fitted = fit(tmp_path / "run", of=learner(Constant, lr=0.0), data=samples(32))
+    assert result_of(fitted) == result_of(fit(tmp_path / "run", of=learner(Constant, lr=0.0), data=samples(32)))

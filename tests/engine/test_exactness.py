@@ -1,8 +1,14 @@
-"""fit and the loop that one writes by hand, on the same parts: the same bits. And the loop's own budgets."""
+"""`fit` gives the same bits as a loop written by hand from the same parts, whatever else is attached to it."""
 
 import contextlib
 import io
+import os
+import pty
+import random
+import threading
+from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,18 +16,32 @@ from torch import nn
 
 import stoker
 from stoker import Accumulator, Objective, callbacks, data, metrics, optim, schedule
-from tests.engine.fits import Net, copied, learner, line, linear, same, samples, seed_everything, walk
+from stoker.engine import preserve_rng, seeded
+from tests.learner.fits import Net, copy_state, learner, line, linear, same, samples
 
 UPDATES = 100
 
 
-def at(rate, update):
+def seed_everything(seed=3):
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def walk(loader, epochs):
+    """Yields the batch number, whether it is the last of its epoch, and the batch."""
+    for epoch in range(epochs):
+        for number, batch in enumerate(loader.at(epoch=epoch), start=1):
+            yield number, number == len(loader), batch
+
+
+def rate_at(rate, update):
     return rate(update) if callable(rate) else rate
 
 
 def by_hand(*, accumulate=1, batch_size=16, clip=lambda grads: grads, optimizer=None, lr=1e-2, make=Net, cast=None,
             ema=None, updates=UPDATES):  # fmt: skip
-    """The user's own loop: 150 samples in batches of 16 leave a last one of 6, and windows that end short."""
+    """A loop as users write it: 150 samples in batches of 16, so that the last batch and window are short."""
     seed_everything(3)
     model = make()
     loader = data.Loader(samples(), batch_size=batch_size, shuffle=3)
@@ -37,7 +57,7 @@ def by_hand(*, accumulate=1, batch_size=16, clip=lambda grads: grads, optimizer=
             if number % accumulate and not last:
                 continue
             grads = window.take()
-        rates = lr if not isinstance(lr, dict) else {key: at(rate, update) for key, rate in lr.items()}
+        rates = lr if not isinstance(lr, dict) else {key: rate_at(rate, update) for key, rate in lr.items()}
         stepper.step(clip(grads), lr=rates)
         for name, parameter in model.named_parameters():
             if ema is not None:
@@ -74,14 +94,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_fit_and_the_own_loop_give_the_same_bits(case):
+def test_fit_gives_the_same_bits_as_a_loop_by_hand(case):
     settings, hand = CASES[case]
     assert same(fitted(**settings), by_hand(**hand))
 
 
 @pytest.mark.parametrize("case", ["plain", "clip_norm", "ema"])
-def test_the_comparison_would_notice(case):
-    """A negative control: one part in a hundred thousand of one setting is seen."""
+def test_a_change_of_1e_5_in_a_setting_changes_the_bits(case):
+    """A negative control of the comparison."""
     _, hand = CASES[case]
     changed = {
         "plain": {"lr": 1e-2 * (1 + 1e-5)},
@@ -107,11 +127,11 @@ class GAN(nn.Module):
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_objectives_are_the_own_loop_s_bits(accumulate):
+def test_objectives_give_the_same_bits_as_a_loop_by_hand(accumulate):
     real, rates = torch.randn(100, 2, generator=torch.Generator().manual_seed(1)), {"critic": 2e-3, "generator": 1e-3}
     recipe = {name: optim.Adam(betas=(0.5, 0.9), fused=True) for name in rates}
-    given = stoker.Learner(GAN, optimizer=recipe, lr=rates, seed=3, accumulate=accumulate)
-    result = given.fit((real,), updates=UPDATES, batch_size=16, show=False)
+    gan = stoker.Learner(GAN, optimizer=recipe, lr=rates, seed=3, accumulate=accumulate)
+    result = gan.fit((real,), updates=UPDATES, batch_size=16, show=False)
 
     seed_everything(3)
     model = GAN()
@@ -130,8 +150,8 @@ def test_objectives_are_the_own_loop_s_bits(accumulate):
     assert set(result.history.columns) >= {"train/critic", "train/generator"}
 
 
-class Busy(callbacks.Callback):
-    """Reads everything, draws nothing."""
+class Watcher(callbacks.Callback):
+    """Reads values in training, and draws random numbers in validation."""
 
     def __init__(self):
         self.seen = 0
@@ -140,43 +160,42 @@ class Busy(callbacks.Callback):
         self.seen += float(ctx.loss.detach()) > 0
 
     def on_valid_batch_end(self, ctx):
-        torch.rand(3)  # even what a hook draws in validation does not reach the training
+        torch.rand(3)
         self.seen += 1
 
 
-def around(tmp_path):
-    """What hangs on a fit and must not be felt by it."""
+def extras(folder):
+    """Arguments of `fit` that must not change the training."""
     valid = tuple(column[:40] for column in samples())
     drawing = data.Loader(valid, batch_size=7, shuffle=1, transform=lambda x, y: (x + torch.randn(6), y))
     return {
         "validation": {"valid": valid},
         "validation every 3 updates": {"valid": valid, "validate_every": 3},
-        "two sets, one of a drawing loader": {"valid": {"a": valid, "b": drawing}},
-        "callbacks": {"callbacks": [Busy(), callbacks.EarlyStopping(monitor="train/loss", patience=99)]},
-        "run": {"run": tmp_path / "run", "config": {"lr": 1}},
+        "two sets, one with random numbers": {"valid": {"a": valid, "b": drawing}},
+        "callbacks": {"callbacks": [Watcher(), callbacks.EarlyStopping(monitor="train/loss", patience=99)]},
+        "run": {"run": folder / "run", "config": {"lr": 1}},
         "console": {"show": True},
-        "all": {"valid": valid, "callbacks": [Busy()], "run": tmp_path / "all", "show": True},
+        "all": {"valid": valid, "callbacks": [Watcher()], "run": folder / "all", "show": True},
     }
 
 
-@pytest.mark.parametrize("what", around(__import__("pathlib").Path()))
-@pytest.mark.parametrize("measured", [(), (metrics.Accuracy(), metrics.GradientNorm())], ids=["bare", "metrics"])
-def test_nothing_that_hangs_on_a_fit_changes_its_bits(what, measured, tmp_path):
+@pytest.mark.parametrize("extra", extras(Path()))
+@pytest.mark.parametrize(
+    "measured",
+    [pytest.param((), marks=pytest.mark.soak), (metrics.Accuracy(), metrics.GradientNorm())],
+    ids=["bare", "metrics"],
+)
+def test_validation_callbacks_runs_and_console_do_not_change_the_bits(extra, measured, tmp_path):
     plain = fitted(updates=25)
-    given = {"show": False, "keep": "last", **around(tmp_path)[what]}
+    arguments = {"show": False, "keep": "last", **extras(tmp_path)[extra]}
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        busy = learner(metrics=measured).fit(samples(), updates=25, batch_size=16, **given)
-    assert same(busy.model, plain)
-    assert bool(out.getvalue()) == given["show"]
+        watched = learner(metrics=measured).fit(samples(), updates=25, batch_size=16, **arguments)
+    assert same(watched.model, plain)
+    assert bool(out.getvalue()) == arguments["show"]
 
 
 def test_the_console_on_a_terminal_changes_no_bits(monkeypatch):
-    """A real terminal: what is drawn goes through a pty, and is read from its other end."""
-    import os
-    import pty
-    import threading
-
     parent, child = pty.openpty()
     drawn = []
 
@@ -196,8 +215,8 @@ def test_the_console_on_a_terminal_changes_no_bits(monkeypatch):
     assert same(shown.model, fitted(updates=25))
 
 
-def test_a_stream_of_unknown_length_closes_its_last_window():
-    """7 batches in windows of 3: the last window has one batch, and nobody knew it was the last."""
+def test_a_stream_of_unknown_length_applies_its_last_window():
+    """7 batches in windows of 3: the last window has one batch, which is only known afterwards."""
 
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -213,7 +232,7 @@ def test_a_stream_of_unknown_length_closes_its_last_window():
 
 
 def test_any_split_of_a_batch_gives_the_gradient_of_the_batch():
-    """Uneven micro-batches (150 in 16s is 9 of 16 and one of 6) against the whole: one update of SGD."""
+    """Nine micro-batches of 16 and one of 6, against one batch of 150."""
 
     def one(batch_size, accumulate, loss):
         model = stoker.Learner(
@@ -242,23 +261,23 @@ def test_any_split_of_a_batch_gives_the_gradient_of_the_batch():
         ({"minutes": 60, "updates": 1}, 1, 1, "Completed 1 updates"),
     ],
 )
-def test_limits(limits, epochs, updates, reason):
+def test_a_fit_ends_at_the_first_limit(limits, epochs, updates, reason):
     result = linear().fit(line(), batch_size=16, show=False, **limits)
     assert (result.epochs, result.updates, result.stopped) == (epochs, updates, reason)
 
 
-def test_data_that_gives_nothing_is_an_error_and_no_endless_loop():
-    class Nothing(torch.utils.data.IterableDataset):
+def test_data_without_batches_is_an_error():
+    class Empty(torch.utils.data.IterableDataset):
         def __iter__(self):
             return iter(())
 
     with pytest.raises(stoker.BadData, match="gave no batch in epoch 1"):
-        linear().fit(torch.utils.data.DataLoader(Nothing()), updates=3, show=False)
+        linear().fit(torch.utils.data.DataLoader(Empty()), updates=3, show=False)
     with pytest.raises(stoker.BadData, match="gave no samples"):
-        linear().fit(Nothing(), updates=3, show=False)
+        linear().fit(Empty(), updates=3, show=False)
 
 
-def test_a_model_trains_in_training_mode_and_parts_that_are_kept_in_eval_mode_stay_so():
+def test_a_model_in_eval_mode_is_trained_but_parts_in_eval_mode_stay_so():
     model = Net().eval()
     fresh = Net()
     fresh.load_state_dict(model.state_dict())
@@ -266,17 +285,61 @@ def test_a_model_trains_in_training_mode_and_parts_that_are_kept_in_eval_mode_st
         learner(model).fit(samples(), epochs=1, show=False).model,
         learner(fresh).fit(samples(), epochs=1, show=False).model,
     )
-    kept = Net()
-    kept.body[1].eval()
-    before = kept.body[1].running_mean.clone()
-    learner(kept).fit(samples(), valid=samples(), epochs=1, show=False)
-    assert torch.equal(kept.body[1].running_mean, before) and not kept.body[1].training
+    partly = Net()
+    partly.body[1].eval()
+    before = partly.body[1].running_mean.clone()
+    learner(partly).fit(samples(), valid=samples(), epochs=1, show=False)
+    assert torch.equal(partly.body[1].running_mean, before) and not partly.body[1].training
 
 
-def test_a_stop_in_the_first_hook_trains_nothing():
+def test_a_stop_in_on_fit_begin_trains_nothing():
     model = nn.Linear(3, 1)
-    before = copied(model)
+    before = copy_state(model)
     stop = callbacks.on(fit_begin=lambda ctx: ctx.stop("not today"))
     result = linear(model=model).fit(line(), epochs=3, callbacks=[stop], show=False)
     assert (result.epochs, result.updates, result.stopped) == (0, 0, "not today")
     assert same(model, before)
+
+
+# --- random numbers
+
+
+def draw():
+    return random.random(), numpy.random.rand(), torch.rand(()).item()
+
+
+def test_a_fit_with_a_seed_restores_all_generators():
+    with preserve_rng():
+        expected = draw()
+    learner().fit(samples(), valid=0.2, epochs=1, show=False)
+    assert draw() == expected
+    with seeded(7):
+        inside = draw()
+    with seeded(7):
+        assert draw() == inside
+
+
+def test_fits_with_the_same_seed_are_equal_whatever_was_drawn_before():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 4)
+
+        def forward(self, x):
+            return self.layer(x) + random.random() + numpy.random.rand() + torch.rand(())
+
+    first = learner(Noisy).fit(samples(), epochs=1, show=False).model
+    draw()
+    assert same(first, learner(Noisy).fit(samples(), epochs=1, show=False).model)
+    assert not same(first, learner(Noisy, seed=4).fit(samples(), epochs=1, show=False).model)
+
+
+def test_without_a_seed_torchs_global_generator_gives_one_which_is_recorded():
+    torch.manual_seed(0)
+    first = learner(seed=None).fit(samples(), epochs=1, show=False)
+    second = learner(seed=None).fit(samples(), epochs=1, show=False)
+    torch.manual_seed(0)
+    third = learner(seed=None).fit(samples(), epochs=1, show=False)
+    assert same(first.model, third.model) and not same(first.model, second.model)
+    seeds = [each.record.events_of("begin")[0].extra["seed"] for each in (first, second, third)]
+    assert seeds[0] == seeds[2] != seeds[1]

@@ -1,4 +1,4 @@
-"""A script that is stopped and started again until it is over, and everything that came out of it, to compare."""
+"""A script that is stopped and started again until it ends, and a comparison of everything that it produces."""
 
 import hashlib
 import os
@@ -22,22 +22,22 @@ from stoker import Callback
 from stoker.callbacks import HOOK_NAMES
 from stoker.checkpoint import Store
 from stoker.record import Run
-from tests.resume.scenes import Boom, Scene, callbacks_of, fit_settings, learner, training_data
+from tests.resume.scenarios import Scenario, UserError, callbacks_of, fit_arguments, learner, training_data
 
-WALL_CLOCK = ("seconds", "epoch_seconds", "events")  # of the loop's state; the last counts what was told of stops too
-TOLD = ("train", "valid", "epoch", "log", "note")  # events that a resumed run has as if it had never stopped
+CLOCKS = ("seconds", "epoch_seconds", "events")  # counters that differ after a stop
+EVENTS = ("train", "valid", "epoch", "log", "note")  # events that do not depend on stops
 
 
 class Killed(KeyboardInterrupt):
-    """Ends a part without a word, once its directory was copied: nothing is saved any more after this."""
+    """Ends an attempt after its directory was copied: what is written afterwards does not count."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a part ends, and how: raise, loss, data (an exception), int, term (a signal) or kill."""
+    """How and where an attempt ends: raise, loss, data (an exception), int, term (a signal) or kill."""
 
     way: str
-    at: str  # a milestone
+    at: str  # a hook
     epoch: int | None = None
     batch: int | None = None
 
@@ -46,15 +46,15 @@ class Stop:
         return f"{self.way}@{self.at.removeprefix('on_')}{place}"
 
 
-class Trouble(Callback):
-    """Does at its place what a stop says, once."""
+class Stopper(Callback):
+    """Stops the fit at the given place, once."""
 
     transient = True
 
     def __init__(self, stop: Stop | None, run: Path) -> None:
-        self.stop, self.run, self.struck, self.lossy = stop, run, False, False
+        self.stop, self.run, self.has_stopped, self.loss_fails = stop, run, False, False
         if stop is not None:
-            setattr(self, stop.at, self.strike)
+            setattr(self, stop.at, self.act)
 
     @property
     def flag(self) -> Path:
@@ -64,50 +64,50 @@ class Trouble(Callback):
     def copy(self) -> Path:
         return self.run.with_name(f"{self.run.name}.copy")
 
-    def strike(self, ctx) -> None:
+    def act(self, ctx) -> None:
         stop = self.stop
-        if self.struck or stop.epoch not in (None, ctx.epoch) or stop.batch not in (None, ctx.batch_number):
+        if self.has_stopped or stop.epoch not in (None, ctx.epoch) or stop.batch not in (None, ctx.batch_number):
             return
-        self.struck = True
+        self.has_stopped = True
         if stop.way == "raise":
-            raise Boom(f"at {stop}")
+            raise UserError(f"at {stop}")
         if stop.way == "kill":
-            copied(self.run, self.copy)
+            copy_run(self.run, self.copy)
             raise Killed
         if stop.way in ("int", "term"):
             os.kill(os.getpid(), {"int": signal.SIGINT, "term": signal.SIGTERM}[stop.way])
-        self.lossy = stop.way == "loss"
+        self.loss_fails = stop.way == "loss"
         if stop.way == "data":
             self.flag.touch()
 
     def loss(self, predictions, targets, *, reduction="mean"):
-        if self.lossy:
-            raise Boom("this loss can't be computed")
+        if self.loss_fails:
+            raise UserError("this loss can't be computed")
         return F.cross_entropy(predictions, targets, reduction=reduction)
 
 
-def copied(run: Path, to: Path) -> None:
-    """What a kill leaves: the checkpoints first, which a thread may be writing, then what they count lines of."""
+def copy_run(run: Path, to: Path) -> None:
+    """Copies what a kill would leave: first the checkpoints, which a thread may be writing, then the events."""
     to.mkdir()
     with suppress(FileNotFoundError):  # there are none yet
         for folder in sorted((run / "checkpoints").iterdir()):
             with suppress(FileNotFoundError):  # deleted meanwhile
-                shutil.copytree(folder, to / "checkpoints" / folder.name, copy_function=_copied_if_there)
+                shutil.copytree(folder, to / "checkpoints" / folder.name, copy_function=_copy_if_there)
     for file in run.iterdir():
         if file.is_file():
             shutil.copyfile(file, to / file.name)
 
 
-def _copied_if_there(file, to) -> None:
+def _copy_if_there(file, to) -> None:
     with suppress(FileNotFoundError):
         shutil.copyfile(file, to)
 
 
-class Seen(Callback):
-    """What the data gave, as a log that belongs to the run, and another of this part alone."""
+class BatchLog(Callback):
+    """The batches of the run, which are saved with it, and those of this attempt."""
 
     def __init__(self) -> None:
-        self.part: list[tuple[int, int, str]] = []
+        self.batches: list[tuple[int, int, str]] = []
         self.log: list[Any] = []
 
     def on_fit_begin(self, ctx) -> None:
@@ -115,9 +115,9 @@ class Seen(Callback):
 
     def on_train_batch_begin(self, ctx) -> None:
         x, y = ctx.batch
-        print_ = hashlib.sha1(x.numpy().tobytes() + y.numpy().tobytes()).hexdigest()
-        self.part.append((ctx.epoch, ctx.batch_number, print_))
-        self.log.append([ctx.epoch, (x[:, 0] * 64).round().int().tolist(), print_])
+        digest = hashlib.sha1(x.numpy().tobytes() + y.numpy().tobytes()).hexdigest()
+        self.batches.append((ctx.epoch, ctx.batch_number, digest))
+        self.log.append([ctx.epoch, (x[:, 0] * 64).round().int().tolist(), digest])
 
     def state_dict(self):
         return {"log": self.log}
@@ -127,7 +127,7 @@ class Seen(Callback):
 
 
 class Counter(Callback):
-    """Counts every milestone, in a mapping, in a tensor that it changes in place, and in `ctx.state`."""
+    """Counts every hook in a dict, in a tensor that it changes in place, and in `ctx.state`."""
 
     def __init__(self) -> None:
         for name in HOOK_NAMES:
@@ -143,7 +143,10 @@ class Counter(Callback):
         self.calls[name] = self.calls.get(name, 0) + 1
         self.total += torch.tensor([1.0, ctx.update])
         ctx.state["total"] += 1
-        ctx.state["calls"].append(name) if len(ctx.state["calls"]) < 30 else ctx.state["calls"].clear()
+        if len(ctx.state["calls"]) < 30:
+            ctx.state["calls"].append(name)
+        else:
+            ctx.state["calls"].clear()
         if name == "on_update":
             ctx.log("drawn", torch.rand(()))  # from the run's own random numbers
 
@@ -154,31 +157,31 @@ class Counter(Callback):
         self.calls, self.total = dict(state["calls"]), state["total"].clone()
 
 
-class Part(NamedTuple):
-    """One start of the script: what it gave, or how it failed."""
+class Attempt(NamedTuple):
+    """One start of the script: what it returned or raised."""
 
     run: Path
     fitted: stoker.Fitted | None
     error: BaseException | None
-    seen: list[tuple[int, int, str]]
-    struck: bool
+    batches: list[tuple[int, int, str]]
+    has_stopped: bool
 
 
-Script = Callable[[Path, Trouble, list[Callback]], stoker.Fitted]
+Script = Callable[[Path, Stopper, list[Callback]], stoker.Fitted]
 
 
-def script_of(scene: Scene) -> Script:
-    def script(run: Path, trouble: Trouble, watching: list[Callback]) -> stoker.Fitted:
-        if scene.compiled is not None:
+def script_of(scenario: Scenario) -> Script:
+    def script(run: Path, stopper: Stopper, watchers: list[Callback]) -> stoker.Fitted:
+        if scenario.compiled is not None:
             torch._dynamo.reset()
-        if scene.seed is None:  # then the script does it
+        if scenario.seed is None:  # the script seeds instead
             random.seed(11)
             numpy.random.seed(11)
             torch.manual_seed(11)
-        return learner(scene, trouble.loss).fit(
-            training_data(scene, trouble.flag),
-            **fit_settings(scene),
-            callbacks=[*watching, *callbacks_of(scene, run), trouble],
+        return learner(scenario, stopper.loss).fit(
+            training_data(scenario, stopper.flag),
+            **fit_arguments(scenario),
+            callbacks=[*watchers, *callbacks_of(scenario, run), stopper],
             run=run,
             resume=True,
             show=False,
@@ -187,62 +190,64 @@ def script_of(scene: Scene) -> Script:
     return script
 
 
-def start(script: Script, run: Path, stop: Stop | None = None) -> Part:
+def start(script: Script, run: Path, stop: Stop | None = None) -> Attempt:
     """Runs the script once."""
-    trouble, seen = Trouble(stop, run), Seen()
+    stopper, log = Stopper(stop, run), BatchLog()
     fitted = error = None
     try:
-        fitted = script(run, trouble, [seen, Counter()])
+        fitted = script(run, stopper, [log, Counter()])
     except (Exception, Killed, SystemExit) as problem:
-        error = problem.with_traceback(None)  # whose frames would keep workers alive
-    trouble.flag.unlink(missing_ok=True)
-    where = trouble.copy if isinstance(error, Killed) else run
-    return Part(where, fitted, error, seen.part, trouble.struck)
+        error = problem.with_traceback(None)  # its frames would keep worker processes alive
+    stopper.flag.unlink(missing_ok=True)
+    where = stopper.copy if isinstance(error, Killed) else run
+    return Attempt(where, fitted, error, log.batches, stopper.has_stopped)
 
 
-def stopped(script: Script, run: Path, stops: Sequence[Stop]) -> list[Part]:
+def run_with_stops(script: Script, run: Path, stops: Sequence[Stop]) -> list[Attempt]:
     """Runs the script with one stop after the other, and then to its end."""
-    parts: list[Part] = []
+    attempts: list[Attempt] = []
     for stop in stops:
-        parts.append(start(script, run, stop))
-        run = parts[-1].run
-    return [*parts, start(script, run)]
+        attempts.append(start(script, run, stop))
+        run = attempts[-1].run
+    return [*attempts, start(script, run)]
 
 
-# --- all that came out
+# --- comparison
 
 
-def outcome(part: Part) -> dict[str, Any]:
-    """The whole of it, without what a clock says."""
-    run, fitted = Run.open(part.run), part.fitted
-    found = Store(part.run / "checkpoints", run=run.id).newest()
+def outcome(attempt: Attempt) -> dict[str, Any]:
+    """Everything that an attempt produced, without clocks."""
+    run, fitted = Run.open(attempt.run), attempt.fitted
+    found = Store(attempt.run / "checkpoints", run=run.id).newest()
     assert found.saved is not None
     assert found.problems == []
-    loop = {name: value for name, value in found.state["progress"].items() if name not in WALL_CLOCK}
+    progress = {name: value for name, value in found.state["progress"].items() if name not in CLOCKS}
     place = {name: getattr(found.saved, name) for name in ("epoch", "batch", "update", "ended", "resumable", "values")}
-    table = part.run / "epochs.csv"
-    events = [event for event in run.record.events if event.kind in TOLD and "no complete checkpoint" not in event.text]
+    table = attempt.run / "epochs.csv"
+    events = [
+        event for event in run.record.events if event.kind in EVENTS and "no complete checkpoint" not in event.text
+    ]
     return {
-        "checkpoint": {**found.state, "progress": loop},
+        "checkpoint": {**found.state, "progress": progress},
         "place": place,
         "record": [[e.kind, e.epoch, e.batch, e.update, e.text, dict(e.values)] for e in events],
         "csv": table.read_text() if table.exists() else None,
-        "error": None if part.error is None else f"{type(part.error).__name__}: {part.error}",
-    } | ({} if fitted is None else _fitted(fitted))
+        "error": None if attempt.error is None else f"{type(attempt.error).__name__}: {attempt.error}",
+    } | ({} if fitted is None else _result(fitted))
 
 
-def _fitted(fitted: stoker.Fitted) -> dict[str, Any]:
+def _result(fitted: stoker.Fitted) -> dict[str, Any]:
     return {
         "weights": dict(fitted.model.state_dict()),
         "trains": [name for name, each in fitted.model.named_parameters() if each.requires_grad],
         "history": fitted.history.to_dict(),
         "best": fitted.best and list(fitted.best),
-        "told": [fitted.epochs, fitted.updates, fitted.stopped],
+        "length": [fitted.epochs, fitted.updates, fitted.stopped],
     }
 
 
 def differences(a: Any, b: Any) -> list[str]:
-    """Where two outcomes differ, by name; to the bit, in dtype and in type."""
+    """The names of the values that differ between two outcomes, in any bit or type."""
     left, right = dict(_leaves(a)), dict(_leaves(b))
     return [name for name in {**left, **right} if left.get(name) != right.get(name)]
 
@@ -265,14 +270,15 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, struct.pack(">d", value) if isinstance(value, float) else (type(value), value)
 
 
-def told(parts: Sequence[Part]) -> str:
-    return "\n".join(f"part {number}: {part.error!r}, struck: {part.struck}" for number, part in enumerate(parts, 1))
+def describe(attempts: Sequence[Attempt]) -> str:
+    texts = [f"{attempt.error!r}, stopped: {attempt.has_stopped}" for attempt in attempts]
+    return "\n".join(f"attempt {number}: {text}" for number, text in enumerate(texts, 1))
 
 
-def assert_same(parts: Sequence[Part], truth: Part) -> None:
-    """That a run of several parts came to the bits of the run that was never stopped, on the same data."""
-    found = differences(outcome(parts[-1]), outcome(truth))
-    assert not found, f"{len(found)} parts differ: {', '.join(found[:12])}\n{told(parts)}"
-    for part in parts:
-        first = truth.seen.index(part.seen[0]) if part.seen else 0
-        assert part.seen == truth.seen[first : first + len(part.seen)]
+def assert_same(attempts: Sequence[Attempt], reference: Attempt) -> None:
+    """Asserts that a run of several attempts had the batches and the outcome of a run without a stop, bit for bit."""
+    found = differences(outcome(attempts[-1]), outcome(reference))
+    assert not found, f"{len(found)} values differ: {', '.join(found[:12])}\n{describe(attempts)}"
+    for attempt in attempts:
+        first = reference.batches.index(attempt.batches[0]) if attempt.batches else 0
+        assert attempt.batches == reference.batches[first : first + len(attempt.batches)]

@@ -1,4 +1,4 @@
-"""However a fit ends: signals to a real process, exceptions from everywhere, and the best weights in the model."""
+"""The end of a fit: Ctrl-C, requests from outside, exceptions; the model has the best weights afterwards."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 import torch
@@ -14,10 +15,10 @@ from torch import nn
 
 import stoker
 from stoker import callbacks
-from stoker.record import Record
-from tests.engine.fits import copied, line, linear, same
+from stoker.record import Record, send_request
+from tests.learner.fits import copy_state, line, linear, same
 
-# The best weights are known ahead: the learning rate of the third epoch on is far too large.
+# The second epoch has the best weights: from the third on the learning rate is far too large.
 PROGRAM = """
 import os, signal, sys, torch, stoker
 from torch import nn
@@ -28,19 +29,19 @@ y = x.sum(1, keepdim=True)
 model = nn.Linear(3, 1)
 
 class Watch(Callback):
-    said = []
+    calls = []
     best = None
     def on_validation(self, ctx):
         if ctx.best.epoch == ctx.epoch: self.best = model.weight.detach().clone()
     def on_train_batch_begin(self, ctx):
-        if ctx.epoch == 4 and ctx.batch_number == 2: {act}
+        if ctx.epoch == 4 and ctx.batch_number == 2: {action}
     def on_train_batch_end(self, ctx):
-        if ctx.epoch == 4: self.said.append(f"end of batch {{ctx.batch_number}}")
+        if ctx.epoch == 4: self.calls.append(f"end of batch {{ctx.batch_number}}")
     def on_epoch_end(self, ctx):
-        if ctx.epoch == 4: self.said.append("end of epoch")
-    def on_interrupt(self, ctx): self.said.append("interrupt")
-    def on_exception(self, ctx): self.said.append("exception")
-    def on_fit_end(self, ctx): self.said.append("end of fit")
+        if ctx.epoch == 4: self.calls.append("end of epoch")
+    def on_interrupt(self, ctx): self.calls.append("interrupt")
+    def on_exception(self, ctx): self.calls.append("exception")
+    def on_fit_end(self, ctx): self.calls.append("end of fit")
 
 watch = Watch()
 learner = stoker.Learner(model, loss=nn.MSELoss(), optimizer=optim.SGD(), lr=lambda n: 0.1 if n < 8 else 0.9, seed=0)
@@ -52,14 +53,14 @@ except KeyboardInterrupt:
     print("KeyboardInterrupt")
 print("best", torch.equal(model.weight, watch.best))
 print("handler", signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-print(watch.said)
+print(watch.calls)
 """
 
 
-def interrupted(act, folder):
-    """The program as a process of its own, in which a real SIGINT arrives."""
+def run_program(action, folder):
+    """Runs the program in a process of its own, which sends itself signals."""
     script = folder / "program.py"
-    script.write_text(textwrap.dedent(PROGRAM.format(act=act)))
+    script.write_text(textwrap.dedent(PROGRAM.format(action=action)))
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, script, folder / "run"], capture_output=True, text=True, env=env, timeout=120
@@ -68,9 +69,9 @@ def interrupted(act, folder):
     return done.stdout.splitlines(), Record.open(folder / "run")
 
 
-def test_one_interrupt_ends_the_batch_and_gives_a_fitted(tmp_path):
-    said, record = interrupted("os.kill(os.getpid(), signal.SIGINT)", tmp_path)
-    assert said == [
+def test_one_interrupt_completes_the_batch_and_fit_returns(tmp_path):
+    printed, record = run_program("os.kill(os.getpid(), signal.SIGINT)", tmp_path)
+    assert printed == [
         "stopped: Interrupted in epoch 4, batch 2",
         "fitted 2 4",
         "best True",
@@ -79,20 +80,20 @@ def test_one_interrupt_ends_the_batch_and_gives_a_fitted(tmp_path):
     ]
     assert record.events_of("stop")[-1].text == "Interrupted in epoch 4, batch 2"
     assert record.events_of("end")[-1].extra["updates"] == 14
-    assert len(record.all("valid/loss")) == 3  # a fit that is to end does not validate once more
+    assert len(record.all("valid/loss")) == 3  # no validation after the interrupt
 
 
-def test_a_second_interrupt_stops_at_once(tmp_path):
-    said, record = interrupted("[os.kill(os.getpid(), signal.SIGINT) for _ in range(2)]", tmp_path)
-    assert said == ["KeyboardInterrupt", "best True", "handler True", "['end of batch 1', 'exception']"]
+def test_a_second_interrupt_raises_at_once(tmp_path):
+    printed, record = run_program("[os.kill(os.getpid(), signal.SIGINT) for _ in range(2)]", tmp_path)
+    assert printed == ["KeyboardInterrupt", "best True", "handler True", "['end of batch 1', 'exception']"]
     assert record.events_of("error")[-1].text.startswith("KeyboardInterrupt")
     assert record.events_of("end")
 
 
-def test_an_interrupt_in_a_validation_ends_it_after_the_batch():
+def test_an_interrupt_in_a_validation_ends_it_after_the_batch_without_a_score():
     seen = []
 
-    class Press(callbacks.Callback):
+    class Interrupt(callbacks.Callback):
         def on_valid_batch_begin(self, ctx):
             seen.append(ctx.batch_number)
             if ctx.epoch == 2 and ctx.batch_number == 1:
@@ -101,24 +102,24 @@ def test_an_interrupt_in_a_validation_ends_it_after_the_batch():
         def on_validation(self, ctx):
             seen.append("validated")
 
-    result = linear().fit(line(), valid=line(), epochs=5, batch_size=32, callbacks=[Press()], show=False)
+    result = linear().fit(line(), valid=line(), epochs=5, batch_size=32, callbacks=[Interrupt()], show=False)
     assert seen == [1, 2, "validated", 1]
     assert result.stopped.startswith("Interrupted in epoch 2")
-    assert len(result.record.all("valid/loss")) == 1  # half a set has no number
+    assert len(result.record.all("valid/loss")) == 1
 
 
-def test_the_handler_of_the_user_is_left_alone():
-    pressed = []
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(1))
+def test_a_signal_handler_of_the_user_is_not_replaced():
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append(1))
     try:
-        press = callbacks.on(train_begin=lambda ctx: os.kill(os.getpid(), signal.SIGINT))
-        result = linear().fit(line(), epochs=2, callbacks=[press], show=False)
-        assert pressed == [1, 1] and result.epochs == 2
+        send = callbacks.on(train_begin=lambda ctx: os.kill(os.getpid(), signal.SIGINT))
+        result = linear().fit(line(), epochs=2, callbacks=[send], show=False)
+        assert received == [1, 1] and result.epochs == 2
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_fit_works_in_another_thread():
+def test_fit_runs_in_another_thread():
     found = []
     thread = threading.Thread(target=lambda: found.append(linear().fit(line(), epochs=2, show=False)))
     thread.start()
@@ -130,8 +131,8 @@ class Boom(ZeroDivisionError):
     pass
 
 
-def failing(where):
-    """Data, loss and callbacks of a fit that fails in its third epoch, after 8 good updates in two epochs."""
+def failing_parts(where):
+    """The loss, data and callback of a fit that fails in its third epoch."""
     state = {"losses": 0}
 
     def loss(predictions, targets):
@@ -154,17 +155,17 @@ def failing(where):
 
 
 @pytest.mark.parametrize("where", ["loss", "data", "hook"])
-def test_an_exception_keeps_its_type_and_the_model_its_best_weights(where, tmp_path):
-    loss, train, hook = failing(where)
-    model, best, told = nn.Linear(3, 1), {}, []
+def test_an_exception_is_raised_and_the_model_has_the_best_weights(where, tmp_path):
+    loss, train, hook = failing_parts(where)
+    model, best, reasons = nn.Linear(3, 1), {}, []
     # The second epoch is worse than the first, so that best and last weights differ.
-    keep = callbacks.on(validation=lambda ctx: best.update(copied(model)) if ctx.epoch == 1 else None)
-    hear = callbacks.on(exception=lambda ctx: told.append(ctx.stopping))
+    keep = callbacks.on(validation=lambda ctx: best.update(copy_state(model)) if ctx.epoch == 1 else None)
+    listen = callbacks.on(exception=lambda ctx: reasons.append(ctx.stopping))
     learner = linear(model=model, loss=loss, lr=lambda update: 0.1 if update < 4 else 1.5)
     with pytest.raises(Boom, match=f"in the {where}") as caught:
-        learner.fit(train, valid=line(), epochs=5, callbacks=[hook, keep, hear], run=tmp_path / "run", show=False)
+        learner.fit(train, valid=line(), epochs=5, callbacks=[hook, keep, listen], run=tmp_path / "run", show=False)
     assert same(model, best)
-    assert told == [f"Boom: in the {where}"]
+    assert reasons == [f"Boom: in the {where}"]
     record = Record.open(tmp_path / "run")
     (error,) = record.events_of("error")
     assert error.text == f"Boom: in the {where}" and error.epoch == 3 and "Boom" in error.extra["traceback"]
@@ -174,8 +175,7 @@ def test_an_exception_keeps_its_type_and_the_model_its_best_weights(where, tmp_p
         assert "epoch 3, batch 1" in "".join(caught.value.__notes__)
 
 
-def test_a_fit_can_be_repeated_after_an_exception():
-    """Nothing is left held: precision, signals, random numbers."""
+def test_precision_random_numbers_and_signals_are_restored_after_an_exception():
     learner = linear(precision="tf32")
     before, state = torch.get_float32_matmul_precision(), torch.get_rng_state()
     broken = callbacks.on(update=lambda ctx: 1 / 0)
@@ -184,3 +184,39 @@ def test_a_fit_can_be_repeated_after_an_exception():
     assert torch.get_float32_matmul_precision() == before
     assert torch.equal(torch.get_rng_state(), state)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# --- requests from `stoker watch` or another process
+
+
+class SendRequest(callbacks.Callback):
+    """Sends a request in the second epoch, and waits until the loop reads requests again."""
+
+    transient = True
+
+    def __init__(self, run, action):
+        self.run, self.action = run, action
+
+    def on_epoch_begin(self, ctx):
+        if ctx.epoch == 2:
+            send_request(self.run, self.action, by="watch")
+            time.sleep(0.3)  # seconds: requests are read a few times a second
+
+
+def fit_with_request(run, action=None):
+    send = [SendRequest(run, action)] if action else []
+    learner = stoker.Learner(nn.Linear, loss=nn.MSELoss(), lr=1e-2, seed=0).hparams(in_features=3, out_features=1)
+    return learner.fit(line(), epochs=5, batch_size=16, run=run, resume=True, callbacks=send, show=False)
+
+
+def test_a_run_stops_on_request_and_resumes(tmp_path):
+    first = fit_with_request(tmp_path / "run", "stop")
+    assert first.stopped == "Stop requested by watch, in epoch 2, batch 1"
+    rest = fit_with_request(tmp_path / "run")
+    assert rest.epochs == 5 and same(rest.model, fit_with_request(tmp_path / "whole").model)
+
+
+def test_a_run_saves_on_request_and_continues(tmp_path):
+    fitted = fit_with_request(tmp_path / "run", "save")
+    reasons = [event.extra["reason"] for event in fitted.record.events_of("checkpoint")]
+    assert "requested by watch" in reasons and fitted.epochs == 5

@@ -1,3 +1,5 @@
+"""The state of several ranks in one checkpoint: each rank gets its own part, also if their number changes."""
+
 from collections import deque
 from types import SimpleNamespace
 
@@ -52,13 +54,13 @@ def model():
     return nn.Linear(1, 1, bias=False)
 
 
-def test_alone_the_state_is_as_it_was(model):
+def test_one_process_saves_and_loads_its_state_unchanged(model):
     alone = state(1, model)
     assert RankSync(World(), World()).gather_state(alone) == alone
     assert own_state(alone, 0, 1) == alone
 
 
-def test_as_many_ranks_go_on_with_their_own(model):
+def test_as_many_ranks_as_before_continue_with_their_own_states(model):
     for number in range(3):
         found = own_state(state(3, model), number, 3)
         assert found["random"] == f"of rank {number}"
@@ -69,7 +71,7 @@ def test_as_many_ranks_go_on_with_their_own(model):
         assert found["progress"] == {"update": 5, "state": {"seen": number}}
 
 
-def test_other_numbers_of_ranks_have_the_same_sums_together(model):
+def test_another_number_of_ranks_has_the_same_totals(model):
     found = [own_state(state(3, model), number, 2) for number in range(2)]
     assert [each["random"] for each in found] == ["of rank 0", "of rank 1"]
     assert [each["totals"]["samples"] for each in found] == [6, 0]
@@ -77,20 +79,20 @@ def test_other_numbers_of_ranks_have_the_same_sums_together(model):
     first, second = (Accumulator(), Accumulator())
     first.load_state_dict(found[0]["accumulators"][None], model)
     second.load_state_dict(found[1]["accumulators"][None], model)
-    assert len(first) == len(second) == 1  # a window is open on both, and closes on both
+    assert len(first) == len(second) == 1  # the window is open on both, so that both close it
     assert first.take()["weight"].item() == pytest.approx(8 / 6)
     assert second.weight == 0
     assert [each["callbacks"]["Own"]["mean"] for each in found] == [0, 0]
     assert [each["progress"]["state"]["seen"] for each in found] == [0, 0]
 
 
-def test_what_can_t_be_sent_of_a_callback_is_rank_0_s(model):
+def test_callback_states_that_cannot_be_sent_are_those_of_rank_0(model):
     saved = state(2, model)
     saved["callbacks"]["Odd"] = {"last": deque([1])}
     assert own_state(saved, 1, 2)["callbacks"] == {"Own": {"mean": 1}, "Odd": {"last": deque([1])}}
 
 
-def test_ranks_that_had_the_same_rows_count_once(model):
+def test_ranks_with_the_same_samples_count_once(model):
     saved = state(4, model)
     for number, each in enumerate([saved, *saved["ranks"]]):
         each["share"] = number // 2
@@ -98,24 +100,24 @@ def test_ranks_that_had_the_same_rows_count_once(model):
     assert [each["totals"]["samples"] for each in found] == [1 + 3, 0]
     assert [each["random"] for each in found] == ["of rank 0", "of rank 2"]
     assert "share" not in found[0]
-    # As many processes, and another mesh: all four have rows of their own now.
+    # As many processes with another mesh: all four have their own samples now.
     found = [own_state(saved, number, 4) for number in range(4)]
     assert [each["totals"]["samples"] for each in found] == [1 + 3, 0, 0, 0]
     # The same mesh.
     found = [own_state(saved, number, 4, split=(number // 2, 2)) for number in range(4)]
     assert [each["totals"]["samples"] for each in found] == [1, 2, 3, 4]
-    # Twice as many, in a mesh: ranks with the same rows draw the same.
+    # More processes in a mesh: ranks with the same samples draw the same random numbers.
     found = [own_state(saved, number, 6, split=(number // 2, 3)) for number in range(6)]
     assert [each["totals"]["samples"] for each in found] == [4, 4, 0, 0, 0, 0]
     assert [each["random"] for each in found[:4]] == ["of rank 0", "of rank 0", "of rank 2", "of rank 2"]
 
 
-def test_other_metrics_are_left_to_whoever_resumes(model):
+def test_states_of_other_metrics_are_dropped(model):
     found = own_state(state(2, model), 0, 1, metrics=[Accuracy()])
     assert found["totals"]["metrics"] == {} and found["totals"]["samples"] == 1
 
 
-def test_a_new_rank_draws_numbers_of_its_own(model):
+def test_a_new_rank_draws_its_own_random_numbers(model):
     numbers = []
     for number in (1, 2):
         set_random_state(own_state(state(1, model), number, 3)["random"])
@@ -125,7 +127,7 @@ def test_a_new_rank_draws_numbers_of_its_own(model):
     assert torch.rand(()).item() == numbers[0]
 
 
-def test_shards_of_a_window_are_all_of_it(model):
+def test_a_sharded_window_is_gathered_from_all_ranks(model):
     found = [own_state(state(3, model), number, 3, sharded=True)["accumulators"][None] for number in range(3)]
     assert [each["weight"] for each in found] == [6, 6, 6]
     saved = state(3, model)
@@ -134,7 +136,7 @@ def test_shards_of_a_window_are_all_of_it(model):
     assert [own_state(saved, number, 3)["accumulators"][None]["weight"] for number in range(3)] == [1, 0, 0]
 
 
-def test_sparse_sums_are_put_one_after_the_other():
+def test_sparse_gradients_of_several_ranks_are_added():
     model = nn.Embedding(3, 1, sparse=True)
     states = []
     for row in (0, 2):

@@ -1,4 +1,4 @@
-"""What a review found: corners in which a run that was stopped came to other bits, or did not come back at all."""
+"""Unusual models, losses, optimizers and data that resume exactly, or say why they can't."""
 
 import time
 
@@ -10,30 +10,29 @@ import stoker
 from stoker import Callback, Checkpoint, callbacks, optim
 from stoker.checkpoint import Store
 from stoker.cli import main
-from tests.engine.fits import line, linear
-from tests.learner.fits import result_of, texts
+from tests.learner.fits import line, linear, result_of, texts
 
 RARELY = Checkpoint(every="60 minutes", background=False)
 
 
-def fit(run, model=None, hooks=(), of=None, **wish):
+def fit(run, model=None, hooks=(), of=None, **arguments):
     torch.manual_seed(0)
-    given = of() if of else linear(model=model() if model else None)
+    learner = of() if of else linear(model=model() if model else None)
     saved = {"run": run, "resume": True, "checkpoint": RARELY} if run is not None else {}
-    wish = {"valid": line(), "epochs": 3, "batch_size": 16, "callbacks": list(hooks), **saved, **wish}
-    return given.fit(line(), show=False, **wish)
+    arguments = {"valid": line(), "epochs": 3, "batch_size": 16, "callbacks": list(hooks), **saved, **arguments}
+    return learner.fit(line(), show=False, **arguments)
 
 
-def boom(at, epoch, batch=None):
-    def trip(ctx):
+def raise_at(at, epoch, batch=None):
+    def fail(ctx):
         if ctx.epoch == epoch and batch in (None, ctx.batch_number):
             raise ZeroDivisionError("boom")
 
-    return callbacks.on(**{at: trip})
+    return callbacks.on(**{at: fail})
 
 
 class Encoder(nn.Module):
-    """With a twin that follows its weights in every forward, outside of the optimizer."""
+    """Has a copy whose weights follow in every forward, outside of the optimizer."""
 
     def __init__(self):
         super().__init__()
@@ -47,16 +46,16 @@ class Encoder(nn.Module):
 
 
 @pytest.mark.parametrize("at", ["train_batch_after_pred", "train_batch_after_loss"])
-def test_weights_that_a_forward_has_changed_are_not_saved_as_the_last_good_ones(tmp_path, at):
+def test_weights_that_a_forward_has_changed_are_not_saved_after_an_exception(tmp_path, at):
     with pytest.raises(ZeroDivisionError):
-        fit(tmp_path / "run", Encoder, [boom(at, 2, 3)])
+        fit(tmp_path / "run", Encoder, [raise_at(at, 2, 3)])
     record = stoker.Record.open(tmp_path / "run")
     assert "the weights had changed since the last batch was done: that state was not saved" in texts(record, "note")
     assert result_of(fit(tmp_path / "run", Encoder)) == result_of(fit(None, Encoder))
 
 
 class Growing(nn.Module):
-    """Keeps a mask as long as its longest batch, in a buffer that no state_dict has."""
+    """Replaces buffers that are not persistent by larger ones, and by None."""
 
     def __init__(self):
         super().__init__()
@@ -71,27 +70,29 @@ class Growing(nn.Module):
         return self.body(x)
 
 
-def test_a_buffer_that_grows_or_goes_away_ends_no_fit(tmp_path):
-    """The best weights are of an epoch in which it was shorter."""
+def test_a_buffer_may_grow_or_disappear(tmp_path):
+    """The best weights are of an epoch in which it was smaller."""
 
-    def given():
+    def growing():
         return linear(model=Growing(), lr=lambda update: 0.1 if update < 4 else 1.2)
 
-    whole = fit(None, of=given)
+    whole = fit(None, of=growing)
     assert whole.best.epoch < 3
-    assert result_of(fit(tmp_path / "run", of=given)) == result_of(whole) == result_of(fit(tmp_path / "run", of=given))
-    loaded = stoker.Fitted.load(tmp_path / "run", given())
+    assert (
+        result_of(fit(tmp_path / "run", of=growing)) == result_of(whole) == result_of(fit(tmp_path / "run", of=growing))
+    )
+    loaded = stoker.Fitted.load(tmp_path / "run", growing())
     assert torch.equal(loaded.model.body.weight, whole.model.body.weight)
 
 
-def test_a_run_that_was_stopped_in_its_last_epoch_is_not_over(tmp_path):
+def test_a_run_that_was_stopped_in_its_last_epoch_continues(tmp_path):
     cut = fit(tmp_path / "run", epochs=3, updates=10)
     assert (cut.updates, cut.stopped) == (10, "Completed 10 updates")
     assert result_of(fit(tmp_path / "run")) == result_of(fit(None))
 
 
-class Slow(Callback):
-    """Begins with a small rate, and counts in what is the user's own."""
+class Warmup(Callback):
+    """Starts with a small learning rate, and counts in `ctx.state`."""
 
     def on_fit_begin(self, ctx):
         ctx.state["n"], ctx.lr_scale = 0, 0.1
@@ -101,14 +102,14 @@ class Slow(Callback):
         ctx.lr_scale = min(1.0, ctx.lr_scale * 1.3)
 
 
-def test_what_a_hook_begins_with_does_not_replace_what_the_run_had_come_to(tmp_path):
+def test_on_fit_begin_does_not_replace_the_saved_state(tmp_path):
     with pytest.raises(ZeroDivisionError):
-        fit(tmp_path / "run", hooks=[Slow(), boom("train_batch_begin", 2, 3)])
-    assert result_of(fit(tmp_path / "run", hooks=[Slow()])) == result_of(fit(None, hooks=[Slow()]))
+        fit(tmp_path / "run", hooks=[Warmup(), raise_at("train_batch_begin", 2, 3)])
+    assert result_of(fit(tmp_path / "run", hooks=[Warmup()])) == result_of(fit(None, hooks=[Warmup()]))
 
 
 class Wide(torch.optim.Optimizer):
-    """Keeps 32 bits of weights that have 16, as many optimizers do."""
+    """Keeps 32-bit copies of 16-bit weights, as many optimizers do."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
@@ -118,33 +119,33 @@ class Wide(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    kept = self.state[parameter]
-                    kept.setdefault("wide", parameter.float())
-                    kept["wide"] = kept["wide"] - group["lr"] * parameter.grad.float() * 1.001
-                    parameter.copy_(kept["wide"])
+                    state = self.state[parameter]
+                    state.setdefault("wide", parameter.float())
+                    state["wide"] = state["wide"] - group["lr"] * parameter.grad.float() * 1.001
+                    parameter.copy_(state["wide"])
 
 
-def test_a_wrapped_optimizer_gets_its_state_back_in_its_own_precision(tmp_path):
-    def given():
+def test_the_state_of_a_wrapped_optimizer_keeps_its_precision(tmp_path):
+    def wide_learner():
         torch.manual_seed(0)
         model = nn.Linear(3, 1).bfloat16()
         return stoker.Learner(
             model, loss=lambda a, b: ((a.float() - b) ** 2).mean(), optimizer=optim.wrap(Wide), lr=0.03, seed=0
         )
 
-    def go(run, hooks=()):
+    def wide_fit(run, hooks=()):
         x, y = line()
-        return given().fit(
+        return wide_learner().fit(
             (x.bfloat16(), y), epochs=3, batch_size=16, run=run, resume=run is not None, callbacks=hooks, show=False
         )
 
     with pytest.raises(ZeroDivisionError):
-        go(tmp_path / "run", [boom("train_batch_begin", 2, 3)])
-    assert torch.equal(go(tmp_path / "run").model.weight, go(None).model.weight)
+        wide_fit(tmp_path / "run", [raise_at("train_batch_begin", 2, 3)])
+    assert torch.equal(wide_fit(tmp_path / "run").model.weight, wide_fit(None).model.weight)
 
 
 class Centred(nn.Module):
-    """A loss that follows the mean of what it sees."""
+    """A loss with a running mean of the predictions."""
 
     def __init__(self):
         super().__init__()
@@ -157,53 +158,53 @@ class Centred(nn.Module):
 
 
 @pytest.mark.parametrize("at", ["train_batch_begin", "train_batch_after_loss"])
-def test_the_state_of_a_loss_comes_back(tmp_path, at):
+def test_the_state_of_a_loss_is_restored(tmp_path, at):
     with pytest.raises(ZeroDivisionError):
-        fit(tmp_path / "run", hooks=[boom(at, 2, 3)], of=lambda: linear(loss=Centred()))
+        fit(tmp_path / "run", hooks=[raise_at(at, 2, 3)], of=lambda: linear(loss=Centred()))
     resumed = fit(tmp_path / "run", of=lambda: linear(loss=Centred()))
     assert result_of(resumed) == result_of(fit(None, of=lambda: linear(loss=Centred())))
 
 
-def test_another_loss_is_another_training(tmp_path):
+def test_another_loss_is_refused(tmp_path):
     fit(tmp_path / "run", epochs=1)
     with pytest.raises(stoker.StateMismatch, match=r"loss: MSELoss\(\) before, L1Loss\(\) now"):
         fit(tmp_path / "run", of=lambda: linear(loss=nn.L1Loss()))
 
 
-def test_a_write_that_failed_does_not_cost_the_next(tmp_path, monkeypatch):
+def test_a_failed_write_does_not_prevent_the_next(tmp_path, monkeypatch):
     write, failed = Store.write, []
 
     def fails_once(store, state, place):
         if place.update == 12 and not failed:
             failed.append(1)
-            time.sleep(0.3)  # seconds: the fit is over before it is known
+            time.sleep(0.3)  # seconds: the fit has ended by then
             raise OSError(28, "No space left on device")
         return write(store, state, place)
 
     monkeypatch.setattr(Store, "write", fails_once)
     fitted = fit(tmp_path / "run", checkpoint=Checkpoint(every=12))
     assert failed and fitted.stopped == "Completed 3 epochs"
-    assert result_of(fit(tmp_path / "run")) == result_of(fitted), "the end was written all the same"
+    assert result_of(fit(tmp_path / "run")) == result_of(fitted)
 
 
-def test_a_run_without_its_run_json_is_not_begun_anew(tmp_path):
+def test_a_run_without_its_run_json_is_refused(tmp_path):
     fit(tmp_path / "run", epochs=1)
     (tmp_path / "run" / "run.json").unlink()
     with pytest.raises(stoker.BadFile, match="its run.json, which identifies the run, is missing"):
         fit(tmp_path / "run", epochs=1)
 
 
-def test_a_copy_is_not_resumed_as_what_it_was_copied_from(tmp_path, monkeypatch, capsys):
+def test_stoker_resume_refuses_a_run_that_was_moved(tmp_path, monkeypatch, capsys):
     with pytest.raises(ZeroDivisionError):
-        fit(tmp_path / "run", hooks=[boom("train_batch_begin", 2, 3)])
+        fit(tmp_path / "run", hooks=[raise_at("train_batch_begin", 2, 3)])
     (tmp_path / "run").rename(tmp_path / "moved")
     assert main(["resume", str(tmp_path / "moved"), "--yes"]) == 1
-    told = capsys.readouterr().err
-    assert "was begun as" in told and "start the script yourself with run=" in told
+    printed = capsys.readouterr().err
+    assert "was started as" in printed and "start the script yourself with run=" in printed
 
 
 class Drawing:
-    """Samples with noise from a generator that the data set keeps."""
+    """Samples with noise from the dataset's own generator."""
 
     def __init__(self):
         self.rng = torch.Generator().manual_seed(1)
@@ -216,18 +217,18 @@ class Drawing:
         return x, x.sum(0, keepdim=True)
 
 
-def test_a_data_set_that_draws_from_a_generator_of_its_own_is_told(tmp_path):
-    def texts_of(source):
+def test_a_dataset_with_its_own_generator_is_a_warning(tmp_path):
+    def warnings_of(source):
         fitted = linear().fit(source, epochs=1, batch_size=16, run=tmp_path / type(source).__name__, show=False)
         return texts(fitted.record)
 
-    (told,) = texts_of(Drawing())
-    assert told.startswith("the Drawing draws from a generator of its own (rng), which can't be put back")
-    assert texts_of(list(zip(*line(), strict=True))) == []
+    (warning,) = warnings_of(Drawing())
+    assert warning.startswith("the Drawing draws from its own generator (rng), whose state can't be restored")
+    assert warnings_of(list(zip(*line(), strict=True))) == []
 
 
-def test_what_a_checkpoint_cant_hold_of_the_users_own_is_told_and_stops_nothing(tmp_path):
-    odd = {"best": time.gmtime(0), "few": torch.eye(2).to_sparse()}
-    hook = callbacks.on(fit_begin=lambda ctx: ctx.state.update(odd))
-    told = texts(fit(tmp_path / "run", hooks=[hook]).record)
-    assert [text.split(" is a ")[0] for text in told] == ["ctx.state['best']", "ctx.state['few']"]
+def test_values_of_ctx_state_that_cannot_be_saved_are_warnings(tmp_path):
+    values = {"best": time.gmtime(0), "few": torch.eye(2).to_sparse()}
+    hook = callbacks.on(fit_begin=lambda ctx: ctx.state.update(values))
+    warnings = texts(fit(tmp_path / "run", hooks=[hook]).record)
+    assert [text.split(" is a ")[0] for text in warnings] == ["ctx.state['best']", "ctx.state['few']"]

@@ -34,7 +34,20 @@ class Algorithm(Config):
     needs_whole_parameter: ClassVar[bool] = False  # whether an element's update depends on the others
 
     def __post_init__(self) -> None:
-        _check_settings(self)
+        settings = vars(self)
+        for name in _NON_NEGATIVE:
+            value = settings.get(name)
+            self.require(not isinstance(value, int | float) or 0 <= value < math.inf, name, "must be at least 0")
+        betas = settings.get("betas", ())
+        self.require(all(0 <= beta < 1 for beta in betas), "betas", "must be at least 0 and below 1")
+        self.require(0 <= settings.get("rho", 0) <= 1, "rho", "must be between 0 and 1")
+        if settings.get("fused") and settings.get("foreach"):
+            raise InvalidArgument(f"{type(self).__name__}: fused and foreach exclude each other; choose one")
+
+    def require(self, holds: bool, setting: str, rule: str) -> None:
+        """Raises if a setting breaks a rule: when the config is made, and not at the first step."""
+        if not holds:
+            raise InvalidArgument(f"{type(self).__name__}: {setting} {rule}, got {getattr(self, setting)!r}")
 
     def init(self, model: Models) -> "Optimizer":
         """Makes an optimizer that steps every parameter of the model; state is created by the first step."""
@@ -57,7 +70,8 @@ class Algorithm(Config):
     ) -> None:
         """Changes parameters and state in place. Runs under `torch.no_grad`."""
         lists = [state.get(name, []) for name in self.state_lists]
-        self.function(parameters, grads, *lists, lr=lr, has_complex=has_complex, **self.arguments)
+        sparse = {"has_sparse_grad": any_sparse(grads)} if self.accepts_sparse else {}
+        self.function(parameters, grads, *lists, lr=lr, has_complex=has_complex, **sparse, **self.arguments)
 
     def update_fused(
         self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, skip: Tensor | None
@@ -71,15 +85,15 @@ class Algorithm(Config):
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """`make_arguments()`, computed once: it is used in every step."""
-        return self.make_arguments()
-
-    def make_arguments(self) -> dict[str, Any]:
         """The settings by the names of `function`'s arguments."""
-        settings = {field.name: getattr(self, field.name) for field in fields(self)}
-        if "betas" in settings:
-            settings["beta1"], settings["beta2"] = settings.pop("betas")
-        return settings
+        arguments: dict[str, Any] = {}
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name in _PAIRS and isinstance(value, tuple):
+                arguments.update(zip(_PAIRS[setting.name], value, strict=True))
+            elif setting.name != "initial_accumulator_value":  # in the state only
+                arguments[setting.name] = value
+        return arguments
 
     def parameter_problem(self, parameter: Tensor) -> str | None:
         """Why this algorithm cannot update a parameter, or None."""
@@ -143,18 +157,10 @@ def without_shared_memory(grads: Sequence[Tensor]) -> list[Tensor]:
 # A setting has the same range in every algorithm.
 _NON_NEGATIVE = ("eps", "weight_decay", "momentum", "lr_decay", "initial_accumulator_value", "momentum_decay", "alpha")
 
-
-def _check_settings(algorithm: Algorithm) -> None:
-    """Raises if a setting is out of range, when the config is made and not at the first step."""
-    name = type(algorithm).__name__
-    settings = vars(algorithm)
-    for setting in _NON_NEGATIVE:
-        value = settings.get(setting)
-        if isinstance(value, int | float) and not (value >= 0 and math.isfinite(value)):
-            raise InvalidArgument(f"{name}: {setting} must be at least 0, got {value!r}")
-    if not all(0 <= beta < 1 for beta in settings.get("betas", ())):
-        raise InvalidArgument(f"{name}: betas must be at least 0 and below 1, got {settings['betas']!r}")
-    if not 0 <= settings.get("rho", 0) <= 1:
-        raise InvalidArgument(f"{name}: rho must be between 0 and 1, got {settings['rho']!r}")
-    if settings.get("fused") and settings.get("foreach"):
-        raise InvalidArgument(f"{name}: fused and foreach exclude each other; choose one")
+# torch's functions take the two numbers of these settings separately.
+_PAIRS = {
+    "betas": ("beta1", "beta2"),
+    "eps": ("eps1", "eps2"),
+    "etas": ("etaminus", "etaplus"),
+    "step_sizes": ("step_size_min", "step_size_max"),
+}

@@ -208,18 +208,6 @@ class Adagrad(Algorithm):
         total = torch.full_like(parameter, start, memory_format=torch.preserve_format)
         return {"sum": total, "step": self.counter(parameter)}
 
-    def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, *, has_complex: bool
-    ) -> None:
-        lists: Any = [state[name] for name in self.state_lists]
-        sparse = any_sparse(grads)
-        adagrad(parameters, grads, *lists, lr=lr, has_complex=has_complex, has_sparse_grad=sparse, **self.arguments)  # pyright: ignore[reportArgumentType]  torch takes tensors
-
-    def make_arguments(self) -> dict[str, Any]:
-        arguments = super().make_arguments()
-        del arguments["initial_accumulator_value"]
-        return arguments
-
     def parameter_problem(self, parameter: Tensor) -> str | None:
         return "torch has no fused Adagrad on a GPU; omit fused" if self.fused and parameter.is_cuda else None
 
@@ -271,11 +259,6 @@ class Adafactor(Algorithm):
             arguments = {**arguments, "eps1": torch.finfo(parameters[0].dtype).eps}
         lists: Any = [state[name] for name in self.state_lists]  # None where a parameter has no such state
         adafactor(parameters, grads, *lists, lr=lr, has_complex=has_complex, **arguments)
-
-    def make_arguments(self) -> dict[str, Any]:
-        arguments = super().make_arguments()
-        arguments["eps1"], arguments["eps2"] = arguments.pop("eps")
-        return arguments
 
     def parameter_problem(self, parameter: Tensor) -> str | None:
         return "Adafactor does not support complex parameters" if parameter.is_complex() else None
@@ -385,8 +368,7 @@ class Rprop(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.etas[0] < 1 < self.etas[1]:
-            raise InvalidArgument(f"Rprop: etas must be below and above 1, got {self.etas!r}")
+        self.require(0 < self.etas[0] < 1 < self.etas[1], "etas", "must be below and above 1")
 
     def create_state(self, parameter: Tensor, lr: Rate) -> State:
         step_size = torch.full_like(parameter, _full_value(float(lr), parameter))
@@ -397,12 +379,6 @@ class Rprop(Algorithm):
     ) -> None:
         lists: Any = [state[name] for name in self.state_lists]
         rprop(parameters, grads, *lists, has_complex=has_complex, **self.arguments)
-
-    def make_arguments(self) -> dict[str, Any]:
-        arguments = super().make_arguments()
-        arguments["step_size_min"], arguments["step_size_max"] = arguments.pop("step_sizes")
-        arguments["etaminus"], arguments["etaplus"] = arguments.pop("etas")
-        return arguments
 
 
 class Muon(Algorithm):
@@ -425,10 +401,8 @@ class Muon(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.adjust_lr_fn not in (None, "original", "match_rms_adamw"):
-            raise InvalidArgument(
-                f'Muon: adjust_lr_fn is "original", "match_rms_adamw" or None, got {self.adjust_lr_fn!r}'
-            )
+        known = self.adjust_lr_fn in (None, "original", "match_rms_adamw")
+        self.require(known, "adjust_lr_fn", 'is "original", "match_rms_adamw" or None')
 
     def parameter_problem(self, parameter: Tensor) -> str | None:
         if parameter.dim() == 2 and not parameter.is_complex():

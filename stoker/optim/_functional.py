@@ -168,10 +168,10 @@ class FunctionalRule:
         parsed: State = {}
         for key, like in expected.items():
             value = saved[key]
-            if problem := _misfit(value, like):
-                problems.append(f"{name}: {key} {problem}")
-            else:
+            if isinstance(value, Tensor) and value.shape == like.shape and value.is_complex() == like.is_complex():
                 parsed[key] = torch.empty_like(like).copy_(place_like(value.detach(), like))
+            else:
+                problems.append(f"{name}: {key} is {_describe(value)} in the saved state, {_describe(like)} here")
         return parsed
 
     def set_state(self, state: dict[str, State]) -> None:
@@ -196,16 +196,8 @@ def _restore_complex(value: Tensor, parameter: Tensor) -> Tensor:
     return value
 
 
-def _misfit(value: Any, like: Tensor) -> str | None:
-    """Why a saved value cannot replace a tensor of the state, or None."""
-    if not isinstance(value, Tensor):
-        return f"is {type(value).__name__} in the saved state, expected a tensor"
-    if value.shape != like.shape:
-        return f"has shape {list(value.shape)} in the saved state, {list(like.shape)} here"
-    if value.is_complex() != like.is_complex() or value.is_floating_point() != like.is_floating_point():
-        saved, here = (str(each.dtype).removeprefix("torch.") for each in (value, like))
-        return f"is {saved} in the saved state, {here} here"
-    return None
+def _describe(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 # --- sharded parameters

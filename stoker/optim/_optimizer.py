@@ -228,29 +228,20 @@ def _check_rate(lr: object) -> None:
 
 def _find_differences(state: Any, parameters: Mapping[str, Tensor], kinds: list[str]) -> list[str]:
     """One line for each difference between a saved state and this model and its algorithms."""
-    shapes, rules = (state.get("parameters"), state.get("rules")) if isinstance(state, Mapping) else (None, None)
-    if not isinstance(shapes, Mapping) or not isinstance(rules, list | tuple):
+    try:
+        saved = {name: list(shape) for name, shape in state["parameters"].items()}
+        saved_kinds = [str(rule["algorithm"]) for rule in state["rules"] if rule["state"] is not None]
+    except (AttributeError, KeyError, TypeError):
         return ["it is not the state of an optimizer: it has no 'parameters' or no 'rules'"]
-    if not all(isinstance(rule, Mapping) and {"algorithm", "state"} <= set(rule) for rule in rules):
-        return ["it is not the state of an optimizer: a rule has no 'algorithm' or no 'state'"]
-    saved = {name: list(shape) for name, shape in shapes.items()}
     own = {name: list(parameter.shape) for name, parameter in parameters.items()}
-    lines = [
-        f"{name}: in the saved state, not in the model{did_you_mean(name, own, most=1)}"
-        for name in saved
-        if name not in own
-    ]
-    lines += [
-        f"{name}: in the model, not in the saved state{did_you_mean(name, saved, most=1)}"
-        for name in own
-        if name not in saved
-    ]
-    lines += [
-        f"{name}: shape {saved[name]} in the saved state, {own[name]} in the model"
-        for name in saved
-        if name in own and saved[name] != own[name]
-    ]
-    saved_kinds = [str(rule["algorithm"]) for rule in rules]
+    lines: list[str] = []
+    for name in {**saved, **own}:
+        if name not in own:
+            lines.append(f"{name}: in the saved state, not in the model{did_you_mean(name, own, most=1)}")
+        elif name not in saved:
+            lines.append(f"{name}: in the model, not in the saved state{did_you_mean(name, saved, most=1)}")
+        elif saved[name] != own[name]:
+            lines.append(f"{name}: shape {saved[name]} in the saved state, {own[name]} in the model")
     if saved_kinds != kinds:
         lines.append(f"the saved state is of {', '.join(saved_kinds)}, this optimizer is {', '.join(kinds)}")
     return lines

@@ -1,7 +1,7 @@
 """Drives any `torch.optim.Optimizer` with gradients as values: it gets them in `.grad` during one call only."""
 
 import inspect
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -198,29 +198,18 @@ class WrappedRule:
 
     def parse_state(self, state: Any) -> tuple[torch.optim.Optimizer | None, list[str]]:
         """A new optimizer of the same class that has loaded the saved state, with its param groups."""
-        kind = self._config.name
-        groups, saved = (state.get("groups"), state.get("state")) if isinstance(state, Mapping) else (None, None)
-        if not isinstance(saved, Mapping) or not isinstance(groups, list | tuple):
-            return None, [f"the state of {kind} has no 'groups' or no 'state'"]
-        if not all(isinstance(group, Mapping) and isinstance(group.get("names"), list | tuple) for group in groups):
-            return None, [f"the state of {kind} has a group without 'names'"]
-        counts, own = Counter(name for group in groups for name in group["names"]), self._parameters
-        problems = [f"{name}: {kind} updates it in the saved state, not here" for name in counts if name not in own]
-        problems += [f"{name}: {kind} updates it here, not in the saved state" for name in own if name not in counts]
-        problems += [f"{name}: in two groups of {kind} in the saved state" for name, n in counts.items() if n > 1]
-        problems += [f"{name}: has a state but is in no group of {kind}" for name in saved if name not in counts]
-        if problems:
-            return None, problems
+        kind, own = self._config.name, self._parameters
         try:
-            return self._create_loaded(groups, saved, list(counts)), []
+            names = dict.fromkeys(name for group in state["groups"] for name in group["names"])
+            problems = [f"{name}: {kind} updates it in the saved state, not here" for name in names if name not in own]
+            problems += [f"{name}: {kind} updates it here, not in the saved state" for name in own if name not in names]
+            return (None, problems) if problems else (self._create_loaded(state["groups"], state["state"]), [])
         except Exception as error:  # the optimizer's own `load_state_dict` may raise anything
-            return None, [f"{kind} cannot load this state: {error}"]
+            return None, [f"{kind} cannot load this state: {type(error).__name__}: {error}"]
 
-    def _create_loaded(
-        self, groups: Sequence[Mapping[str, Any]], saved: Mapping[str, Any], order: list[str]
-    ) -> torch.optim.Optimizer:
+    def _create_loaded(self, groups: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]) -> torch.optim.Optimizer:
         native = self._create()
-        position = {name: index for index, name in enumerate(order)}
+        position = {name: index for index, name in enumerate(name for group in groups for name in group["names"])}
         template = native.param_groups[0]
         native.param_groups[:] = [
             {**template, "params": [self._parameters[name] for name in group["names"]]} for group in groups
@@ -248,14 +237,12 @@ class WrappedRule:
 
 def _place_state(state: Any, parameter: nn.Parameter) -> Any:
     """A parameter's state, with tensors of its shape sharded like it and the others whole."""
-    if not isinstance(state, dict):
-        return state
-    return {
-        key: place_like(value, parameter if value.shape == parameter.shape else None)
-        if isinstance(value, Tensor)
-        else value
-        for key, value in state.items()
-    }
+
+    def place(value: Any) -> Any:
+        like = parameter if isinstance(value, Tensor) and value.shape == parameter.shape else None
+        return place_like(value, like) if isinstance(value, Tensor) else value
+
+    return {key: place(value) for key, value in state.items()}
 
 
 _KIND = "__kind__"  # a mapping with this key stands for a type that JSON does not have
@@ -272,12 +259,12 @@ def _to_plain(value: Any, where: str) -> Any:
         if all(isinstance(key, str) and key != _KIND for key in value):
             return dict(pairs)
         return {_KIND: "mapping", "items": pairs}
-    if isinstance(value, list):
-        return [_to_plain(item, where) for item in value]
-    if isinstance(value, tuple):
-        return {_KIND: "tuple", "items": [_to_plain(item, where) for item in value]}
-    if isinstance(value, deque):
-        return {_KIND: "deque", "items": [_to_plain(item, where) for item in value], "maxlen": value.maxlen}
+    if isinstance(value, list | tuple | deque):
+        items = [_to_plain(item, where) for item in value]
+        if isinstance(value, list):
+            return items
+        more = {"maxlen": value.maxlen} if isinstance(value, deque) else {}
+        return {_KIND: "deque" if more else "tuple", "items": items, **more}
     if isinstance(value, torch.dtype):
         return {_KIND: "dtype", "items": str(value).removeprefix("torch.")}
     raise StateMismatch(

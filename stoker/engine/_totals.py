@@ -114,9 +114,10 @@ class RunningTotals:
         else:
             wide = torch.float32 if loss.device.type == "mps" else torch.float64
             share = weight.to(wide) if isinstance(weight, Tensor) else weight
-            total = loss.detach().to(wide) * share if isinstance(share, Tensor) or share else 0.0
             if isinstance(share, Tensor):
-                total.masked_fill_(share <= 0, 0)
+                total = (loss.detach().to(wide) * share).masked_fill_(share <= 0, 0)
+            else:
+                total = loss.detach().to(wide) * share if share else 0.0
         if not self._in_place:
             self._sums[name] = self._sums.get(name, 0.0) + total
             self._weights[name] = self._weights.get(name, 0.0) + share

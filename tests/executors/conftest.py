@@ -1,4 +1,4 @@
-"""What the tests of this folder share."""
+"""Fixtures of the executors' tests."""
 
 import os
 
@@ -7,14 +7,14 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    """What a power cut would leave is tested with the checkpoints."""
+def no_fsync(monkeypatch):
+    """Saves the time of `fsync`; the checkpoint tests cover power failures."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture
 def double():
-    """Torch's own counters in 64 bits, as the models are: then two ways to the same number are as close."""
+    """Makes float64 the default, so that two ways to compute a number agree closely."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield

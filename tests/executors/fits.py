@@ -1,9 +1,10 @@
-"""Fits that a program has to do exactly as the stations do: one for each feature, small enough to be traced often."""
+"""Small fits, one for each feature of training, that every executor runs with the results of the eager one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,15 +16,15 @@ from stoker.engine.executors import _compiled, _replay
 EPOCHS, SIZE, SAMPLES = 8, 8, 52  # 7 batches an epoch, the last one short: 56 updates
 
 
-class Eagerly(callbacks.Callback):
-    """Listens between forward and step, and does nothing: no program is made of such a fit."""
+class ForceEager(callbacks.Callback):
+    """A callback between forward and update that does nothing; with it, every step runs eagerly."""
 
     def on_train_batch_after_loss(self, ctx):
         """Nothing."""
 
 
-class Every(callbacks.Callback):
-    """Listens after every batch, so that everything is looked at again before the next one."""
+class AfterEveryBatch(callbacks.Callback):
+    """A callback after every batch that does nothing; the executor has to look for changes before the next batch."""
 
     def on_train_batch_end(self, ctx):
         """Nothing."""
@@ -39,14 +40,14 @@ def net(*middle):
     return nn.Sequential(nn.Linear(6, 5), *middle, nn.Tanh(), nn.Linear(5, 3))
 
 
-def normed():
-    """With batch norm, and no bias before it, whose gradient would be noise that Adam makes large."""
+def batch_norm_net():
+    """A model with batch norm, without the bias before it: its gradient is noise, which Adam would amplify."""
     body = nn.Linear(6, 5, bias=False)
     return nn.Sequential(body, nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
 
 
-class Swaps(metrics.Metric):
-    """Its state keeps a number of the batch before, under either name."""
+class SwappedState(metrics.Metric):
+    """A metric whose new state holds a tensor of its old state under another name."""
 
     names: tuple[str, ...] = ()
 
@@ -63,19 +64,19 @@ class Swaps(metrics.Metric):
 
 @dataclass
 class Feature:
-    """What to fit, and what is special about it; everything is made anew by each fit."""
+    """The arguments of a fit, as functions that each fit calls."""
 
     model: object = net
     data: object = samples
-    settings: object = dict  # () → more arguments of the Learner
-    fit: object = dict  # () → more arguments of fit
-    listeners: object = list  # () → callbacks
-    programs: int = 2  # how many are made: one for each kind of batch
-    graphs: int | None = None  # on a GPU, where that is another number
+    settings: object = dict  # arguments of Learner
+    fit: object = dict  # arguments of Learner.fit
+    callbacks: object = list
+    programs: int = 2  # how many are compiled: full batches, and the short last one
+    graphs: int | None = None  # how many CUDA graphs are recorded, if it differs
 
 
 def run(feature, *, device="cpu", compile=True, eager=False, **more):
-    """A whole fit of a feature; `eager` makes the stations run one after the other, everything else being equal."""
+    """Fits a feature; `eager` forces eager steps and changes nothing else."""
     torch.manual_seed(1)
     model, samples = feature.model(), feature.data()
     settings = {
@@ -85,22 +86,22 @@ def run(feature, *, device="cpu", compile=True, eager=False, **more):
         "seed": 3,
         **feature.settings(),
     }
-    given = {"epochs": EPOCHS, "batch_size": SIZE, "keep": "last", "show": False, **feature.fit(), **more}
-    listeners = [*feature.listeners(), *given.pop("callbacks", ()), *([Eagerly()] if eager else [])]
+    arguments = {"epochs": EPOCHS, "batch_size": SIZE, "keep": "last", "show": False, **feature.fit(), **more}
+    hooks = [*feature.callbacks(), *arguments.pop("callbacks", ()), *([ForceEager()] if eager else [])]
     if isinstance(samples, data.Loader) or not isinstance(samples, tuple | list):
-        del given["batch_size"]
+        del arguments["batch_size"]
     learner = stoker.Learner(model, device=device, compile=compile, **settings)
-    return learner.fit(samples, callbacks=listeners, **given)
+    return learner.fit(samples, callbacks=hooks, **arguments)
 
 
-def outcome(fitted):
-    """Everything that a fit leaves, by name: weights, moments, average, numbers, generators."""
-    fit = fitted._prepared.fit
+def results_of(fitted):
+    """The results of a fit by name: weights, EMA, optimizer state and history."""
+    state = fitted._prepared.fit.state
     found = {f"model.{name}": value for name, value in fitted.model.state_dict().items()}
-    last = fitted._prepared.ending.last_weights
+    last = last_weights(fitted)
     if last is not None:
         found |= {f"last.{name}": value for name, value in last.items()}
-    for place, rule in enumerate(fit.state.optimizer.state_tensors()):
+    for place, rule in enumerate(state.optimizer.state_tensors()):
         found |= {f"optimizer.{place}.{name}.{key}": each for name, own in rule.items() for key, each in own.items()}
     for name, column in fitted.history.to_dict().items():
         if "second" not in name and "sample" not in name:
@@ -110,25 +111,27 @@ def outcome(fitted):
     return {name: value.detach().cpu() for name, value in found.items() if value is not None}
 
 
-def generators(fitted):
-    """Where the random numbers stood at the end, of every kind."""
-    return plain(fitted._prepared.ending.random)
+def rng_states(fitted):
+    """The states of all random number generators at the end of a fit."""
+    return to_lists(fitted._prepared.ending.random)
 
 
-def plain(value):
-    """Tensors and arrays as lists, wherever they are."""
+def to_lists(value):
+    """Replaces tensors and arrays in a nested structure by lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, tuple | list) else value
+        return {name: to_lists(each) for name, each in value.items()}
+    return [to_lists(each) for each in value] if isinstance(value, tuple | list) else value
 
 
-def assert_same(left, right):
-    """Bit for bit, NaN being itself."""
+def assert_identical(left, right):
+    """Compares bit by bit, so that a NaN equals itself."""
     assert left.keys() == right.keys()
-    odd = [name for name in left if not torch.equal(bits(left[name]), bits(right[name]))]
-    assert not odd, [(name, (left[name].double() - right[name].double()).abs().max().item()) for name in odd]
+    different = [name for name in left if not torch.equal(bits(left[name]), bits(right[name]))]
+    assert not different, [
+        (name, (left[name].double() - right[name].double()).abs().max().item()) for name in different
+    ]
 
 
 def bits(tensor):
@@ -143,31 +146,41 @@ def assert_close(left, right, *, rtol, atol=0.0):
         )
 
 
-def counted(monkeypatch):
-    """A list that grows with every program that is made: compiled ones, or graphs."""
-    made, make = [], _replay.Replay._make
+def count_programs(monkeypatch):
+    """A list that grows with every compiled program or recorded CUDA graph."""
+    programs, make = [], _replay.Replay._make
 
     def count(self, *args):
         program = make(self, *args)
         if program is not None:
-            made.append(program)
+            programs.append(program)
         return program
 
     monkeypatch.setattr(_replay.Replay, "_make", count)
-    return made
+    return programs
 
 
-def interpreted(monkeypatch):
-    """Traces run node by node and are not compiled: the same program, without the seconds that a compiler takes."""
+def interpret_graphs(monkeypatch):
+    """Runs traced graphs node by node instead of compiling them, which takes seconds."""
     monkeypatch.setattr(_compiled, "compile_graph", lambda graph, inputs, **_: lambda tensors: graph(*tensors))
-    monkeypatch.setattr(_compiled, "_REPLACEMENTS", {})  # dropout draws what it draws eagerly
+    monkeypatch.setattr(_compiled, "_REPLACEMENTS", {})  # so that dropout draws the same numbers as the eager step
 
 
-def said(fitted, kind="warning"):
-    return [event.text for event in fitted.record.events_of(kind)]
+def warnings_of(fitted):
+    return [event.text for event in fitted.record.events_of("warning")]
 
 
-# --- models
+def plan_of(fitted):
+    """The plan of the training step: its mode, and why it is not another one."""
+    return fitted._prepared.fit.plan
+
+
+def last_weights(fitted):
+    """The weights after the last update; `fitted.model` may have the best ones."""
+    return fitted._prepared.ending.last_weights
+
+
+# --- models, data and callbacks
 
 
 class Recurrent(nn.Module):
@@ -190,7 +203,7 @@ class Tied(nn.Module):
 
 
 class GAN(nn.Module):
-    """The one of the tour, smaller."""
+    """A small GAN, whose step yields two objectives."""
 
     def __init__(self):
         super().__init__()
@@ -204,8 +217,8 @@ class GAN(nn.Module):
         yield Objective("generator", F.softplus(-self.critic(fake)).mean())
 
 
-class Stepping(nn.Module):
-    """With a step of its own, which gives a whole output."""
+class CustomStep(nn.Module):
+    """A model with a `train_step` that returns an output."""
 
     def __init__(self):
         super().__init__()
@@ -226,15 +239,15 @@ class Tagger(nn.Module):
         return self.head(x.reshape(-1, 3, 2)).transpose(1, 2)
 
 
-class Flat(nn.CrossEntropyLoss):
-    """Over places as over samples: torch's kernel for several dimensions does not add up the same twice on a GPU."""
+class FlatCrossEntropy(nn.CrossEntropyLoss):
+    """Flattens positions into samples: torch's CUDA kernel for more dimensions is not deterministic."""
 
     def forward(self, input, target):
         return super().forward(input.transpose(1, 2).flatten(0, 1), target.flatten())
 
 
 class Weightless(Tagger):
-    """Its loss is finite where nothing counts."""
+    """A model whose loss is finite for a batch without a single unmasked token."""
 
     def train_step(self, batch):
         x, y = batch
@@ -244,8 +257,8 @@ class Weightless(Tagger):
         return stoker.SequenceOutput(loss, logits.transpose(1, 2), y.clamp(min=0), mask=mask)
 
 
-def masked():
-    """Three places a sample, some masked; the second batch and the sixth are nothing but masked ones."""
+def masked_tokens():
+    """Three tokens per sample, some of them masked; in the second and the sixth batch all of them."""
     x, _ = samples()
     generator = torch.Generator().manual_seed(6)
     y = torch.randint(0, 3, (SAMPLES, 3), generator=generator)
@@ -254,57 +267,56 @@ def masked():
     return data.Loader((x, y), batch_size=SIZE)
 
 
-def weighted():
+def weighted_samples():
     x, y = samples()
     return {"input": x, "target": y, "weight": torch.linspace(0.0, 2.0, SAMPLES)}
 
 
-def frozen():
-    model = normed()
+def frozen_net():
+    model = batch_norm_net()
     model[0].requires_grad_(False)
     return model
 
 
-class Thaw(callbacks.Callback):
-    """Trains the first layer from the fourth epoch on."""
+class Unfreeze(callbacks.Callback):
+    """Unfreezes the first layer at the fourth epoch."""
 
     def on_epoch_begin(self, ctx):
         if ctx.epoch == 4:
             ctx.model[0].requires_grad_(True)
 
 
-class Scale(callbacks.Callback):
-    """A plateau, decided in advance."""
+class HalveLearningRate(callbacks.Callback):
+    """Halves the learning rate after every epoch, as `ReduceLROnPlateau` may do."""
 
     def on_epoch_end(self, ctx):
         ctx.lr_scale *= 0.5
 
 
-class Rate(callbacks.Callback):
-    """Sets the learning rate of every batch by hand."""
+class SetLearningRate(callbacks.Callback):
+    """Sets the learning rate of every batch."""
 
     def on_train_batch_begin(self, ctx):
         ctx.lr = 2.0 ** -(4 + ctx.batch_number % 3)
 
 
-class Negate(callbacks.Callback):
-    """Replaces the batch."""
+class NegateBatches(callbacks.Callback):
+    """Replaces every second batch."""
 
     def on_train_batch_begin(self, ctx):
         x, y = ctx.batch
         ctx.batch = (-x, y) if ctx.batch_number % 2 else (x, y)
 
 
-class Attribute(callbacks.Callback):
-    """Changes something that the model's Python reads, at a milestone."""
+class CallAt(callbacks.Callback):
+    """Calls a function at a hook, which changes something that the step's Python code reads."""
 
-    def __init__(self, change, milestone):
-        self.change = change
-        setattr(self, milestone, lambda ctx: self.change(ctx))
+    def __init__(self, change, hook):
+        setattr(self, hook, lambda ctx: change(ctx))
 
 
-class Warm(nn.Module):
-    """Reads a plain number in every forward."""
+class WithTemperature(nn.Module):
+    """A model whose forward reads a Python number."""
 
     def __init__(self):
         super().__init__()
@@ -314,16 +326,16 @@ class Warm(nn.Module):
         return self.body(x) / self.temperature
 
 
-def _cool(ctx):
+def _set_temperature(ctx):
     ctx.model.temperature = 1.0 + ctx.epoch % 3
 
 
-def _cool_often(ctx):
+def _set_temperature_per_batch(ctx):
     ctx.model.temperature = 1.0 + ctx.batch_number % 2
 
 
-class Configured(Warm):
-    """Reads it from an object that is no module."""
+class ReadsConfig(WithTemperature):
+    """Reads the number from a plain object."""
 
     def __init__(self):
         super().__init__()
@@ -333,33 +345,33 @@ class Configured(Warm):
         return self.body(x) / self.config.inner["temperature"]
 
 
-class Focal:
-    """A loss that is a plain object."""
+class ScaledLoss:
+    """A loss that is a callable object."""
 
     def __init__(self):
-        self.gamma = 1.0
+        self.factor = 1.0
 
     def __call__(self, logits, targets):
-        return self.gamma * F.cross_entropy(logits, targets)
+        return self.factor * F.cross_entropy(logits, targets)
 
 
-def _cool_inside(ctx):
+def _set_config_temperature(ctx):
     ctx.model.config.inner["temperature"] = 1.0 + ctx.epoch % 3
 
 
-FOCAL = Focal()
+SCALED_LOSS = ScaledLoss()
 
 
-def _focus(ctx):
-    FOCAL.gamma = 1.0 + ctx.epoch % 2
+def _set_loss_factor(ctx):
+    SCALED_LOSS.factor = 1.0 + ctx.epoch % 2
 
 
-def _less_dropout(ctx):
+def _lower_dropout(ctx):
     ctx.model[1].p = 0.5 / ctx.epoch
 
 
-class Closed:
-    """A loss that is a function and has closed over a number which a callback changes."""
+class ClosureLoss:
+    """A loss function with a closure over a number that a callback changes."""
 
     def __init__(self):
         factor = 1.0
@@ -374,26 +386,26 @@ class Closed:
         self.loss, self.change = loss, change
 
 
-CLOSED = Closed()
+CLOSURE_LOSS = ClosureLoss()
 
 
-class Slotted:
+class SlottedConfig:
     __slots__ = ("temperature",)
 
 
-class Held(Warm):
-    """Reads the number from an object without a dict."""
+class ReadsSlot(WithTemperature):
+    """Reads the number from an object without a `__dict__`."""
 
     def __init__(self):
         super().__init__()
-        self.config = Slotted()
+        self.config = SlottedConfig()
         self.config.temperature = 1.0
 
     def forward(self, x):
         return self.body(x) / self.config.temperature
 
 
-def _cool_slot(ctx):
+def _set_slot_temperature(ctx):
     ctx.model.config.temperature = 1.0 + ctx.epoch % 3
 
 
@@ -401,8 +413,8 @@ def _replace_module(ctx):
     ctx.model[1] = nn.ReLU() if ctx.epoch % 2 else nn.Tanh()
 
 
-class OneMapping(callbacks.Callback):
-    """Changes one and the same mapping of rates in place."""
+class ReusedMapping(callbacks.Callback):
+    """Changes a mapping of learning rates in place."""
 
     def __init__(self):
         self.rates = {"*": 0.0}
@@ -415,11 +427,11 @@ class OneMapping(callbacks.Callback):
 FEATURES = {
     "plain": Feature(),
     "schedule": Feature(settings=lambda: {"lr": schedule.cosine(0.02, steps=56)}),
-    "batch norm": Feature(normed),
+    "batch norm": Feature(batch_norm_net),
     "clip norm": Feature(settings=lambda: {"clip_norm": 0.05}),
     "clip value": Feature(settings=lambda: {"clip_value": 0.01}),
     "accumulate": Feature(settings=lambda: {"accumulate": 3}, programs=4),
-    "average": Feature(settings=lambda: {"ema": 0.75}, fit=lambda: {"valid": samples()}),
+    "ema": Feature(settings=lambda: {"ema": 0.75}, fit=lambda: {"valid": samples()}),
     "groups": Feature(
         settings=lambda: {
             "optimizer": {"0": optim.SGD(momentum=0.5), "*": optim.AdamW()},
@@ -447,41 +459,72 @@ FEATURES = {
     ),
     "gradient norm": Feature(settings=lambda: {"metrics": [metrics.GradientNorm()], "clip_norm": 0.1}),
     "validate every": Feature(fit=lambda: {"valid": samples(), "validate_every": 5}),
-    "own step": Feature(Stepping, settings=lambda: {"loss": None, "metrics": [metrics.Accuracy()]}),
-    "masked": Feature(Tagger, masked, lambda: {"metrics": [metrics.GradientNorm()], "loss": Flat()}),
-    "masked accumulated": Feature(Tagger, masked, lambda: {"accumulate": 2, "loss": Flat()}, programs=3),
-    "weightless": Feature(Weightless, masked, lambda: {"loss": None}),
-    "weights of samples": Feature(data=weighted),
-    "sum": Feature(settings=lambda: {"loss": nn.CrossEntropyLoss(reduction="sum"), "accumulate": 2}, programs=3),
+    "train_step": Feature(CustomStep, settings=lambda: {"loss": None, "metrics": [metrics.Accuracy()]}),
+    "masked": Feature(Tagger, masked_tokens, lambda: {"metrics": [metrics.GradientNorm()], "loss": FlatCrossEntropy()}),
+    "masked accumulated": Feature(
+        Tagger, masked_tokens, lambda: {"accumulate": 2, "loss": FlatCrossEntropy()}, programs=3
+    ),
+    "batches without weight": Feature(Weightless, masked_tokens, lambda: {"loss": None}),
+    "sample weights": Feature(data=weighted_samples),
+    "sum reduction": Feature(
+        settings=lambda: {"loss": nn.CrossEntropyLoss(reduction="sum"), "accumulate": 2}, programs=3
+    ),
     "recurrent": Feature(Recurrent),
-    "tied": Feature(Tied),
-    "frozen": Feature(frozen),
-    "unfrozen": Feature(frozen, listeners=lambda: [Thaw()], programs=4),
+    "tied weights": Feature(Tied),
+    "frozen": Feature(frozen_net),
+    "unfrozen": Feature(frozen_net, callbacks=lambda: [Unfreeze()], programs=4),
     "dropout": Feature(lambda: net(nn.Dropout(0.3))),
-    "listener": Feature(listeners=lambda: [Every()]),
-    "plateau": Feature(listeners=lambda: [Scale()], graphs=12),
-    "rate": Feature(listeners=lambda: [Rate()]),
-    "batch": Feature(listeners=lambda: [Negate()]),
-    "mixup": Feature(listeners=lambda: [callbacks.MixUp(0.4)]),
-    "attribute of an epoch": Feature(Warm, listeners=lambda: [Attribute(_cool, "on_epoch_begin")], programs=6),
-    "attribute of a config": Feature(
-        Configured, listeners=lambda: [Attribute(_cool_inside, "on_epoch_begin")], programs=6
+    "callback after every batch": Feature(callbacks=lambda: [AfterEveryBatch()]),
+    "learning rate scaled each epoch": Feature(callbacks=lambda: [HalveLearningRate()], graphs=12),
+    "learning rate set each batch": Feature(callbacks=lambda: [SetLearningRate()]),
+    "batch replaced": Feature(callbacks=lambda: [NegateBatches()]),
+    "mixup": Feature(callbacks=lambda: [callbacks.MixUp(0.4)]),
+    "attribute changed each epoch": Feature(
+        WithTemperature, callbacks=lambda: [CallAt(_set_temperature, "on_epoch_begin")], programs=6
     ),
-    "attribute of the loss": Feature(
-        settings=lambda: {"loss": FOCAL}, listeners=lambda: [Attribute(_focus, "on_epoch_begin")], programs=4
+    "config changed each epoch": Feature(
+        ReadsConfig, callbacks=lambda: [CallAt(_set_config_temperature, "on_epoch_begin")], programs=6
     ),
-    "attribute of a batch": Feature(
-        Warm, listeners=lambda: [Attribute(_cool_often, "on_train_batch_begin")], programs=3
-    ),
-    "closed over by the loss": Feature(
-        settings=lambda: {"loss": CLOSED.loss},
-        listeners=lambda: [Attribute(CLOSED.change, "on_epoch_begin")],
+    "loss attribute changed each epoch": Feature(
+        settings=lambda: {"loss": SCALED_LOSS},
+        callbacks=lambda: [CallAt(_set_loss_factor, "on_epoch_begin")],
         programs=4,
     ),
-    "attribute in a slot": Feature(Held, listeners=lambda: [Attribute(_cool_slot, "on_epoch_begin")], programs=6),
-    "replaced module": Feature(listeners=lambda: [Attribute(_replace_module, "on_epoch_begin")], programs=12),
-    "rates changed in place": Feature(listeners=lambda: [OneMapping()], programs=2),
-    "dropout of an epoch": Feature(
-        lambda: net(nn.Dropout(0.3)), listeners=lambda: [Attribute(_less_dropout, "on_epoch_begin")], programs=12
+    "attribute changed each batch": Feature(
+        WithTemperature, callbacks=lambda: [CallAt(_set_temperature_per_batch, "on_train_batch_begin")], programs=3
+    ),
+    "closure of the loss changed each epoch": Feature(
+        settings=lambda: {"loss": CLOSURE_LOSS.loss},
+        callbacks=lambda: [CallAt(CLOSURE_LOSS.change, "on_epoch_begin")],
+        programs=4,
+    ),
+    "slot changed each epoch": Feature(
+        ReadsSlot, callbacks=lambda: [CallAt(_set_slot_temperature, "on_epoch_begin")], programs=6
+    ),
+    "module replaced each epoch": Feature(callbacks=lambda: [CallAt(_replace_module, "on_epoch_begin")], programs=12),
+    "learning rates changed in place": Feature(callbacks=lambda: [ReusedMapping()], programs=2),
+    "dropout changed each epoch": Feature(
+        lambda: net(nn.Dropout(0.3)), callbacks=lambda: [CallAt(_lower_dropout, "on_epoch_begin")], programs=12
     ),
 }
+
+# The others are compared in the long tests.
+REPRESENTATIVE = {
+    "batch norm",
+    "accumulate",
+    "ema",
+    "groups",
+    "objectives",
+    "metrics",
+    "masked accumulated",
+    "unfrozen",
+    "dropout",
+    "learning rate set each batch",
+    "attribute changed each epoch",
+    "closure of the loss changed each epoch",
+}
+
+
+def mark_soak(names, fast):
+    """Parameters of which those that are not in `fast` run with the long tests."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.soak) for name in names]

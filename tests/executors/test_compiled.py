@@ -1,4 +1,4 @@
-"""A traced step does what the stations do, for every feature; the compiler itself is asked only a few times."""
+"""A compiled step gives the results of the eager step, for every feature; only a few tests run the real compiler."""
 
 import json
 
@@ -10,75 +10,80 @@ from torch import nn
 import stoker
 from stoker import callbacks, data, metrics, optim, schedule
 from stoker.engine.executors import _compiled
-from tests.executors.awkward import ALGORITHMS, AWKWARD, FINE, algorithm
 from tests.executors.fits import (
     FEATURES,
+    REPRESENTATIVE,
     Feature,
-    Swaps,
+    SwappedState,
     assert_close,
-    assert_same,
-    counted,
-    generators,
-    interpreted,
+    assert_identical,
+    batch_norm_net,
+    count_programs,
+    interpret_graphs,
+    last_weights,
+    mark_soak,
     net,
-    normed,
-    outcome,
+    plan_of,
+    results_of,
+    rng_states,
     run,
-    said,
     samples,
+    warnings_of,
 )
+from tests.executors.unsupported import ALGORITHMS, SUPPORTED, UNSUPPORTED, with_algorithm
 
 pytestmark = pytest.mark.usefixtures("double")
 CLOSE = {"rtol": 1e-10, "atol": 1e-13}
 
 
-@pytest.mark.parametrize("name", [*FEATURES, *FINE])
-def test_a_traced_step_does_what_the_stations_do(name, monkeypatch):
-    feature = {**FEATURES, **FINE}[name]
+@pytest.mark.parametrize("name", mark_soak([*FEATURES, *SUPPORTED], {*REPRESENTATIVE, *SUPPORTED}))
+def test_a_traced_step_gives_the_results_of_the_eager_step(name, monkeypatch):
+    feature = {**FEATURES, **SUPPORTED}[name]
     eager = run(feature, eager=True)
-    assert eager._prepared.fit.plan.mode == "eager"
-    interpreted(monkeypatch)
-    made = counted(monkeypatch)
-    whole = run(feature)
-    assert whole._prepared.fit.plan.mode == "compiled" and not said(whole), whole._prepared.fit.plan.reason
-    assert len(made) == feature.programs
-    assert_close(outcome(whole), outcome(eager), **CLOSE)
-    assert generators(whole) == generators(eager)
+    assert plan_of(eager).mode == "eager"
+    interpret_graphs(monkeypatch)
+    programs = count_programs(monkeypatch)
+    compiled = run(feature)
+    assert plan_of(compiled).mode == "compiled" and not warnings_of(compiled), plan_of(compiled).reason
+    assert len(programs) == feature.programs
+    assert_close(results_of(compiled), results_of(eager), **CLOSE)
+    assert rng_states(compiled) == rng_states(eager)
 
 
-AFTER_GRADIENTS = ("wrapped optimizer", "listener in between")
+# For these the step is compiled up to the gradients.
+UP_TO_GRADIENTS = ("wrapped optimizer", "callback between backward and update")
 
 
-@pytest.mark.parametrize("name", AWKWARD)
-def test_what_no_program_stands_for_runs_eagerly_and_says_why(name, monkeypatch):
-    case = AWKWARD[name]
-    eager = run(case.feature, eager=True)
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_step_that_cannot_be_compiled_runs_eagerly_and_gives_the_reason(name, monkeypatch):
+    case = UNSUPPORTED[name]
+    eager = run(case.feature, eager=True, epochs=3)
     if not case.compiler:
-        interpreted(monkeypatch)
-    fitted = run(case.feature)
-    plan = fitted._prepared.fit.plan
-    assert plan.mode == ("gradient" if name in AFTER_GRADIENTS else "eager") and case.reason in plan.reason
-    if name in AFTER_GRADIENTS:
-        assert_close(outcome(fitted), outcome(eager), **CLOSE)
-        assert said(fitted) == [plan.warning] and "is compiled up to the gradients only" in plan.warning
+        interpret_graphs(monkeypatch)
+    fitted = run(case.feature, epochs=3)
+    plan = plan_of(fitted)
+    assert plan.mode == ("gradient" if name in UP_TO_GRADIENTS else "eager") and case.reason in plan.reason
+    if name in UP_TO_GRADIENTS:
+        assert_close(results_of(fitted), results_of(eager), **CLOSE)
+        assert warnings_of(fitted) == [plan.warning] and "is compiled up to the gradients only" in plan.warning
         return
-    assert_same(outcome(fitted), outcome(eager))
-    assert generators(fitted) == generators(eager)
-    assert said(fitted) == [f"the training step runs eager, not compiled as requested: {plan.reason}"]
+    assert_identical(results_of(fitted), results_of(eager))
+    assert rng_states(fitted) == rng_states(eager)
+    assert warnings_of(fitted) == [f"the training step runs eager, not compiled as requested: {plan.reason}"]
 
 
 @pytest.mark.parametrize("name", ["sparse", "branch on a tensor"])
-def test_a_run_says_in_its_directory_why_it_was_eager(name, tmp_path):
-    fitted = run(AWKWARD[name].feature, run=tmp_path / "run")
-    why = fitted._prepared.fit.plan.reason
+def test_the_run_directory_records_why_the_step_is_eager(name, tmp_path):
+    fitted = run(UNSUPPORTED[name].feature, run=tmp_path / "run")
+    reason = plan_of(fitted).reason
     lines = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]
     assert "step       eager, one operation after the other" in lines
-    assert f"           not compiled: {why}" in lines
-    assert f"the training step runs eager, not compiled as requested: {why}" in said(fitted)
+    assert f"           not compiled: {reason}" in lines
+    assert f"the training step runs eager, not compiled as requested: {reason}" in warnings_of(fitted)
 
 
-class Halved(callbacks.Callback):
-    """Takes the gradients between backward and step."""
+class HalveGradients(callbacks.Callback):
+    """Halves the gradients between backward and update, and records what it sees."""
 
     def __init__(self):
         self.seen = []
@@ -88,38 +93,42 @@ class Halved(callbacks.Callback):
         self.seen.append([type(ctx.batch), getattr(ctx.pred, "shape", None), ctx.loss.item()])
 
 
-@pytest.mark.parametrize("name", FEATURES)
-def test_what_comes_after_the_gradients_comes_after_a_program_of_them(name, monkeypatch):
-    feature, there, here = FEATURES[name], Halved(), Halved()
-    eager = run(feature, eager=True, callbacks=[there])
-    assert eager._prepared.fit.plan.mode == "eager"
-    interpreted(monkeypatch)
-    whole = run(feature, callbacks=[here])
+@pytest.mark.parametrize("name", mark_soak(FEATURES, {"plain", "accumulate", "masked accumulated", "objectives"}))
+def test_a_callback_between_backward_and_update_leaves_forward_and_backward_compiled(name, monkeypatch):
+    feature, of_eager, of_compiled = FEATURES[name], HalveGradients(), HalveGradients()
+    eager = run(feature, eager=True, callbacks=[of_eager])
+    assert plan_of(eager).mode == "eager"
+    interpret_graphs(monkeypatch)
+    compiled = run(feature, callbacks=[of_compiled])
     yields = "objectives" in name
-    assert whole._prepared.fit.plan.mode == ("eager" if yields else "gradient"), whole._prepared.fit.plan.reason
-    why = "the step yields objectives" if yields else "Halved.on_train_batch_after_backward comes between forward and"
-    assert why in whole._prepared.fit.plan.reason
-    assert_close(outcome(whole), outcome(eager), **CLOSE)
-    for mine, theirs in zip(here.seen, there.seen, strict=True):
-        assert mine[:2] == theirs[:2] and mine[2] == pytest.approx(theirs[2], rel=1e-9, nan_ok=True)
+    assert plan_of(compiled).mode == ("eager" if yields else "gradient"), plan_of(compiled).reason
+    reason = (
+        "the step yields objectives"
+        if yields
+        else "HalveGradients.on_train_batch_after_backward comes between forward and"
+    )
+    assert reason in plan_of(compiled).reason
+    assert_close(results_of(compiled), results_of(eager), **CLOSE)
+    for actual, expected in zip(of_compiled.seen, of_eager.seen, strict=True):
+        assert actual[:2] == expected[:2] and actual[2] == pytest.approx(expected[2], rel=1e-9, nan_ok=True)
 
 
-REFUSED = {
+NOT_COMPILED = {
     "Adam foreach": "with foreach=True torch needs a number",
     "Adafactor": "the step reads a value on the host",
     "Muon": "the step reads a value on the host",
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_is_traced_or_refused_with_a_reason(name, monkeypatch):
-    eager = run(algorithm(name), eager=True)
-    interpreted(monkeypatch)
-    whole = run(algorithm(name))
-    plan = whole._prepared.fit.plan
-    assert plan.mode == ("gradient" if name in REFUSED else "compiled"), plan.reason
-    assert REFUSED.get(name, "") in plan.reason
-    assert_close(outcome(whole), outcome(eager), **CLOSE)
+@pytest.mark.parametrize("name", mark_soak(ALGORITHMS, {"SGD momentum", "Adam", "AdamW", "Adafactor", "Muon"}))
+def test_every_algorithm_is_compiled_or_the_plan_says_why_not(name, monkeypatch):
+    eager = run(with_algorithm(name), eager=True)
+    interpret_graphs(monkeypatch)
+    compiled = run(with_algorithm(name))
+    plan = plan_of(compiled)
+    assert plan.mode == ("gradient" if name in NOT_COMPILED else "compiled"), plan.reason
+    assert NOT_COMPILED.get(name, "") in plan.reason
+    assert_close(results_of(compiled), results_of(eager), **CLOSE)
 
 
 def test_the_list_of_algorithms_is_complete():
@@ -130,80 +139,77 @@ def test_the_list_of_algorithms_is_complete():
 
 
 def test_fp16_runs_eagerly():
-    whole = run(Feature(settings=lambda: {"precision": "fp16"}), epochs=1)
-    assert "precision='fp16' reads every update" in whole._prepared.fit.plan.reason
+    compiled = run(Feature(settings=lambda: {"precision": "fp16"}), epochs=1)
+    assert "precision='fp16' reads every update" in plan_of(compiled).reason
 
 
-def test_a_model_that_is_compiled_already_runs_as_it_is(monkeypatch):
-    def compiled():
+def test_a_model_that_is_already_compiled_is_not_compiled_again():
+    def compiled_net():
         return torch.compile(net(), backend="eager")
 
-    eager, whole = run(Feature(compiled), eager=True), run(Feature(compiled))
-    assert whole._prepared.fit.plan.reason == "the model is compiled already"
-    assert_same(outcome(whole), outcome(eager))
+    eager, compiled = run(Feature(compiled_net), eager=True), run(Feature(compiled_net))
+    assert plan_of(compiled).reason == "the model is compiled already"
+    assert_identical(results_of(compiled), results_of(eager))
 
 
-def test_what_the_compiler_can_not_do_runs_eagerly(monkeypatch):
-    def broken(graph, inputs, **_):
+def test_a_failure_of_the_compiler_leaves_an_eager_step(monkeypatch):
+    def fail(graph, inputs, **_):
         raise RuntimeError("no such compiler: g++")
 
     eager = run(FEATURES["batch norm"], eager=True)
-    monkeypatch.setattr(_compiled, "compile_graph", broken)
-    whole = run(FEATURES["batch norm"])
-    assert (
-        whole._prepared.fit.plan.mode == "eager"
-        and "RuntimeError: no such compiler: g++" in whole._prepared.fit.plan.reason
-    )
-    assert_same(outcome(whole), outcome(eager))
+    monkeypatch.setattr(_compiled, "compile_graph", fail)
+    compiled = run(FEATURES["batch norm"])
+    assert plan_of(compiled).mode == "eager" and "RuntimeError: no such compiler: g++" in plan_of(compiled).reason
+    assert_identical(results_of(compiled), results_of(eager))
 
 
-def test_more_kinds_of_batches_than_programs(monkeypatch):
+def _take_only(rows):
+    return rows[0]
+
+
+def test_batches_of_more_shapes_than_programs_run_eagerly(monkeypatch):
     def lengths():
         x, y = samples(200)
         sizes = [1 + number % 15 for number in range(24)]
         starts = [sum(sizes[:place]) for place in range(len(sizes))]
         return data.Loader(
-            [(x[a : a + n], y[a : a + n]) for a, n in zip(starts, sizes, strict=True)], batch_size=1, batcher=_only
+            [(x[a : a + n], y[a : a + n]) for a, n in zip(starts, sizes, strict=True)], batch_size=1, batcher=_take_only
         )
 
     eager = run(Feature(data=lengths), eager=True, epochs=4)
-    interpreted(monkeypatch)
-    made = counted(monkeypatch)
-    whole = run(Feature(data=lengths), epochs=4)
-    assert len(made) == 12
-    assert "12 kinds of batches have a program of their own; others run eagerly" in whole._prepared.fit.plan.notes
-    assert_close(outcome(whole), outcome(eager), **CLOSE)
+    interpret_graphs(monkeypatch)
+    programs = count_programs(monkeypatch)
+    compiled = run(Feature(data=lengths), epochs=4)
+    assert len(programs) == 12
+    assert "12 kinds of batches have a program of their own; others run eagerly" in plan_of(compiled).notes
+    assert_close(results_of(compiled), results_of(eager), **CLOSE)
 
 
-def test_a_long_window_has_three_programs(monkeypatch):
-    """For its first batch, its last one, and all between, however many these are."""
+def test_a_long_accumulation_window_takes_three_programs(monkeypatch):
+    """For its first batch, its last one, and all in between."""
     feature = Feature(data=lambda: data.Loader(samples(240), batch_size=8), settings=lambda: {"accumulate": 15})
     eager = run(feature, eager=True, epochs=4)
-    interpreted(monkeypatch)
-    made = counted(monkeypatch)
-    whole = run(feature, epochs=4)
-    assert len(made) == 3 and whole._prepared.fit.plan.mode == "compiled"
-    assert_close(outcome(whole), outcome(eager), **CLOSE)
+    interpret_graphs(monkeypatch)
+    programs = count_programs(monkeypatch)
+    compiled = run(feature, epochs=4)
+    assert len(programs) == 3 and plan_of(compiled).mode == "compiled"
+    assert_close(results_of(compiled), results_of(eager), **CLOSE)
 
 
-def _only(rows):
-    return rows[0]
-
-
-def test_dropout_is_the_same_for_the_same_seed_and_goes_on(monkeypatch, tmp_path):
-    interpreted(monkeypatch)
+def test_dropout_is_reproducible_and_resumes_to_the_same_bits(monkeypatch, tmp_path):
+    interpret_graphs(monkeypatch)
     feature = FEATURES["dropout"]
-    whole = outcome(run(feature))
-    assert_same(outcome(run(feature)), whole)
+    compiled = results_of(run(feature))
+    assert_identical(results_of(run(feature)), compiled)
     run(feature, epochs=3, run=tmp_path / "run")
-    assert_same(outcome(run(feature, run=tmp_path / "run", resume=True)), whole)
+    assert_identical(results_of(run(feature, run=tmp_path / "run", resume=True)), compiled)
 
 
-# --- numbers that are not finite
+# --- losses that are not finite
 
 
-def poisoned(batch):
-    """The plain samples in their order, with a NaN in one batch."""
+def with_nan(batch):
+    """Unshuffled samples, with a NaN in one batch (`None`: in none)."""
 
     def loader():
         x, y = samples()
@@ -211,30 +217,30 @@ def poisoned(batch):
             x[8 * (batch - 1) + 3, 2] = float("nan")
         return data.Loader((x, y), batch_size=8)
 
-    return Feature(normed, loader, lambda: {"clip_norm": 1.0, "ema": 0.9})
+    return Feature(batch_norm_net, loader, lambda: {"clip_norm": 1.0, "ema": 0.9})
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 5, 7])
-def test_a_batch_that_is_not_finite_stops_the_fit_before_it_changes_a_weight(batch, monkeypatch, tmp_path):
-    interpreted(monkeypatch)
-    good = run(poisoned(None), run=tmp_path / "good")
-    with pytest.raises(stoker.NotFinite) as told:
-        run(poisoned(batch), eager=True)
+@pytest.mark.parametrize("batch", mark_soak([1, 3, 7], {3}))
+def test_a_nan_stops_the_fit_before_it_reaches_the_weights_and_the_run_resumes(batch, monkeypatch, tmp_path):
+    interpret_graphs(monkeypatch)
+    good = run(with_nan(None), run=tmp_path / "good")
+    with pytest.raises(stoker.NotFinite) as expected:
+        run(with_nan(batch), eager=True)
     with pytest.raises(stoker.NotFinite, match=f"not finite at epoch 1, batch {batch}: .* holds NaN") as found:
-        run(poisoned(batch), run=tmp_path / "run")
-    assert str(found.value) == str(told.value)
+        run(with_nan(batch), run=tmp_path / "run")
+    assert str(found.value) == str(expected.value)
     events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
     saved = [(event.get("batch", 0), event["extra"]["reason"]) for event in events if event["kind"] == "checkpoint"]
     assert saved[-1] == (batch - 1, "exception: NotFinite" if batch > 1 else "the beginning")
-    whole = run(poisoned(None), run=tmp_path / "run", resume=True)
-    assert_close(outcome(whole), outcome(good), **CLOSE)
+    compiled = run(with_nan(None), run=tmp_path / "run", resume=True)
+    assert_close(results_of(compiled), results_of(good), **CLOSE)
 
 
-def test_the_weights_are_those_of_the_update_before(monkeypatch):
-    interpreted(monkeypatch)
-    before = run(poisoned(None), updates=4, epochs=None)
+def test_after_a_nan_the_model_has_the_weights_of_the_update_before(monkeypatch):
+    interpret_graphs(monkeypatch)
+    before = run(with_nan(None), updates=4, epochs=None)
     torch.manual_seed(1)
-    model = normed()
+    model = batch_norm_net()
     learner = stoker.Learner(
         model,
         loss=nn.CrossEntropyLoss(),
@@ -246,22 +252,22 @@ def test_the_weights_are_those_of_the_update_before(monkeypatch):
         compile=True,
     )
     with pytest.raises(stoker.NotFinite):
-        learner.fit(poisoned(5).data(), epochs=1, show=False)
+        learner.fit(with_nan(5).data(), epochs=1, show=False)
     for name, value in model.named_parameters():
-        assert torch.equal(value, before._prepared.ending.last_weights[name]), name
+        assert torch.equal(value, last_weights(before)[name]), name
 
 
-# --- with the compiler
+# --- with the real compiler
 
 
 @pytest.fixture(scope="module")
-def everything():
-    """One fit with as much as fits into it, compiled and eager: a program takes seconds to compile."""
+def combined():
+    """One fit that uses many features, compiled and eager: compiling takes seconds, so the tests share it."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     patch = pytest.MonkeyPatch()
     feature = Feature(
-        normed,
+        batch_norm_net,
         lambda: data.Loader(samples(48), batch_size=8, shuffle=3),
         lambda: {
             "lr": {"0.*": schedule.cosine(0.02, steps=48), "*": 0.01},
@@ -272,41 +278,40 @@ def everything():
         lambda: {"valid": samples(), "validate_every": 5, "epochs": 9},
         programs=1,
     )
-    made = counted(patch)
+    programs = count_programs(patch)
     compiled = run(feature)
-    yield compiled, run(feature, eager=True), made
+    yield compiled, run(feature, eager=True), programs
     patch.undo()
     torch.set_default_dtype(before)
 
 
-def test_compiled_is_eager(everything):
-    compiled, eager, _ = everything
-    assert compiled._prepared.fit.plan.mode == "compiled" and compiled.updates == 54
-    assert_close(outcome(compiled), outcome(eager), **CLOSE)
+def test_compiled_and_eager_fits_agree(combined):
+    compiled, eager, _ = combined
+    assert plan_of(compiled).mode == "compiled" and compiled.updates == 54
+    assert_close(results_of(compiled), results_of(eager), **CLOSE)
 
 
-def test_nothing_is_compiled_again(everything):
-    compiled, _, made = everything
-    assert len(made) == 1
-    assert [text.split(" in ")[0] for text in said(compiled, "note")] == [
+def test_the_step_is_compiled_once(combined):
+    compiled, _, programs = combined
+    assert len(programs) == 1
+    notes = [event.text for event in compiled.record.events_of("note")]
+    assert [text.split(" in ")[0] for text in notes] == [
         "compiling the training step: this takes a while, and less the next time",
         "compiled",
     ]
 
 
-def test_the_weights_were_trained(everything):
-    compiled = everything[0]
+def test_the_compiled_fit_changes_all_weights(combined):
+    compiled = combined[0]
     torch.manual_seed(1)
-    start = normed().state_dict()
-    assert all(
-        (value - start[name]).abs().max() > 0.01 for name, value in compiled._prepared.ending.last_weights.items()
-    )
+    start = batch_norm_net().state_dict()
+    assert all((value - start[name]).abs().max() > 0.01 for name, value in last_weights(compiled).items())
 
 
-def test_compiled_is_the_loop_that_one_would_write(everything):
-    """Torch's own optimizers in 64 bits, and none of stoker."""
+def test_a_compiled_fit_agrees_with_a_handwritten_loop(combined):
+    """With torch's optimizer, in float64."""
     torch.manual_seed(1)
-    model = normed()
+    model = batch_norm_net()
     groups = [{"params": list(model[0].parameters())}, {"params": list(model[1:].parameters())}]
     optimizer = torch.optim.AdamW(groups, lr=0.01)
     rate, update = schedule.cosine(0.02, steps=48), 0
@@ -319,13 +324,16 @@ def test_compiled_is_the_loop_that_one_would_write(everything):
             optimizer.param_groups[0]["lr"] = rate(update)
             optimizer.step()
             update += 1
-    for name, value in everything[0]._prepared.ending.last_weights.items():
+    for name, value in last_weights(combined[0]).items():
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("names", [("before", "last"), ("last", "before")])
-def test_a_state_that_is_kept_under_another_name_is_not_written_over(names):
-    feature = Feature(normed, lambda: samples(48), lambda: {"metrics": [Swaps(names=names)]}, fit=lambda: {"epochs": 2})
-    whole = run(feature)
-    assert whole._prepared.fit.plan.mode == "compiled"
-    assert_close(outcome(whole), outcome(run(feature, eager=True)), **CLOSE)
+def test_metric_state_that_moves_to_another_name_is_not_overwritten(names):
+    feature = Feature(
+        batch_norm_net, lambda: samples(48), lambda: {"metrics": [SwappedState(names=names)]}, fit=lambda: {"epochs": 2}
+    )
+    compiled = run(feature)
+    assert plan_of(compiled).mode == "compiled"
+    assert_close(results_of(compiled), results_of(run(feature, eager=True)), **CLOSE)

@@ -1,4 +1,4 @@
-"""A captured step leaves the bits of the eager one, for every feature; needs an NVIDIA GPU."""
+"""A step replayed from a CUDA graph gives the bits of the eager step, for every feature; needs an NVIDIA GPU."""
 
 import json
 import time
@@ -19,24 +19,26 @@ from stoker.engine.executors import _compiled, _cuda_graph
 from stoker.engine.executors._cuda_graph import GROUP_SIZE, CudaGraph
 from stoker.engine.executors._graph_memory import reserve_stream
 from stoker.gradients import _split
-from tests.executors.awkward import ALGORITHMS, AWKWARD, FINE, HostRandom, algorithm
 from tests.executors.fits import (
     EPOCHS,
     FEATURES,
-    Every,
+    AfterEveryBatch,
     Feature,
-    Swaps,
+    SwappedState,
     assert_close,
-    assert_same,
-    counted,
-    generators,
+    assert_identical,
+    batch_norm_net,
+    count_programs,
+    last_weights,
     net,
-    normed,
-    outcome,
+    plan_of,
+    results_of,
+    rng_states,
     run,
-    said,
     samples,
+    warnings_of,
 )
+from tests.executors.unsupported import ALGORITHMS, SUPPORTED, UNSUPPORTED, HostRandom, with_algorithm
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
@@ -48,20 +50,20 @@ def fit(feature, *, compile=False, **more):
 
 def captured(feature, **more):
     fitted = fit(feature, **more)
-    assert fitted._prepared.fit.plan.mode == "captured", fitted._prepared.fit.plan.reason
+    assert plan_of(fitted).mode == "captured", plan_of(fitted).reason
     return fitted
 
 
-def assert_same_fit(one, two):
-    """Weights, buffers, moments, average, numbers, and every generator."""
-    assert_same(outcome(one), outcome(two))
-    assert generators(one) == generators(two)
+def assert_identical_fits(one, two):
+    """Compares weights, buffers, optimizer state, EMA, history and the states of all generators."""
+    assert_identical(results_of(one), results_of(two))
+    assert rng_states(one) == rng_states(two)
 
 
-def everything(**fit):
-    """As much as fits into one fit, with a short last batch and validation in between."""
+def combined(**fit):
+    """A fit that uses many features, with a short last batch and validation within epochs."""
     return Feature(
-        lambda: nn.Sequential(*normed(), nn.Dropout(0.3), nn.Linear(3, 3)),
+        lambda: nn.Sequential(*batch_norm_net(), nn.Dropout(0.3), nn.Linear(3, 3)),
         lambda: data.Loader(samples(), batch_size=8, shuffle=3),
         lambda: {
             "lr": {"0.*": schedule.cosine(0.02, steps=56), "*": 0.01},
@@ -74,66 +76,64 @@ def everything(**fit):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", [*FEATURES, *FINE])
-def test_captured_is_eager_bit_for_bit(name, precision, monkeypatch):
-    feature = {**FEATURES, **FINE}[name]
+@pytest.mark.parametrize("name", [*FEATURES, *SUPPORTED])
+def test_a_captured_step_gives_the_bits_of_the_eager_step(name, precision, monkeypatch):
+    feature = {**FEATURES, **SUPPORTED}[name]
 
-    def both(**how):
-        return fit(_with(feature, precision=precision), **how)
-
-    eager = both(eager=True)
-    assert eager._prepared.fit.plan.mode == "eager"
-    made = counted(monkeypatch)
-    whole = both()
-    assert whole._prepared.fit.plan.mode == "captured" and not said(whole), whole._prepared.fit.plan.reason
-    assert_same_fit(whole, eager)
-    assert len(made) == (feature.graphs or feature.programs)
+    with_precision = _with(feature, precision=precision)
+    eager = fit(with_precision, eager=True)
+    assert plan_of(eager).mode == "eager"
+    graphs = count_programs(monkeypatch)
+    replayed = fit(with_precision)
+    assert plan_of(replayed).mode == "captured" and not warnings_of(replayed), plan_of(replayed).reason
+    assert_identical_fits(replayed, eager)
+    assert len(graphs) == (feature.graphs or feature.programs)
 
 
 def _with(feature, **settings):
     own = feature.settings
-    return Feature(feature.model, feature.data, lambda: {**own(), **settings}, feature.fit, feature.listeners)
+    return Feature(feature.model, feature.data, lambda: {**own(), **settings}, feature.fit, feature.callbacks)
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_everything_at_once(accumulate):
-    feature = _with(everything(), accumulate=accumulate)
-    assert_same_fit(captured(feature), fit(feature, eager=True))
+def test_many_features_at_once(accumulate):
+    feature = _with(combined(), accumulate=accumulate)
+    assert_identical_fits(captured(feature), fit(feature, eager=True))
 
 
-@pytest.mark.parametrize("name", AWKWARD)
-def test_what_can_not_be_captured_runs_eagerly_and_says_why(name, tmp_path):
-    case = AWKWARD[name]
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_step_that_cannot_be_captured_runs_eagerly_and_gives_the_reason(name, tmp_path):
+    case = UNSUPPORTED[name]
     eager = fit(case.feature, eager=True)
     fitted = fit(case.feature, run=tmp_path / "run")
-    plan = fitted._prepared.fit.plan
+    plan = plan_of(fitted)
     assert plan.mode == "eager" and (case.captured or case.reason.split(" (")[0]) in plan.reason
-    assert_same_fit(fitted, eager)
-    assert not any("training step" in text for text in said(fitted))  # nobody has asked for another
+    assert_identical_fits(fitted, eager)
+    assert not any("training step" in text for text in warnings_of(fitted))  # a CUDA graph was not requested
     lines = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]
     assert f"           not captured: {plan.reason}" in lines
 
 
-def test_numbers_that_are_drawn_on_the_host_are_drawn_every_time():
+def test_random_numbers_of_the_host_are_drawn_in_every_step():
     eager, fitted = fit(Feature(HostRandom), eager=True), fit(Feature(HostRandom))
-    assert fitted._prepared.fit.plan.mode == "eager" and "host" in fitted._prepared.fit.plan.reason
-    assert_same_fit(fitted, eager)
+    assert plan_of(fitted).mode == "eager" and "host" in plan_of(fitted).reason
+    assert_identical_fits(fitted, eager)
 
 
-def test_a_fit_is_captured_after_one_that_could_not_be():
-    expected = outcome(fit(FEATURES["dropout"], eager=True))
-    assert fit(AWKWARD["branch on a tensor"].feature)._prepared.fit.plan.mode == "eager"
-    assert_same(outcome(captured(FEATURES["dropout"])), expected)
+def test_a_fit_is_captured_after_one_whose_capture_failed():
+    expected = results_of(fit(FEATURES["dropout"], eager=True))
+    assert plan_of(fit(UNSUPPORTED["branch on a tensor"].feature)).mode == "eager"
+    assert_identical(results_of(captured(FEATURES["dropout"])), expected)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_is_captured_or_refused_with_a_reason(name):
-    eager, whole = fit(algorithm(name), eager=True), fit(algorithm(name))
-    assert_same_fit(whole, eager)
-    assert whole._prepared.fit.plan.mode == "captured" or whole._prepared.fit.plan.reason
+def test_every_algorithm_is_captured_or_the_plan_says_why_not(name):
+    eager, replayed = fit(with_algorithm(name), eager=True), fit(with_algorithm(name))
+    assert_identical_fits(replayed, eager)
+    assert plan_of(replayed).mode == "captured" or plan_of(replayed).reason
 
 
-class _To(nn.Module):
+class Cast(nn.Module):
     def __init__(self, dtype):
         super().__init__()
         self.dtype = dtype
@@ -142,71 +142,71 @@ class _To(nn.Module):
         return x.to(self.dtype)
 
 
-def _long(dtype):
-    """Matrices that are stepped in parts, one of another type, one that is not in one row of memory; short ones."""
-    turned = nn.Linear(70, 300)
-    turned.weight = nn.Parameter(turned.weight.detach().t().contiguous().t())
-    middle = _To(dtype), nn.Linear(700, 70, dtype=dtype), _To(torch.float32)
-    return nn.Sequential(nn.Linear(6, 700), nn.Tanh(), *middle, nn.Tanh(), turned, nn.Linear(300, 3))
+def _large_net(dtype):
+    """Large matrices, which are updated in parts, one of another dtype and one not contiguous, and small parameters."""
+    transposed = nn.Linear(70, 300)
+    transposed.weight = nn.Parameter(transposed.weight.detach().t().contiguous().t())
+    middle = Cast(dtype), nn.Linear(700, 70, dtype=dtype), Cast(torch.float32)
+    return nn.Sequential(nn.Linear(6, 700), nn.Tanh(), *middle, nn.Tanh(), transposed, nn.Linear(300, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["SGD", "SGD momentum", "Adam", "AdamW"])
-def test_long_parameters_in_parts_are_stepped_to_the_same_bits(name, dtype, monkeypatch):
-    feature = Feature(lambda: _long(dtype), settings=lambda: {"optimizer": ALGORITHMS[name]()})
+def test_updating_large_parameters_in_parts_gives_the_same_bits(name, dtype, monkeypatch):
+    feature = Feature(lambda: _large_net(dtype), settings=lambda: {"optimizer": ALGORITHMS[name]()})
     expected, parts, split_long = fit(feature, eager=True), [], _split.split_long
-    monkeypatch.setattr(_split, "split_long", lambda *given: parts.append(split_long(*given)) or parts[-1])
-    assert_same_fit(captured(feature), expected)
-    if dtype == torch.float32 or "Adam" not in name:  # of several types it leaves the sorting to torch
+    monkeypatch.setattr(_split, "split_long", lambda *args: parts.append(split_long(*args)) or parts[-1])
+    assert_identical_fits(captured(feature), expected)
+    if dtype == torch.float32 or "Adam" not in name:  # with several dtypes, torch groups the parameters of Adam itself
         assert max(len(some[0]) for some in parts) > 20
 
 
 # --- data
 
 
-def _rows():
+def _list_of_samples():
     x, y = samples()
     return [(x[each], y[each]) for each in range(len(x))]
 
 
 SOURCES = {
     "columns": lambda: data.Loader(samples(), batch_size=8, shuffle=3),
-    "rows": lambda: data.Loader(_rows(), batch_size=8, shuffle=3),
-    "workers": lambda: data.Loader(_rows(), batch_size=8, shuffle=3, workers=2),
-    "torch": lambda: torch.utils.data.DataLoader(_rows(), batch_size=8, shuffle=True),
+    "rows": lambda: data.Loader(_list_of_samples(), batch_size=8, shuffle=3),
+    "workers": lambda: data.Loader(_list_of_samples(), batch_size=8, shuffle=3, workers=2),
+    "torch": lambda: torch.utils.data.DataLoader(_list_of_samples(), batch_size=8, shuffle=True),
 }
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_from_every_source(source):
+def test_batches_of_every_kind_of_source_are_captured(source):
     feature = Feature(lambda: net(nn.Dropout(0.3)), SOURCES[source])
-    assert_same_fit(captured(feature), fit(feature, eager=True))
+    assert_identical_fits(captured(feature), fit(feature, eager=True))
 
 
-def test_data_that_stays_on_the_device_and_data_that_is_copied_give_the_same_bits(monkeypatch):
-    near = captured(everything())
-    assert "stay on the device" in near._prepared.fit.plan.data
+def test_resident_and_streamed_data_give_the_same_bits(monkeypatch):
+    resident = captured(combined())
+    assert "stay on the device" in plan_of(resident).data
     monkeypatch.setattr(_planning, "_SHARE_FOR_DATA", 0.0)
-    far = captured(everything())
-    assert "batches are copied ahead" in far._prepared.fit.plan.data
-    assert_same_fit(far, near)
+    streamed = captured(combined())
+    assert "batches are copied ahead" in plan_of(streamed).data
+    assert_identical_fits(streamed, resident)
 
 
-def lengths():
-    """Batches of 15 sizes, each of which comes more than once."""
+def variable_batches():
+    """Batches of 15 sizes, each of which occurs twice."""
     x, y = samples(400)
     sizes = [1 + number % 15 for number in range(30)]
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
     rows = [(x[start : start + size], y[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
-    return data.Loader(rows, batch_size=1, batcher=_only)
+    return data.Loader(rows, batch_size=1, batcher=_take_only)
 
 
-def _only(rows):
+def _take_only(rows):
     return rows[0]
 
 
-class Before(metrics.Metric):
-    """Reads the targets of the batch before, and lets go of them, while the device is far behind."""
+class PreviousTargets(metrics.Metric):
+    """Reads the targets of the previous batch and then releases them, while the device lags far behind the host."""
 
     static = False
 
@@ -221,117 +221,119 @@ class Before(metrics.Metric):
         return state["sum"].item()
 
 
-def test_what_was_let_go_of_is_read_before_another_batch_comes_there(monkeypatch):
-    """Eager batches, whose next ones are copied when the host has let go of old ones and the device has not come there.
+def test_a_released_batch_is_not_overwritten_before_the_device_has_read_it(monkeypatch):
+    """The next batch is copied when the host has released an old one and the device has not read it yet.
 
-    On another stream than the rest of the fit, nobody would wait for that.
+    If copies ran on another stream than the step, nothing would order them.
     """
-    sent = _prefetch._send
-    monkeypatch.setattr(_prefetch, "_send", lambda *given: time.sleep(0.004) or sent(*given))
-    monkeypatch.setattr(CudaGraph, "_should_make", lambda *given: False)
+    send = _prefetch._send
+    monkeypatch.setattr(_prefetch, "_send", lambda *args: time.sleep(0.004) or send(*args))
+    monkeypatch.setattr(CudaGraph, "_should_make", lambda *args: False)
     monkeypatch.setattr(_planning, "_SHARE_FOR_DATA", 0.0)
     x, y = samples(196)
-    own = {"metrics": [Before()]}
+    own = {"metrics": [PreviousTargets()]}
     feature = Feature(data=lambda: data.Loader((x, y), batch_size=8), settings=lambda: own, fit=lambda: {"epochs": 1})
-    expected = 1 + (y[:192] + 1).square().sum().item()  # of all but the last batch
-    assert captured(feature).history.to_dict()["train/before"] == [expected]
+    expected = 1 + (y[:192] + 1).square().sum().item()  # the last batch is not read
+    assert captured(feature).history.to_dict()["train/previous_targets"] == [expected]
 
 
-def test_more_kinds_of_batches_than_graphs(monkeypatch):
-    feature = Feature(lambda: net(nn.Dropout(0.3)), lengths, fit=lambda: {"epochs": 3})
+def test_batches_of_more_shapes_than_graphs_run_eagerly(monkeypatch):
+    feature = Feature(lambda: net(nn.Dropout(0.3)), variable_batches, fit=lambda: {"epochs": 3})
     eager = fit(feature, eager=True)
-    made = counted(monkeypatch)
-    whole = captured(feature)
-    assert len(made) == 12
-    assert "12 kinds of batches have a program of their own; others run eagerly" in whole._prepared.fit.plan.notes
-    assert_same_fit(whole, eager)
+    graphs = count_programs(monkeypatch)
+    replayed = captured(feature)
+    assert len(graphs) == 12
+    assert "12 kinds of batches have a program of their own; others run eagerly" in plan_of(replayed).notes
+    assert_identical_fits(replayed, eager)
 
 
-# --- numbers that are not finite
+# --- losses that are not finite
 
 
-def poisoned(batch):
+def with_nan(batch):
     def loader():
         x, y = samples()
         if batch is not None:
             x[8 * (batch - 1) + 3, 2] = float("nan")
         return data.Loader((x, y), batch_size=8)
 
-    return Feature(lambda: nn.Sequential(*normed(), nn.Dropout(0.3)), loader, lambda: {"clip_norm": 1.0, "ema": 0.9})
+    return Feature(
+        lambda: nn.Sequential(*batch_norm_net(), nn.Dropout(0.3)), loader, lambda: {"clip_norm": 1.0, "ema": 0.9}
+    )
 
 
-@pytest.mark.parametrize("heard", [False, True], ids=["unheard", "heard"])
+@pytest.mark.parametrize("callback", [False, True], ids=["no callback", "callback"])
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 6, 7])
-def test_a_late_verdict_names_the_batch_and_saves_what_was_before_it(batch, heard, tmp_path):
-    more = {"callbacks": [Every()] if heard else []}
-    good = fit(poisoned(None), run=tmp_path / "good", **more)
-    with pytest.raises(stoker.NotFinite) as told:
-        fit(poisoned(batch), eager=True)
+def test_a_late_finite_check_names_the_batch_and_saves_the_state_before_it(batch, callback, tmp_path):
+    more = {"callbacks": [AfterEveryBatch()] if callback else []}
+    good = fit(with_nan(None), run=tmp_path / "good", **more)
+    with pytest.raises(stoker.NotFinite) as expected:
+        fit(with_nan(batch), eager=True)
     with pytest.raises(stoker.NotFinite, match=f"not finite at epoch 1, batch {batch}: .* already holds NaN") as found:
-        fit(poisoned(batch), run=tmp_path / "run", **more)
-    assert str(found.value) == str(told.value)
+        fit(with_nan(batch), run=tmp_path / "run", **more)
+    assert str(found.value) == str(expected.value)
     events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
     saved = [(event.get("batch", 0), event["extra"]["reason"]) for event in events if event["kind"] == "checkpoint"]
     assert saved[-1] == (batch - 1, "exception: NotFinite" if batch > 1 else "the beginning")
-    whole = fit(poisoned(None), run=tmp_path / "run", resume=True, **more)
-    assert_same_fit(whole, good)
+    replayed = fit(with_nan(None), run=tmp_path / "run", resume=True, **more)
+    assert_identical_fits(replayed, good)
 
 
-def test_the_weights_are_those_of_the_update_before():
-    """Also where two more updates were under way when the verdict came."""
-    expected = fit(poisoned(None), updates=4, epochs=None)._prepared.ending.last_weights
-    kept = {}
+def test_after_a_nan_the_model_has_the_weights_of_the_update_before():
+    """Also if two more updates were in flight when the host read the finite check."""
+    expected = last_weights(fit(with_nan(None), updates=4, epochs=None))
+    weights = {}
 
     def keep(ctx):
-        kept.update({name: value.clone() for name, value in ctx.model.named_parameters()})
+        weights.update({name: value.clone() for name, value in ctx.model.named_parameters()})
 
     with pytest.raises(stoker.NotFinite):
-        fit(poisoned(5), callbacks=[callbacks.on(exception=keep)])
-    assert kept and all(torch.equal(value, expected[name]) for name, value in kept.items())
+        fit(with_nan(5), callbacks=[callbacks.on(exception=keep)])
+    assert weights and all(torch.equal(value, expected[name]) for name, value in weights.items())
 
 
-# --- going on
+# --- resuming
 
 
-class Stop(callbacks.Callback):
+class FailAt(callbacks.Callback):
     def __init__(self, update):
         self.update = update
 
     def on_update(self, ctx):
         if ctx.update == self.update:
-            raise ZeroDivisionError("as good as any")
+            raise ZeroDivisionError("injected")
 
 
 @pytest.mark.parametrize("update", [10, 14, 31])
-def test_a_run_goes_on_inside_an_epoch_to_the_same_bits(update, tmp_path):
-    whole = captured(everything(), run=tmp_path / "whole")
+def test_a_run_resumes_within_an_epoch_to_the_same_bits(update, tmp_path):
+    uninterrupted = captured(combined(), run=tmp_path / "whole")
     with pytest.raises(ZeroDivisionError):
-        fit(everything(), run=tmp_path / "cut", callbacks=[Stop(update)], checkpoint=stoker.Checkpoint(every=4))
-    again = captured(everything(), run=tmp_path / "cut", resume=True, checkpoint=stoker.Checkpoint(every=4))
-    assert_same_fit(again, whole)
+        fit(combined(), run=tmp_path / "cut", callbacks=[FailAt(update)], checkpoint=stoker.Checkpoint(every=4))
+    resumed = captured(combined(), run=tmp_path / "cut", resume=True, checkpoint=stoker.Checkpoint(every=4))
+    assert_identical_fits(resumed, uninterrupted)
 
 
-# --- several steps to a launch
+# --- several steps per launch
 
 
-_COUNTED = [metrics.Accuracy(), metrics.GradientNorm()]
+_METRICS = [metrics.Accuracy(), metrics.GradientNorm()]
 
 
-def plain(**settings):
-    """Nobody looks between batches, and the rate stays: dropout, batch norm, 26 batches and a short one."""
+def groupable(**settings):
+    """26 batches and a short one, without callbacks and with a constant learning rate, so that steps can be grouped."""
     return Feature(
-        lambda: nn.Sequential(*normed(), nn.Dropout(0.3), nn.Linear(3, 3)),
+        lambda: nn.Sequential(*batch_norm_net(), nn.Dropout(0.3), nn.Linear(3, 3)),
         lambda: samples(210),
-        lambda: {"lr": 0.01, "metrics": _COUNTED, "clip_norm": 0.5, "ema": 0.75, **settings},
+        lambda: {"lr": 0.01, "metrics": _METRICS, "clip_norm": 0.5, "ema": 0.75, **settings},
         lambda: {"batch_size": 8, "epochs": 3},
     )
 
 
-GROUPED = f"{GROUP_SIZE} steps to a launch"
+GROUPS_STEPS = f"{GROUP_SIZE} steps to a launch"
 
 
 def compile_exactly(monkeypatch):
-    """Kernels are not chosen by their time, which may be other ones in the next fit."""
+    """Turns off autotuning, which may choose other kernels in the next fit."""
     compile_graph = _compiled.compile_graph
     monkeypatch.setattr(
         _compiled, "compile_graph", lambda graph, inputs, exact: compile_graph(graph, inputs, exact=True)
@@ -339,16 +341,16 @@ def compile_exactly(monkeypatch):
 
 
 @pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
-def test_several_steps_to_a_launch_are_the_same_steps(compile, monkeypatch):
+def test_several_steps_per_launch_give_the_bits_of_single_steps(compile, monkeypatch):
     compile_exactly(monkeypatch)
-    whole = fit(plain(), compile=compile)
-    assert GROUPED in whole._prepared.fit.plan.notes
+    replayed = fit(groupable(), compile=compile)
+    assert GROUPS_STEPS in plan_of(replayed).notes
     monkeypatch.setattr(_cuda_graph, "_SMALL_MODEL", 0)
-    single = fit(plain(), compile=compile)
-    assert GROUPED not in single._prepared.fit.plan.notes
-    assert_same_fit(whole, single)
+    single = fit(groupable(), compile=compile)
+    assert GROUPS_STEPS not in plan_of(single).notes
+    assert_identical_fits(replayed, single)
     if not compile:
-        assert_same_fit(whole, fit(plain(), eager=True))
+        assert_identical_fits(replayed, fit(groupable(), eager=True))
 
 
 @pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
@@ -357,66 +359,68 @@ def test_several_steps_to_a_launch_are_the_same_steps(compile, monkeypatch):
     [{"accumulate": 2}, {"lr": schedule.cosine(0.02, steps=80)}, {"metrics": [metrics.AUROC()]}],
     ids=["windows", "schedule", "growing"],
 )
-def test_where_something_happens_in_between_each_step_is_launched(settings, compile):
-    fitted = fit(plain(**settings), compile=compile)
-    assert fitted._prepared.fit.plan.mode == ("compiled" if compile else "captured"), fitted._prepared.fit.plan.reason
-    assert GROUPED not in fitted._prepared.fit.plan.notes
+def test_steps_are_launched_singly_if_the_host_acts_between_them(settings, compile):
+    fitted = fit(groupable(**settings), compile=compile)
+    assert plan_of(fitted).mode == ("compiled" if compile else "captured"), plan_of(fitted).reason
+    assert GROUPS_STEPS not in plan_of(fitted).notes
 
 
-def _full():
-    raise torch.cuda.OutOfMemoryError("no room")
+def _run_out_of_memory():
+    raise torch.cuda.OutOfMemoryError("out of memory")
 
 
-def _waits():
+def _synchronize():
     torch.ones(1, device=DEVICE).item()
 
 
 @pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
-@pytest.mark.parametrize(("fails", "why"), [(_full, "no room"), (_waits, "reads a value on the host")])
-def test_a_group_that_can_not_be_recorded_leaves_single_steps(fails, why, compile, monkeypatch):
-    """Which go on with the generator's random numbers."""
+@pytest.mark.parametrize(
+    ("fail", "reason"), [(_run_out_of_memory, "out of memory"), (_synchronize, "reads a value on the host")]
+)
+def test_if_a_group_cannot_be_recorded_steps_are_launched_singly(fail, reason, compile, monkeypatch):
+    """The random numbers continue where the failed recording began."""
     capture = CudaGraph._capture
 
-    def failing(executor, graph, run):
-        def halfway():
+    def capture_and_fail(executor, graph, run):
+        def run_and_fail():
             run()
-            fails()
+            fail()
 
-        return capture(executor, graph, halfway if run.__name__ == "run_all" else run)
+        return capture(executor, graph, run_and_fail if run.__name__ == "run_all" else run)
 
     compile_exactly(monkeypatch)
     with monkeypatch.context() as broken:
-        broken.setattr(CudaGraph, "_capture", failing)
-        whole = fit(plain(), compile=compile)
-    (note,) = [note for note in whole._prepared.fit.plan.notes if note.startswith("one step to a launch")]
-    assert why in note
+        broken.setattr(CudaGraph, "_capture", capture_and_fail)
+        replayed = fit(groupable(), compile=compile)
+    (note,) = [note for note in plan_of(replayed).notes if note.startswith("one step to a launch")]
+    assert reason in note
     monkeypatch.setattr(_cuda_graph, "_SMALL_MODEL", 0)
-    assert_same_fit(whole, fit(plain(), compile=compile))
+    assert_identical_fits(replayed, fit(groupable(), compile=compile))
 
 
-def test_every_running_fit_has_a_stream_of_its_own():
+def test_every_running_fit_has_its_own_stream():
     with ExitStack() as fits:
         streams = [fits.enter_context(reserve_stream(torch.device("cuda", 0))).cuda_stream for _ in range(20)]
         assert len(set(streams)) == 20
-        for _ in range(50):  # torch hands out all of them again
+        for _ in range(50):  # more than the streams in torch's pool
             with reserve_stream(torch.device("cuda", 0)) as another:
                 assert another.cuda_stream not in streams
 
 
 @pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
 @pytest.mark.parametrize("batch", [3, 12, 16, 17, 26])
-def test_a_verdict_of_a_group_names_the_batch(batch, compile):
-    def broken():
+def test_the_finite_check_of_a_group_names_the_batch(batch, compile):
+    def samples_with_nan():
         x, y = samples(210)
         x[(batch - 1) * 8] = float("nan")
         return data.Loader((x, y), batch_size=8)
 
     with pytest.raises(stoker.NotFinite, match=f"not finite at epoch 1, batch {batch}: .* already holds NaN"):
-        fit(replace(plain(), data=broken), compile=compile)
+        fit(replace(groupable(), data=samples_with_nan), compile=compile)
 
 
-class Masked(nn.Module):
-    """Its loss is finite where nothing is left of a batch."""
+class MaskedTagger(nn.Module):
+    """A model whose loss is finite for a batch without a single unmasked token."""
 
     def __init__(self):
         super().__init__()
@@ -440,24 +444,24 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("eager", [False, True], ids=["captured", "eager"])
-def test_a_batch_of_nothing_changes_nothing_as_on_the_cpu(eager, accumulate):
+def test_a_fully_masked_batch_changes_nothing_as_on_the_cpu(eager, accumulate):
     feature = Feature(
-        Masked,
-        lambda: data.Loader(Masked.samples(), batch_size=4),
+        MaskedTagger,
+        lambda: data.Loader(MaskedTagger.samples(), batch_size=4),
         lambda: {"loss": None, "accumulate": accumulate},
         lambda: {"epochs": 4},
     )
-    there, here = fit(feature, eager=eager), run(feature, compile=False)
-    assert there._prepared.fit.plan.mode == ("eager" if eager else "captured"), there._prepared.fit.plan.reason
-    weights = [{name: value.cpu() for name, value in each.model.state_dict().items()} for each in (there, here)]
+    gpu, cpu = fit(feature, eager=eager), run(feature, compile=False)
+    assert plan_of(gpu).mode == ("eager" if eager else "captured"), plan_of(gpu).reason
+    weights = [{name: value.cpu() for name, value in each.model.state_dict().items()} for each in (gpu, cpu)]
     assert_close(*weights, rtol=1e-5, atol=1e-6)
 
 
-# --- what it costs
+# --- synchronization and memory
 
 
-class NoWaiting(callbacks.Callback):
-    """From the third epoch on, whatever makes the host wait for the device while training is an error."""
+class ForbidSynchronization(callbacks.Callback):
+    """From the third epoch on, a synchronization with the device during training raises an error."""
 
     def on_epoch_begin(self, ctx):
         if ctx.epoch >= 3:
@@ -471,63 +475,65 @@ class NoWaiting(callbacks.Callback):
 
 
 @pytest.mark.parametrize("share", [0.4, 0.0], ids=["resident", "streamed"])
-def test_nobody_waits_for_the_device(share, monkeypatch):
+def test_training_does_not_synchronize_with_the_device(share, monkeypatch):
     monkeypatch.setattr(_planning, "_SHARE_FOR_DATA", share)
     values = RunningTotals.values
 
-    def read(totals, *given, **more):
-        torch.cuda.set_sync_debug_mode("default")  # all batches are through, and the epoch's numbers are waited for
-        return values(totals, *given, **more)
+    def read(totals, *args, **more):
+        torch.cuda.set_sync_debug_mode("default")  # at the end of an epoch the host waits for its metrics
+        return values(totals, *args, **more)
 
     monkeypatch.setattr(RunningTotals, "values", read)
-    static = everything(validate_every="epoch")
+    static = combined(validate_every="epoch")
     feature = _with(static, metrics=[metrics.Accuracy(), metrics.AUROC(bins=50), metrics.GradientNorm()])
-    assert captured(feature, callbacks=[NoWaiting()]).updates == 56
+    assert captured(feature, callbacks=[ForbidSynchronization()]).updates == 56
 
 
-def images():
+def random_images():
     generator = torch.Generator().manual_seed(0)
     return torch.randn(512, 3, 48, 48, generator=generator), torch.randint(0, 10, (512,), generator=generator)
 
 
-def convolutions():
+def convolutional_net():
     layers = [nn.Conv2d(3, 48, 3, padding=1), nn.ReLU()]
     for _ in range(3):
         layers += [nn.Conv2d(48, 48, 3, padding=1), nn.BatchNorm2d(48), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
 
 
-def test_kernels_that_cudnn_chooses_by_their_time(monkeypatch, tmp_path):
+def test_capture_works_with_cudnn_benchmark_and_warns(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    short = Feature(convolutions, lambda: tuple(each[:150] for each in images()), fit=lambda: {"batch_size": 64})
-    made = counted(monkeypatch)
-    whole = captured(short, epochs=4, run=tmp_path / "run")
-    assert len(made) == 2  # for the short last batch too, which was not seen before the first was recorded
-    assert any("cudnn.benchmark is on" in text and "set it to False" in text for text in said(whole))
+    short = Feature(
+        convolutional_net, lambda: tuple(each[:150] for each in random_images()), fit=lambda: {"batch_size": 64}
+    )
+    graphs = count_programs(monkeypatch)
+    replayed = captured(short, epochs=4, run=tmp_path / "run")
+    assert len(graphs) == 2  # the other one is for the short last batch
+    assert any("cudnn.benchmark is on" in text and "set it to False" in text for text in warnings_of(replayed))
 
 
-def test_the_plan_says_what_all_graphs_take():
-    (note,) = [note for note in captured(everything())._prepared.fit.plan.notes if note.startswith("graph memory")]
+def test_the_plan_gives_the_memory_of_the_graphs():
+    (note,) = [note for note in plan_of(captured(combined())).notes if note.startswith("graph memory")]
     assert not note.startswith("graph memory 0 B")
 
 
-def peak(eager, judged):
-    """The most memory that a fit held, in MiB; of this process, so it needs one of its own."""
-    more = {"batch_size": 128, "epochs": 3} | ({"valid": images()} if judged else {})
-    fitted = fit(Feature(convolutions, images, fit=lambda: more), eager=eager)
-    assert fitted._prepared.fit.plan.mode == ("eager" if eager else "captured")
+def peak_memory(eager, validate):
+    """The peak of reserved memory in MiB. It counts the whole process, so each fit runs in its own."""
+    more = {"batch_size": 128, "epochs": 3} | ({"valid": random_images()} if validate else {})
+    fitted = fit(Feature(convolutional_net, random_images, fit=lambda: more), eager=eager)
+    assert plan_of(fitted).mode == ("eager" if eager else "captured")
     return torch.cuda.max_memory_reserved() / 2**20
 
 
-@pytest.mark.parametrize("judged", [False, True], ids=["training", "and validation"])
-def test_it_takes_little_more_memory_than_eager(judged):
+@pytest.mark.parametrize("validate", [False, True], ids=["training", "and validation"])
+def test_a_captured_fit_takes_little_more_memory_than_an_eager_one(validate):
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
-        eager, whole = processes.map(peak, [True, False], [judged, judged])
-    assert whole <= 1.10 * eager, f"{whole:.0f} MiB captured, {eager:.0f} MiB eager"
+        eager, replayed = processes.map(peak_memory, [True, False], [validate, validate])
+    assert replayed <= 1.10 * eager, f"{replayed:.0f} MiB captured, {eager:.0f} MiB eager"
 
 
-class Keeps(callbacks.Callback):
-    """Keeps what was predicted in validation, on the device, and copies of it on the host."""
+class KeepPredictions(callbacks.Callback):
+    """Keeps the predictions of validation on the device, and copies on the host."""
 
     def __init__(self):
         self.found, self.copies = [], []
@@ -538,62 +544,61 @@ class Keeps(callbacks.Callback):
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_what_a_validation_leaves_is_not_written_over(compile):
-    keeps = Keeps()
-    feature = Feature(normed, lambda: samples(48), fit=lambda: {"valid": samples(40)})
-    whole = fit(feature, compile=compile, callbacks=[keeps])
+def test_tensors_kept_from_validation_are_not_overwritten(compile):
+    keeps = KeepPredictions()
+    feature = Feature(batch_norm_net, lambda: samples(48), fit=lambda: {"valid": samples(40)})
+    replayed = fit(feature, compile=compile, callbacks=[keeps])
     torch.cuda.synchronize()
     assert len(keeps.found) == 5 * EPOCHS
     assert all(torch.equal(one.cpu(), copy) for one, copy in zip(keeps.found, keeps.copies, strict=True))
-    (note,) = [note for note in whole._prepared.fit.plan.notes if note.startswith("recorded again")]
+    (note,) = [note for note in plan_of(replayed).notes if note.startswith("recorded again")]
     assert "validation left tensors" in note
-    plain = fit(feature, compile=compile, eager=True)
-    (assert_close if compile else assert_same)(
-        outcome(whole), outcome(plain), **({"rtol": 1e-4, "atol": 1e-5} if compile else {})
+    eager = fit(feature, compile=compile, eager=True)
+    (assert_close if compile else assert_identical)(
+        results_of(replayed), results_of(eager), **({"rtol": 1e-4, "atol": 1e-5} if compile else {})
     )
 
 
-def test_a_validation_that_leaves_nothing_records_nothing_again():
-    whole = fit(Feature(normed, lambda: samples(48), fit=lambda: {"valid": samples(40)}))
-    assert whole._prepared.fit.plan.mode == "captured"
-    assert not [note for note in whole._prepared.fit.plan.notes if note.startswith("recorded again")]
+def test_a_validation_that_keeps_no_tensors_records_no_new_graphs():
+    replayed = fit(Feature(batch_norm_net, lambda: samples(48), fit=lambda: {"valid": samples(40)}))
+    assert plan_of(replayed).mode == "captured"
+    assert not [note for note in plan_of(replayed).notes if note.startswith("recorded again")]
 
 
-def test_workspaces_that_somebody_clears_were_not_the_graphs_own():
-    """As torch.compile(mode="reduce-overhead") does, wherever it records something in this process."""
+def test_clearing_cublas_workspaces_does_not_free_memory_of_the_graphs():
+    """torch.compile(mode="reduce-overhead") clears them whenever it records a graph in this process."""
 
-    def outside():
+    def allocated_outside_graphs():
         segments = [each for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == (0, 0)]
         return sum(segment["allocated_size"] for segment in segments)
 
-    found = []
+    freed = []
 
     def clear(ctx):
-        if ctx.update > 3:  # something has been recorded
-            before = outside()
+        if ctx.update > 3:  # a graph has been recorded
+            before = allocated_outside_graphs()
             torch._C._cuda_clearCublasWorkspaces()
-            found.append(before - outside())
+            freed.append(before - allocated_outside_graphs())
 
-    feature = Feature(normed, lambda: samples(48))
-    whole = fit(feature, callbacks=[callbacks.on(train_batch_end=clear)])
-    assert whole._prepared.fit.plan.mode == "captured"
-    assert found and not any(found)
-    assert_same(outcome(whole), outcome(fit(feature, eager=True)))
+    feature = Feature(batch_norm_net, lambda: samples(48))
+    replayed = fit(feature, callbacks=[callbacks.on(train_batch_end=clear)])
+    assert plan_of(replayed).mode == "captured"
+    assert freed and not any(freed)
+    assert_identical(results_of(replayed), results_of(fit(feature, eager=True)))
 
 
-def test_validation_after_they_were_cleared_records_nothing_again():
-    feature = Feature(normed, lambda: samples(48), fit=lambda: {"valid": samples(40)})
+def test_clearing_cublas_workspaces_in_validation_records_no_new_graphs():
+    feature = Feature(batch_norm_net, lambda: samples(48), fit=lambda: {"valid": samples(40)})
     clear = callbacks.on(valid_batch_begin=lambda ctx: torch._C._cuda_clearCublasWorkspaces())
-    assert not [
-        note for note in fit(feature, callbacks=[clear])._prepared.fit.plan.notes if note.startswith("recorded again")
-    ]
+    notes = plan_of(fit(feature, callbacks=[clear])).notes
+    assert not [note for note in notes if note.startswith("recorded again")]
 
 
-def test_a_recording_that_fails_leaves_no_memory_behind():
-    """torch would take it for one that is still going on, and free nothing any more."""
+def test_a_failed_capture_releases_its_memory():
+    """If torch took the capture for unfinished, it would free no memory any more."""
     torch.cuda.empty_cache()
     for _ in range(2):
-        assert fit(AWKWARD["item"].feature)._prepared.fit.plan.mode == "eager"
+        assert plan_of(fit(UNSUPPORTED["loss.item()"].feature)).mode == "eager"
         taken = torch.empty(2**26, dtype=torch.uint8, device="cuda")
         del taken
         before = torch.cuda.memory_reserved()
@@ -602,30 +607,30 @@ def test_a_recording_that_fails_leaves_no_memory_behind():
 
 
 @pytest.mark.parametrize("names", [("before", "last"), ("last", "before")])
-def test_a_state_that_is_kept_under_another_name_is_not_written_over(names):
-    feature = Feature(normed, lambda: samples(48), lambda: {"metrics": [Swaps(names=names)]})
-    whole = fit(feature)
-    assert whole._prepared.fit.plan.mode == "captured"
-    assert_same_fit(whole, fit(feature, eager=True))
+def test_metric_state_that_moves_to_another_name_is_not_overwritten(names):
+    feature = Feature(batch_norm_net, lambda: samples(48), lambda: {"metrics": [SwappedState(names=names)]})
+    replayed = fit(feature)
+    assert plan_of(replayed).mode == "captured"
+    assert_identical_fits(replayed, fit(feature, eager=True))
 
 
-# --- compiled, and the program captured
+# --- compiled steps in CUDA graphs
 
 
-def test_compiled_is_close_to_eager_and_nothing_is_compiled_again(monkeypatch):
+def test_a_compiled_step_is_close_to_the_eager_one_and_compiled_once(monkeypatch):
     assert torch.get_float32_matmul_precision() == "highest"
-    feature = everything()
-    feature.model = normed  # a compiler draws other numbers
+    feature = combined()
+    feature.model = batch_norm_net  # without dropout: the compiler draws other random numbers
     eager = fit(feature, compile=True, eager=True)
-    made = counted(monkeypatch)
-    whole = fit(feature, compile=True)
-    assert whole._prepared.fit.plan.mode == "compiled" and not said(whole), whole._prepared.fit.plan.reason
-    assert len(made) == 2
-    assert_close(outcome(whole), outcome(eager), rtol=1e-4, atol=1e-5)
+    graphs = count_programs(monkeypatch)
+    replayed = fit(feature, compile=True)
+    assert plan_of(replayed).mode == "compiled" and not warnings_of(replayed), plan_of(replayed).reason
+    assert len(graphs) == 2
+    assert_close(results_of(replayed), results_of(eager), rtol=1e-4, atol=1e-5)
 
 
-def test_a_compiled_run_comes_to_the_same_bits_again(tmp_path):
+def test_compiled_runs_are_reproducible(tmp_path):
     feature = Feature(lambda: net(nn.Dropout(0.3)), lambda: data.Loader(samples(48), batch_size=8))
     one, two = (fit(feature, compile=True, run=tmp_path / name) for name in ("one", "two"))
-    assert one._prepared.fit.plan.mode == "compiled"
-    assert_same_fit(one, two)
+    assert plan_of(one).mode == "compiled"
+    assert_identical_fits(one, two)

@@ -1,4 +1,4 @@
-"""Whether an update may be applied, decided without anybody waiting."""
+"""The flags that allow or suppress an update on the device, without synchronization."""
 
 import math
 from contextlib import nullcontext
@@ -32,10 +32,10 @@ WEIGHTS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("written_out", [False, True])
+@pytest.mark.parametrize("tracing", [False, True])
 @given(st.lists(st.tuples(NUMBERS, WEIGHTS), max_size=6))
-def test_it_allows_what_is_finite_and_weighs_something_up_to_the_first_bad_run(written_out, runs):
-    with tensors_only() if written_out else nullcontext():
+def test_steps_are_allowed_if_they_have_weight_and_nothing_was_nonfinite_so_far(tracing, runs):
+    with tensors_only() if tracing else nullcontext():
         flags, allowed = check_all(*runs)
     bad = [not all(map(math.isfinite, numbers)) and bool(weight != 0) for numbers, weight in runs]
     assert flags.found_nonfinite == any(bad)
@@ -44,7 +44,7 @@ def test_it_allows_what_is_finite_and_weighs_something_up_to_the_first_bad_run(w
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")], ids=["nan", "inf", "-inf"])
-def test_from_the_first_bad_run_on_nothing_is_allowed(bad):
+def test_no_step_is_allowed_from_the_first_nonfinite_one_on(bad):
     flags, allowed = check_all(([1.0], 1), ([1.0, bad], 1), ([1.0], 1), ([bad], 1))
     assert allowed == [True, False, False, False]
     assert flags.found_nonfinite and flags.first_bad_step == 2
@@ -52,17 +52,17 @@ def test_from_the_first_bad_run_on_nothing_is_allowed(bad):
 
 @pytest.mark.parametrize("at", range(5))
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_numbers_of_all_types_are_check_all(at, bad):
+def test_numbers_of_all_dtypes_are_checked(at, bad):
     types = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.bfloat16]
     fine = [torch.tensor(1.5, dtype=dtype) for dtype in types]
     flags = FiniteFlags(CPU)
-    flags.check([*fine, torch.tensor(1e300, dtype=torch.float64)])  # of which float32 would make an infinity
+    flags.check([*fine, torch.tensor(1e300, dtype=torch.float64)])  # infinite in float32
     assert flags.allowed.item()
     flags.check([*fine[:at], torch.tensor(bad, dtype=types[at]), *fine[at + 1 :]])
     assert not flags.allowed.item()
 
 
-def test_it_starts_anew():
+def test_clear_resets_the_flags():
     flags, _ = check_all(([float("nan")], 1))
     flags.clear()
     flags.check(FINE)
@@ -70,14 +70,14 @@ def test_it_starts_anew():
 
 
 @pytest.mark.parametrize("loss", [float("nan"), 0.0], ids=["nan", "finite"])
-def test_what_weighs_nothing_changes_nothing_and_stops_nothing(loss):
+def test_a_step_without_weight_is_suppressed_and_does_not_count_as_nonfinite(loss):
     flags, allowed = check_all(([1.0], torch.tensor(3)), ([loss], torch.tensor(0)), ([1.0], torch.tensor(2)))
     assert allowed == [True, False, True]
     assert not flags.found_nonfinite
 
 
-def test_it_says_whether_the_last_one_weighed_nothing():
-    """A micro-batch of nothing in a window that has something is no update of nothing."""
+def test_weightless_tells_about_the_last_check():
+    """A micro-batch without weight does not make the update of its window weightless."""
     flags, _ = check_all(([float("nan")], torch.tensor(0)))
     assert flags.weightless.item()
     flags.check(FINE, torch.tensor(4))
@@ -87,7 +87,7 @@ def test_it_says_whether_the_last_one_weighed_nothing():
     assert not flags.weightless.item()
 
 
-def test_large_numbers_of_half_precision_are_fine():
+def test_the_largest_half_precision_number_is_finite():
     flags = FiniteFlags(CPU)
     flags.check([torch.tensor(65504.0, dtype=torch.float16), torch.tensor(1.0)])
     assert flags.allowed.item() and not flags.found_nonfinite

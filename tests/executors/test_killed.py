@@ -1,4 +1,4 @@
-"""A run of programs that was killed goes on to the same bits, in another process; on the CPU with the compiler."""
+"""A compiled or captured run whose process is killed resumes to the same bits."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from torch import nn
 
 import stoker
 from stoker import data, optim, schedule
-from tests.executors.fits import assert_same, outcome
+from tests.executors.fits import assert_identical, plan_of, results_of
 
 
 class Kill(stoker.Callback):
@@ -40,25 +40,26 @@ def fit(run, *callbacks, device="cpu", compile=True):
     )
 
 
-def killed(run, device):
+def fit_until_killed(run, device):
     command = [sys.executable, "-m", "tests.executors.test_killed", str(run), device]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    process = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr
 
 
-def test_a_compiled_run_that_was_killed_goes_on_to_the_same_bits(tmp_path):
+@pytest.mark.soak
+def test_a_killed_compiled_run_resumes_to_the_same_bits(tmp_path):
     whole = fit(tmp_path / "whole")
-    assert whole._prepared.fit.plan.mode == "compiled" and len(whole._prepared.fit.plan.notes) == 1
-    killed(tmp_path / "cut", "cpu")
-    assert_same(outcome(fit(tmp_path / "cut")), outcome(whole))
+    assert plan_of(whole).mode == "compiled" and len(plan_of(whole).notes) == 1
+    fit_until_killed(tmp_path / "cut", "cpu")
+    assert_identical(results_of(fit(tmp_path / "cut")), results_of(whole))
 
 
 @pytest.mark.cuda
-def test_a_captured_run_that_was_killed_goes_on_to_the_same_bits(tmp_path):
+def test_a_killed_captured_run_resumes_to_the_same_bits(tmp_path):
     whole = fit(tmp_path / "whole", device="cuda", compile=False)
-    assert whole._prepared.fit.plan.mode == "captured"
-    killed(tmp_path / "cut", "cuda")
-    assert_same(outcome(fit(tmp_path / "cut", device="cuda", compile=False)), outcome(whole))
+    assert plan_of(whole).mode == "captured"
+    fit_until_killed(tmp_path / "cut", "cuda")
+    assert_identical(results_of(fit(tmp_path / "cut", device="cuda", compile=False)), results_of(whole))
 
 
 if __name__ == "__main__":

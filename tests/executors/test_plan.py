@@ -1,9 +1,9 @@
-"""The plan of a step, in words."""
+"""The plan of a training step as text."""
 
 from stoker.engine import Plan
 
 
-def test_the_lines_say_mode_reason_data_and_what_turned_out():
+def test_the_lines_give_mode_data_and_notes():
     plan = Plan("captured", data="1.5 kB stay on the device")
     plan.notes.append("graph memory 3.1 MB, one pool for all shapes")
     assert plan.lines() == [
@@ -13,7 +13,7 @@ def test_the_lines_say_mode_reason_data_and_what_turned_out():
     ]
 
 
-def test_the_first_reason_is_the_one_that_counts():
+def test_the_first_reason_is_kept():
     plan = Plan("compiled", wanted="compiled")
     plan.fall_back("eager", "a callback listens")
     plan.fall_back("eager", "the optimizer is wrapped")
@@ -23,5 +23,5 @@ def test_the_first_reason_is_the_one_that_counts():
     ]
 
 
-def test_a_plan_that_was_never_wider_gives_no_reason():
+def test_a_plan_that_is_eager_from_the_start_gives_no_reason():
     assert Plan("eager").lines() == ["step       eager, one operation after the other"]

@@ -26,7 +26,7 @@ class _Membership:
     world: World | None = None
     group: Any = None  # torch's default group at that time: a user may make another one later
     made_here: bool = False  # whether the default group is ours, not the user's
-    broken: bool = False  # whether some rank has failed: then nobody is waited for at the end
+    broken: bool = False  # whether a rank has failed: then the exit waits for no other rank
     failures: int = 0  # how often this rank has failed since it joined
     ended: str | None = None  # why the ranks can't continue together, if they can't
 

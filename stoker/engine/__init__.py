@@ -15,7 +15,7 @@ from stoker.engine._planning import agree_on_plan, plan_fit
 from stoker.engine._precision import PRECISIONS, LossScale, check_precision
 from stoker.engine._rank_sync import RankSync, length_of
 from stoker.engine._recorder import Recorder
-from stoker.engine._rng import preserve_rng, seed_of_rank, seeded
+from stoker.engine._rng import preserve_rng, seed_of_rank, seed_rng
 from stoker.engine._run import Ending, run, use_best_weights
 from stoker.engine._settings import Settings
 from stoker.engine._signals import StopSignals
@@ -56,7 +56,7 @@ __all__ = [
     "restore_weights",
     "run",
     "seed_of_rank",
-    "seeded",
+    "seed_rng",
     "train",
     "train_epoch",
     "upgrade_state",

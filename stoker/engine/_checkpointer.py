@@ -138,7 +138,7 @@ class Checkpointer:
             self._save(f"exception: {type(error).__name__}", at=point)
             self._saver.wait()
             self._report(self._saver.take_finished())
-        except Exception as problem:  # for example a lost device; the user's own exception goes on
+        except Exception as problem:  # for example a lost device; the user's exception is still raised
             self._ctx.warn(f"the last good state could not be saved: {problem}")
 
     def close(self) -> None:

@@ -199,7 +199,7 @@ def _validate_on(
     )
     # Always epoch 0: what a transform draws is the same in every validation.
     batches = fit.ranks.keep_in_step(loader, fit.signals.interruptible(loader, loader.at(epoch=0)))
-    with eval_view(fit.state.evaluated) as view:
+    with eval_view(fit.state.eval_model) as view:
         for number, batch in enumerate(batches, start=1):
             ctx.is_padding = isinstance(batch, PaddingBatch)
             value, counted = (batch.batch, totals.empty_copy()) if ctx.is_padding else (batch, totals)
@@ -222,7 +222,7 @@ def _keep_best_weights(fit: Fit) -> None:
     if best is not None and best != fit.ctx.best and best.update == fit.ctx.update:  # these are its weights
         fit.ctx.best = best
         if fit.settings.keep == "best":
-            fit.state.best_weights = copy_weights(fit.state.evaluated)
+            fit.state.best_weights = copy_weights(fit.state.eval_model)
 
 
 # --- prediction

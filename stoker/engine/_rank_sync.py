@@ -11,7 +11,7 @@ from stoker.callbacks import Requests
 from stoker.checkpoint import random_state
 from stoker.data import Loader
 from stoker.distributed import Agreement, World
-from stoker.engine._rng import seed_of_rank, seeded
+from stoker.engine._rng import seed_of_rank, seed_rng
 from stoker.engine._state import TrainState, is_storable
 from stoker.engine._totals import merge_states
 from stoker.errors import BadData, StateMismatch
@@ -150,7 +150,7 @@ class RankSync:
     def _random_of_share(self, shares: Sequence[Mapping[str, Any]], seed: int | None, *, update: int) -> Any:
         if self.split.rank < len(shares):
             return shares[self.split.rank]["random"]
-        with seeded(seed_of_rank(seed, self.split.rank, update)):
+        with seed_rng(seed_of_rank(seed, self.split.rank, update)):
             return random_state()
 
     def _merge_accumulators(self, parts: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:

@@ -51,7 +51,7 @@ class Recorder:
     def report_progress(self, totals: RunningTotals, now: float) -> Request | None:
         """Records the losses so far, a few times a second, without waiting for the device.
 
-        Returns what somebody who watches the run has requested meanwhile: to save, or to stop.
+        Returns a request from a viewer of the run, to save or to stop, if there is one.
         """
         if self._pending is not None and self._pending.has_arrived():
             self.record.append(self._pending.complete())

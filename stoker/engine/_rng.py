@@ -21,7 +21,7 @@ def preserve_rng() -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
+def seed_rng(seed: int | None) -> Iterator[None]:
     """Seeds all global generators and restores them afterwards; does nothing if `seed` is None."""
     if seed is None:
         yield

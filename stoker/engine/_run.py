@@ -35,7 +35,7 @@ def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callabl
     """
     started = time.monotonic()
     ending = Ending(None, {}, 0.0)
-    with fit.signals.installed(can_save=fit.checkpointer is not None):
+    with fit.signals.handle_signals(can_save=fit.checkpointer is not None):
         try:
             with propagate_failures(fit.ranks.world), tf32_if_requested(fit.settings.precision):
                 _train(fit, resumed, on_begin)

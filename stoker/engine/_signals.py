@@ -39,7 +39,7 @@ class StopSignals:
         self.interrupted, self.reason = False, None
 
     @contextmanager
-    def installed(self, *, can_save: bool) -> Iterator[None]:
+    def handle_signals(self, *, can_save: bool) -> Iterator[None]:
         """Handles signals for the length of a fit, except for those that the user handles. Main thread only."""
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():

@@ -64,7 +64,7 @@ class ResumePoint(NamedTuple):
     """
 
     progress: dict[str, Any]  # epoch, batch, update and the other counters
-    random: Any  # a mark of the state's `RandomWatch`; None if the generators did not move since
+    random: Any  # a snapshot of the state's `RandomWatch`; None if the generators did not move since
     buffers: list[Tensor]
     loss_buffers: list[Tensor]
     extra: list[Any]  # of modules with a `get_extra_state`
@@ -98,7 +98,9 @@ class TrainState:
     hooks: Hooks
     train: Loader
     valid: Mapping[str, Loader]
-    reduce: Literal["mean", "sum"] = "mean"  # what the loss makes of its samples, and a window of its micro-batches
+    reduce: Literal["mean", "sum"] = (
+        "mean"  # how the loss combines samples, and an accumulation window its micro-batches
+    )
     ema: EMA | None = None
     loss_scale: LossScale | None = None
     gradient_norms: dict[GradientNorm, State] = field(default_factory=dict)  # of the current epoch
@@ -110,7 +112,7 @@ class TrainState:
     _tracker: "_Tracker | None" = None
 
     @property
-    def evaluated(self) -> nn.Module:
+    def eval_model(self) -> nn.Module:
         """The model that is validated: the EMA if there is one."""
         return self.model if self.ema is None else self.ema.model
 
@@ -177,7 +179,7 @@ class TrainState:
         }
 
     def is_unchanged_since(self, point: ResumePoint) -> bool:
-        """Whether nobody has written to the parameters since a resume point."""
+        """Whether the parameters have not been written to since a resume point."""
         assert self._tracker is not None
         return point.versions == self._tracker.versions()
 

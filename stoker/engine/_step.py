@@ -354,7 +354,7 @@ class TrainStep:
     def _check_micro_batch(
         self, grads: Gradients, loss: Loss, batch: Batch, *, read: bool
     ) -> tuple[Gradients | None, Update]:
-        """What of a micro-batch joins its window. Each is checked by itself: the window would not tell which it was."""
+        """Checks a micro-batch before it joins its window, so that an error names it; returns the gradients to add."""
         if not self.sums_on_each_rank:
             return self._check(grads, loss.value, loss.weight, None, batch, read=read)
         fine = bool(loss.weight == 0) or is_finite(loss.value, grads, None)
@@ -362,7 +362,7 @@ class TrainStep:
             return self._decide(self.ranks.world.all(fine), grads, loss.value, batch)
         if fine:
             return grads, Update()
-        # Nobody waits for the other ranks here: all of them refuse the update when the window closes.
+        # No communication here: all ranks refuse the update when the window closes.
         self._suspect = self._suspect or self._locate(loss.value, grads, batch)
         return grads.scale(float("nan")), Update()
 
@@ -701,7 +701,7 @@ def _zero_if_weightless(loss: Loss) -> Tensor:
 
 
 def _as_float32(rate: Any) -> Any:
-    """A rate as a tensor on a GPU holds it, so that an eager step comes to the same bits as a captured one."""
+    """A rate rounded to float32, as a GPU tensor holds it, so that eager and captured steps give the same bits."""
     return rate if isinstance(rate, Tensor) else ctypes.c_float(rate).value
 
 

@@ -7,7 +7,7 @@ from stoker.engine._totals import RunningTotals
 
 
 def stop(fit: Fit, reason: str) -> None:
-    """Ends the fit after this batch, for a reason that every rank finds by itself; the first reason is kept."""
+    """Ends the fit after this batch, for a reason that every rank finds without communication; the first is kept."""
     if fit.ctx.stopping is None:
         fit.ctx.stopping = reason
 

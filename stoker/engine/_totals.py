@@ -314,7 +314,7 @@ def _to_host(value: float | Tensor) -> float | Tensor:
 
 
 def merge_states(metrics: Sequence[Metric], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges the states of several `RunningTotals` in their order, so that every rank comes to the same bits."""
+    """Merges the states of several `RunningTotals` in their order, so that every rank gets the same bits."""
     first, *others = states
     merged = dict(first["metrics"])
     for other in others:

@@ -225,7 +225,7 @@ def widen(tensor: Tensor) -> Tensor:
 
 def _is_alike(total: Tensor, tensor: Tensor) -> bool:
     """Whether a tensor can be written into the memory of an old sum, and lies in memory in the same order."""
-    # Traced tensors have another class than the sums, so only DTensors are told apart.
+    # Traced tensors have another class than the sums, so only DTensors are distinguished.
     if is_dtensor(total) != is_dtensor(tensor) or not total.layout == tensor.layout == torch.strided:
         return False
     if (total.shape, total.dtype, total.device) != (tensor.shape, tensor.dtype, tensor.device):

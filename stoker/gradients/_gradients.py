@@ -68,7 +68,7 @@ class Gradients(Mapping[str, Tensor]):
         if name in self._tensors:
             return self._tensors[name]
         if not self._tensors and self._consumers:
-            raise self._consumed()
+            raise self._consumed_error()
         if name in self._parameters:
             raise NoSuchParameter(f"{name!r} has no gradient here: {self._why_missing()}")
         raise NoSuchParameter(f"this model has no parameter {name!r}{did_you_mean(name, self._parameters)}")
@@ -107,7 +107,7 @@ class Gradients(Mapping[str, Tensor]):
     def use(self, by: str) -> dict[str, Tensor]:
         """Moves all tensors out, as an optimizer's step does; `by` names the caller in later errors."""
         if not self._tensors:
-            raise self._consumed()
+            raise self._consumed_error()
         tensors, self._tensors = self._tensors, {}
         self._consumers = [by]
         return tensors
@@ -115,7 +115,7 @@ class Gradients(Mapping[str, Tensor]):
     def take(self, selector: Selector) -> "Gradients":
         """Moves the selected ones out: a module, a parameter, a name with everything below it, a glob, or a list."""
         if not self._tensors:
-            raise self._consumed()
+            raise self._consumed_error()
         here = {name: self._parameters[name] for name in self._tensors}
         try:
             chosen = select_names(selector, here, self._model)
@@ -173,7 +173,7 @@ class Gradients(Mapping[str, Tensor]):
             raise InvalidArgument("gradients can't be added to themselves: use scale(2)")
         parameters = merge_parameters(self._parameters, other._parameters, "on the two sides")
         if not other._tensors:
-            raise other._consumed()
+            raise other._consumed_error()
         mine, theirs = self.use("+; use the sum"), other.use("+; use the sum")
         both = {name: mine[name] + theirs[name] if name in theirs else mine[name] for name in mine} | {
             name: theirs[name] for name in theirs if name not in mine
@@ -190,14 +190,14 @@ class Gradients(Mapping[str, Tensor]):
     def norm(self, kind: float = 2.0) -> Tensor:
         """The norm over all elements, a 0-d tensor on their device. A collective if they are sharded."""
         if not self._tensors:
-            raise self._consumed()
+            raise self._consumed_error()
         totals = reduce_shards(self.tensors(), lambda own: torch.nn.utils.get_total_norm(own, float(kind)))
         return totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals), float(kind))
 
     def all_finite(self) -> Tensor:
         """Whether no element is infinite or NaN, a 0-d boolean tensor. A collective if they are sharded."""
         if not self._tensors:
-            raise self._consumed()
+            raise self._consumed_error()
         return torch.stack(reduce_shards(self.tensors(), _all_finite)).all()
 
     # --- copies
@@ -216,7 +216,7 @@ class Gradients(Mapping[str, Tensor]):
 
     def _copy(self, copy: Callable[[Tensor], Tensor]) -> "Gradients":
         if not self._tensors:
-            raise self._consumed()
+            raise self._consumed_error()
         return self._of({name: copy(tensor) for name, tensor in self._tensors.items()}, self._parameters, self._model)
 
     # --- names and error messages
@@ -241,7 +241,7 @@ class Gradients(Mapping[str, Tensor]):
             return f"the loss does not depend on it, it is frozen, or it was taken by {', '.join(self._consumers)}"
         return "the loss does not depend on it, or it is frozen"
 
-    def _consumed(self) -> GradientsConsumed:
+    def _consumed_error(self) -> GradientsConsumed:
         by = ", ".join(self._consumers) or "nothing: there were none from the start"
         return GradientsConsumed(f"these gradients are used up (by {by}); make new ones with stoker.backward")
 

@@ -31,8 +31,8 @@ def split_long(columns: Sequence[list[Tensor]], most: int) -> Sequence[list[Tens
     >>> [len(part) for part in parts], [counter.item() for counter in counters]
     ([2048, 2048, 2048, 5], [1.0, 1.0, 1.0, 2.0])
     """
-    room = most - len(columns[0])
-    length = _LEAST * -(-sum(each.numel() for each in columns[0]) // (_LEAST * room)) if room > 0 else _BLOCK
+    free = most - len(columns[0])
+    length = _LEAST * -(-sum(each.numel() for each in columns[0]) // (_LEAST * free)) if free > 0 else _BLOCK
     if length >= _BLOCK:
         return columns
     rows: list[tuple[Tensor, ...]] = []

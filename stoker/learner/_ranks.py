@@ -14,7 +14,7 @@ from stoker._tree import named_leaves
 from stoker.callbacks import CSV, Callback, Tracker
 from stoker.data import Loader
 from stoker.distributed import Parallel, World, data_world, find_blocks, is_distributed, is_sharded, shard_model
-from stoker.engine import EMA, Fit, length_of, seeded
+from stoker.engine import EMA, Fit, length_of, seed_rng
 from stoker.errors import InvalidArgument
 from stoker.gradients import GradientReducer
 from stoker.learner._arguments import FitArguments
@@ -132,7 +132,7 @@ def checksum_samples(loader: Loader) -> str | None:
     last, single = loader.samples - 1, Loader(loader.source, batch_size=1, batcher=loader.batcher)
 
     def read() -> int:
-        with seeded(0):  # random samples are then the same on every rank
+        with seed_rng(0):  # random samples are then the same on every rank
             samples = [next(iter(single.at(epoch=0, batch=place).raw())) for place in sorted({0, last // 2, last})]
         leaves = [(name, _checksum(leaf)) for sample in samples for name, leaf in named_leaves(sample)]
         return zlib.crc32(repr(leaves).encode())

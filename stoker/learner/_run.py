@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stoker.distributed import as_parallel, is_sharded, joined, propagate_failures
-from stoker.engine import preserve_rng, restore_weights, run, seed_of_rank, seeded
+from stoker.engine import preserve_rng, restore_weights, run, seed_of_rank, seed_rng
 from stoker.learner._arguments import FitArguments, check_limits
 from stoker.learner._describe import begin_event
 from stoker.learner._prepare import Prepared, prepare
@@ -30,14 +30,14 @@ def run_fit(learner: "Learner", arguments: FitArguments, *, show: bool) -> Prepa
     """Prepares a fit and trains; a run that is already finished is only loaded."""
     parallel = as_parallel(learner.parallel)
     world = joined(learner.device, timeout=parallel.timeout)
-    with propagate_failures(world), seeded(learner.seed):
+    with propagate_failures(world), seed_rng(learner.seed):
         check_ranks_agree(world, lambda: describe_arguments(learner, arguments, parallel))
         existing = find_run(arguments, world)
         prepared = prepare(learner, arguments, seed=seed_of(existing), world=world)
         fit, split = prepared.fit, prepared.fit.ranks.split
         # Dropout differs between the shares of a batch. Ranks that have the same rows draw the same numbers.
         own_seed = None if split.is_first else seed_of_rank(fit.ctx.seed, split.rank)
-        with seeded(own_seed), on_device(fit.state.model, fit.device, prepared.home):
+        with seed_rng(own_seed), on_device(fit.state.model, fit.device, prepared.home):
             warnings = None if existing is None else load_finished(prepared, existing, arguments)
             if warnings is not None:
                 _report_finished(arguments, str(fit.ctx.stopping), warnings, show and world.is_first)

@@ -184,7 +184,7 @@ def _read_arguments(name: str, metric: Any, output: Any) -> tuple[Tensor, Tensor
     mask = getattr(output, "mask", None)
     if mask is not None:
         scores, targets = scores[mask], targets[mask]
-    elif hasattr(output, "counted") and targets.shape == scores.shape[:-1] != output.logits.shape[:1]:
+    elif hasattr(output, "weights_shape") and targets.shape == scores.shape[:-1] != output.logits.shape[:1]:
         scores, targets = scores.flatten(0, -2), targets.flatten()
     if scores.numel() == targets.numel():
         scores = scores.reshape(targets.shape)  # one score per sample: [n, 1] and [n]

@@ -38,14 +38,14 @@ class _Counted:
     weight: Tensor | None
 
     @property
-    def counted(self) -> torch.Size:
+    def weights_shape(self) -> torch.Size:
         """The shape of `weights`: of the samples, or of the positions in them."""
         raise NotImplementedError
 
     @property
     def weights(self) -> Tensor:
         """How much each sample (or position) counts: `weight`, or ones. On the device, in at least float32."""
-        return _expand_weight(self.weight, self.counted, like=self.targets)
+        return _expand_weight(self.weight, self.weights_shape, like=self.targets)
 
     @property
     def count(self) -> Tensor:
@@ -90,15 +90,15 @@ class ClassificationOutput(_Counted):
                 f"logits need a dimension for the classes, [samples, classes, ...]; got {_shape(logits)} "
                 "(for one binary logit per sample use MultiLabelOutput)"
             )
-        if targets.shape != self.counted and not (targets.shape == logits.shape and targets.is_floating_point()):
+        if targets.shape != self.weights_shape and not (targets.shape == logits.shape and targets.is_floating_point()):
             raise InvalidArgument(
-                f"logits of shape {_shape(logits)} need targets of shape {list(self.counted)} (class numbers) or "
+                f"logits of shape {_shape(logits)} need targets of shape {list(self.weights_shape)} (class numbers) or "
                 f"{_shape(logits)} (probabilities, floating point); got {_shape(targets)} of {targets.dtype}"
             )
-        _check_weight(self.weight, self.counted)
+        _check_weight(self.weight, self.weights_shape)
 
     @property
-    def counted(self) -> torch.Size:
+    def weights_shape(self) -> torch.Size:
         return self.logits.shape[:1] + self.logits.shape[2:]
 
     @property
@@ -127,10 +127,10 @@ class MultiLabelOutput(_Counted):
     def __post_init__(self) -> None:
         _check_tensors(self)
         _check_same("logits", self.logits, self.targets)
-        _check_weight(self.weight, self.counted)
+        _check_weight(self.weight, self.weights_shape)
 
     @property
-    def counted(self) -> torch.Size:
+    def weights_shape(self) -> torch.Size:
         return self.logits.shape[:1]
 
     @property
@@ -159,10 +159,10 @@ class RegressionOutput(_Counted):
     def __post_init__(self) -> None:
         _check_tensors(self)
         _check_same("predictions", self.predictions, self.targets)
-        _check_weight(self.weight, self.counted)
+        _check_weight(self.weight, self.weights_shape)
 
     @property
-    def counted(self) -> torch.Size:
+    def weights_shape(self) -> torch.Size:
         return self.predictions.shape[:1]
 
 
@@ -188,26 +188,26 @@ class SequenceOutput(_Counted):
 
     def __post_init__(self) -> None:
         _check_tensors(self)
-        if self.logits.ndim < 2 or self.targets.shape != self.counted:
+        if self.logits.ndim < 2 or self.targets.shape != self.weights_shape:
             raise InvalidArgument(
                 f"logits are [..., tokens, vocabulary] and targets [..., tokens]; got logits {_shape(self.logits)} "
                 f"and targets {_shape(self.targets)}"
             )
-        if self.mask is not None and (self.mask.shape != self.counted or self.mask.dtype != torch.bool):
+        if self.mask is not None and (self.mask.shape != self.weights_shape or self.mask.dtype != torch.bool):
             raise InvalidArgument(
-                f"a mask has the shape of the targets, {list(self.counted)}, and the dtype torch.bool, True where a "
-                f"token counts; got {_shape(self.mask)} of {self.mask.dtype}"
+                f"a mask has the shape of the targets, {list(self.weights_shape)}, and the dtype torch.bool, True where "
+                f"a token counts; got {_shape(self.mask)} of {self.mask.dtype}"
             )
-        _check_weight(self.weight, self.counted)
+        _check_weight(self.weight, self.weights_shape)
 
     @property
-    def counted(self) -> torch.Size:
+    def weights_shape(self) -> torch.Size:
         return self.logits.shape[:-1]
 
     @property
     def weights(self) -> Tensor:
         """How much each token counts: `weight` or one where the mask is True, else zero."""
-        weights = _expand_weight(self.weight, self.counted, like=self.targets)
+        weights = _expand_weight(self.weight, self.weights_shape, like=self.targets)
         return weights if self.mask is None else weights.where(self.mask, 0)
 
     @property

@@ -31,7 +31,7 @@ def epoch_end(hooks, ctx, **values):
 
 
 def drive(callback, numbers, *, name="valid_loss", ctx=None):
-    """Epochs with one number each, until somebody stops: the context at the end."""
+    """Runs epochs with one number each until a callback stops; returns the context."""
     ctx = ctx or context(epochs=len(numbers))
     hooks = Hooks([callback])
     hooks.fire("on_fit_begin", ctx)

@@ -95,16 +95,16 @@ def test_callbacks_are_called_in_the_order_of_the_list():
 
 
 def test_every_hook_can_be_defined_and_fired():
-    heard = []
+    calls = []
 
     def listener(name):
-        return lambda self, ctx: heard.append(name)
+        return lambda self, ctx: calls.append(name)
 
     everything = type("Everything", (Callback,), {name: listener(name) for name in HOOK_NAMES})()
     hooks, ctx = Hooks([everything]), context()
     for name in HOOK_NAMES:
         hooks.fire(name, ctx)
-    assert heard == list(HOOK_NAMES)
+    assert calls == list(HOOK_NAMES)
 
 
 def test_who_defines_a_hook_is_known():

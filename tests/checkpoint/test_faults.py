@@ -381,5 +381,5 @@ def test_a_full_or_read_only_disk_keeps_the_old_checkpoint(tmp_path):
     own = ("unshare", "--mount", "--map-root-user")
     probe = [*own, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
     mounted = shutil.which("unshare") is not None and subprocess.run(probe, capture_output=True).returncode == 0
-    said = python(FILL, tmp_path, "mounted" if mounted else "limited", under=own if mounted else ()).split()
-    assert said == (["ENOSPC"] * 5 + ["EROFS"] if mounted else ["EFBIG"] * 3)
+    errors = python(FILL, tmp_path, "mounted" if mounted else "limited", under=own if mounted else ()).split()
+    assert errors == (["ENOSPC"] * 5 + ["EROFS"] if mounted else ["EFBIG"] * 3)

@@ -204,7 +204,7 @@ def test_a_resident_loader_is_otherwise_the_same():
     assert repr(twin) == repr(loader) == "Loader(dict, batch_size=4, shuffle=3)"
     assert (twin.samples, len(twin), twin.batch_transform) == (12, 3, loader.batch_transform)
     assert twin.has_row_selections and not loader.has_row_selections
-    assert same(next(iter(twin)), next(iter(loader.at(epoch=1))))  # the count of epochs goes on
+    assert same(next(iter(twin)), next(iter(loader.at(epoch=1))))  # the count of epochs continues
     assert same(next(iter(loader)), next(iter(loader.at(epoch=1))))
 
 

@@ -1,4 +1,4 @@
-"""Tests of many processes: what one of them joins in the test's own process, it leaves."""
+"""Leaves process groups that a test has joined in the test process."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from stoker.distributed import leave
 
 @pytest.fixture(autouse=True)
 def alone_again():
-    """A process group that a test has made here is gone after it."""
+    """Destroys the process group that a test has made."""
     yield
     leave()

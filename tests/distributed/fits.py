@@ -1,4 +1,4 @@
-"""Fits that come to the same however many processes train them: in 64 bits, so that only a mistake shows."""
+"""Fits whose results do not depend on the number of processes; in float64, so that rounding does not matter."""
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ def network():
 
 
 class Tokens(nn.Module):
-    """Its loss is a mean over the tokens that are not masked: of some samples none is left."""
+    """The loss is a mean over the unmasked tokens; some samples have none."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Tokens(nn.Module):
 
 
 class Two(nn.Module):
-    """Two parts with losses of their own: the second one sees what the first has become."""
+    """Two parts with one objective each; the second uses the updated first part."""
 
     def __init__(self):
         super().__init__()
@@ -123,8 +123,8 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def came_out(fitted):
-    """What a fit gives, in plain values."""
+def results_of(fitted):
+    """The results of a fit as plain values."""
     history = fitted.history
     return {
         "weights": {name: whole(value).detach().clone() for name, value in fitted.model.state_dict().items()},
@@ -136,12 +136,12 @@ def came_out(fitted):
 
 
 def results(rank, size, parallel, names):
-    """Every case, and what the fitted model says to data that no world divides evenly."""
+    """The results of every case, with scores and predictions for data that does not divide evenly."""
     torch.set_num_threads(1)
     found = {}
     for name in names:
         fitted = CASES[name](parallel)
-        found[name] = came_out(fitted)
+        found[name] = results_of(fitted)
         data = Tokens.samples() if "token" in name else samples(7)
         if name != "objectives":
             found[name]["scores"] = fitted.evaluate(data, batch_size=3)

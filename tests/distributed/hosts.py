@@ -1,4 +1,4 @@
-"""Two hosts on this machine: network namespaces with a cable between them, which can be pulled."""
+"""Two simulated hosts: network namespaces with a virtual cable that can be disconnected."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ class Hosts:
 
     @property
     def cards(self):
-        """What each host calls its end of the cable."""
+        """The name of each host's end of the cable."""
         return [f"{name}-c" for name in self.names]
 
     def pull(self):
@@ -46,7 +46,7 @@ def two_hosts():
 
 
 def why_no_hosts():
-    """What keeps this machine from having hosts; None where nothing does."""
+    """Why this machine can't simulate hosts, or `None`."""
     if shutil.which("ip") is None:
         return "there is no program `ip` here, which makes network namespaces"
     name = f"st{os.getpid()}x"

@@ -51,7 +51,7 @@ def durable(folder, *hooks, **settings):
 
 
 def print_digests(fitted, folder):
-    """What came out, of every rank, from rank 0."""
+    """Rank 0 prints the digests of all ranks' results."""
     end = digest(fitted, Path(folder, "run"))
     ends = join().all_gather(end)
     if stoker.world().is_first:
@@ -76,7 +76,7 @@ def plain(folder):
 
 
 def slow(folder):
-    """Takes its time where nobody has said that it may be fast."""
+    """Trains slowly until the file `fast` exists."""
 
     def wait(ctx):
         if not Path(folder, "fast").exists():
@@ -88,7 +88,7 @@ def slow(folder):
 
 
 def dies_once(folder):
-    """Rank 1 is killed inside an epoch, in the first of its lives."""
+    """Rank 1 is killed within an epoch at its first start."""
 
     def die(ctx):
         if not Path(folder, "died").exists():
@@ -116,7 +116,7 @@ def decides(folder):
 
 
 class Seen(Callback):
-    """Writes down which samples this rank has trained on, and slows a rank down that is alone."""
+    """Records which samples this rank has trained on, and slows down a rank without peers."""
 
     transient = True
 

@@ -13,7 +13,7 @@ def answer(**requests):
 
 
 def train(rank, size):
-    """Eight batches, with what each rank is told after each of them; then the end of the training, twice."""
+    """The answers after each of eight batches, and at two ends of the training."""
     agreement = Agreement(join())
     requests = [{} for _ in range(8)]
     if rank == size - 1:

@@ -90,7 +90,7 @@ def place(update):
 
 @contextmanager
 def no_pickle():
-    """Nothing is unpickled meanwhile, not even what ranks tell each other."""
+    """Fails if anything is unpickled meanwhile, including messages between ranks."""
 
     def refuse(*args, **kwargs):
         raise AssertionError("a pickle was read")
@@ -126,7 +126,7 @@ def write_all(rank, size, folder):
 
 
 def read_all(rank, size, folder):
-    """Every checkpoint there is, into a model that is sharded and one that is not."""
+    """Loads every checkpoint into a sharded model and into an ordinary one."""
     outcomes = {}
     for kind in ("fsdp", "plain"):
         for path in sorted(Path(folder).iterdir()):
@@ -306,7 +306,7 @@ def test_a_write_that_fails_on_one_rank_fails_on_all(troubles, background):
 
 
 def odd_state(rank, size, folder):
-    """A state that can't be saved, on one rank only: nobody waits for it."""
+    """A state that can't be saved, on one rank only: all ranks raise at once."""
     store = Store(folder, world=join())
     with pytest.raises(TypeError if rank else PeerFailed, match="is a object" if rank else "^rank 1: WrongType: .*odd"):
         store.write({"odd": object() if rank else 1}, place(10))
@@ -319,7 +319,7 @@ def test_error_for_a_state_that_one_rank_can_not_save(troubles):
 
 
 def move_on(rank, size, folder):
-    """A thread writes, and what it writes is the state of that moment: the weights change under it."""
+    """A thread writes the state at the time of the call, although the weights change meanwhile."""
     from stoker.checkpoint import _disk
 
     world, go = join(), threading.Event()
@@ -342,7 +342,7 @@ def move_on(rank, size, folder):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert world.all_gather(rank) == list(range(size))  # messages of the training, while the thread's are under way
+    assert world.all_gather(rank) == list(range(size))  # messages of the training, while the thread's are in flight
     assert saver.take_finished() == []
     go.set()
     saver.wait()
@@ -425,7 +425,7 @@ def meshes(rank, size, folder):
 
 
 def copied(parameters, expected):
-    """Copies for a thread: the same parts, sharded alike, in other memory."""
+    """Copies for a thread have the same placements and their own memory."""
     taken = StateCopier().copy({"parameters": parameters}).state["parameters"]
     for name, each in parameters.items():
         assert taken[name].placements == each.placements

@@ -1,4 +1,4 @@
-"""compile=True with several processes: each compiles up to its gradients, and comes to what one process does."""
+"""compile=True with several processes: each compiles up to its gradients, with the results of one process."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from torch import nn
 
 import stoker
 from stoker import Checkpoint, callbacks, metrics, schedule
-from tests.distributed.fits import Tokens, Two, came_out, learner, samples
+from tests.distributed.fits import Tokens, Two, learner, results_of, samples
 from tests.distributed.processes import run
 from tests.distributed.test_fit import differences
-from tests.distributed.test_resume import ended, terminate
+from tests.distributed.test_resume import exit_code_of, terminate
 
 
 def network():
@@ -30,12 +30,12 @@ def windows(**settings):
 
 
 def padding(**settings):
-    """Of a last batch of one sample, one rank has nothing."""
+    """The last batch has one sample, so one rank has none."""
     return learner(network(), **settings).fit(samples(13), batch_size=4, epochs=2, show=False)
 
 
 def tokens(**settings):
-    """Not to be compiled: which tokens count is a matter of values."""
+    """Can't be compiled: which tokens count depends on values."""
     return learner(Tokens(), loss=None, **settings).fit(Tokens.samples(), batch_size=4, epochs=1, show=False)
 
 
@@ -48,7 +48,7 @@ def both(rank, size):
     for fit in (plain, windows, padding, tokens, objectives):
         fitted = fit(compile=True)
         found[fit.__name__] = (
-            came_out(fitted),
+            results_of(fitted),
             fitted._prepared.fit.plan.mode,
             fitted._prepared.fit.plan.reason,
             fitted._prepared.fit.plan.notes,
@@ -58,7 +58,7 @@ def both(rank, size):
 
 @pytest.mark.soak
 def test_two_compiled_processes_give_what_one_eager_process_gives():
-    expected = {fit.__name__: came_out(fit()) for fit in (plain, windows, padding, tokens, objectives)}
+    expected = {fit.__name__: results_of(fit()) for fit in (plain, windows, padding, tokens, objectives)}
     for found in run(both, 2):
         for name, (out, mode, why, _) in found.items():
             assert differences(out, expected[name], name) == []
@@ -73,16 +73,16 @@ def test_two_compiled_processes_give_what_one_eager_process_gives():
 
 
 def one_listens(rank, size):
-    """A hook of one rank keeps its step from being compiled: then no rank's is."""
+    """A hook of one rank keeps its step from being compiled: then no rank compiles."""
     hook = [callbacks.on(train_batch_after_loss=lambda ctx: None)] if rank == 1 else []
     of = learner(network(), compile=True)
     fitted = of.fit(samples(24), batch_size=8, epochs=1, callbacks=hook, show=False)
-    return fitted._prepared.fit.plan.mode, fitted._prepared.fit.plan.reason, came_out(fitted)
+    return fitted._prepared.fit.plan.mode, fitted._prepared.fit.plan.reason, results_of(fitted)
 
 
 @pytest.mark.soak
 def test_all_ranks_compile_or_none_does():
-    expected = came_out(learner(network()).fit(samples(24), batch_size=8, epochs=1, show=False))
+    expected = results_of(learner(network()).fit(samples(24), batch_size=8, epochs=1, show=False))
     for rank, (mode, why, out) in enumerate(run(one_listens, 2)):
         assert mode == "eager" and ("comes between forward and step" in why), why
         assert why.startswith("rank 1 can't: ") == (rank == 0)
@@ -97,13 +97,13 @@ def cut_and_whole(rank, size, folder):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 4))
         x, y = samples(64)
-        given = {"run": f"{folder}/{name}", "resume": True, "checkpoint": Checkpoint(every=3, background=False)}
+        durable = {"run": f"{folder}/{name}", "resume": True, "checkpoint": Checkpoint(every=3, background=False)}
         of = learner(model, compile=True)
-        return of.fit((x.float(), y), batch_size=16, epochs=3, show=False, **given, **more)
+        return of.fit((x.float(), y), batch_size=16, epochs=3, show=False, **durable, **more)
 
-    # With somebody who listens to batches the program is another one.
-    assert ended(fit, name="cut", callbacks=[terminate(1, 2, 2)]) == 143
-    return [came_out(fit(name, callbacks=[terminate(1, 9, 9)])) for name in ("cut", "whole")]
+    # A callback on batches changes the program, so both fits have one.
+    assert exit_code_of(fit, name="cut", callbacks=[terminate(1, 2, 2)]) == 143
+    return [results_of(fit(name, callbacks=[terminate(1, 9, 9)])) for name in ("cut", "whole")]
 
 
 @pytest.mark.soak

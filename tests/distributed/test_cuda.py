@@ -9,10 +9,10 @@ from torch import nn
 import stoker
 from stoker import Checkpoint, Parallel, callbacks, data, metrics
 from stoker.engine import RunningTotals
-from tests.distributed.fits import CASES, came_out, learner, network, results, samples, whole
+from tests.distributed.fits import CASES, learner, network, results, results_of, samples, whole
 from tests.distributed.processes import launched, run
 from tests.distributed.test_fit import differences
-from tests.distributed.test_resume import ended, noisy, steady, terminate
+from tests.distributed.test_resume import exit_code_of, noisy, steady, terminate
 
 pytestmark = pytest.mark.cuda
 
@@ -65,7 +65,7 @@ def test_one_replica_is_captured():
     assert mode == "captured", lines
 
 
-def halved(rank, size):
+def fit_in_half_precision(rank, size):
     half = Parallel(mode="fsdp", param_dtype="bf16", reduce_dtype="fp32")
     of = learner(network().float(), parallel=half, device="cuda", lr=0.03)
     x = samples(256)[0].float()
@@ -73,15 +73,15 @@ def halved(rank, size):
 
 
 def test_shards_compute_in_16_bits():
-    (losses,) = launched(halved, 1)
+    (losses,) = launched(fit_in_half_precision, 1)
     assert losses[-1] < 0.9 * losses[0]
 
 
-# --- nobody waits for the device
+# --- synchronization
 
 
-class NoWaiting(callbacks.Callback):
-    """From the second epoch on, whatever makes the host wait for the device while training is an error."""
+class ForbidSynchronization(callbacks.Callback):
+    """From the second epoch on, a synchronization with the device during training raises an error."""
 
     def on_epoch_begin(self, ctx):
         if ctx.epoch >= 2:
@@ -91,26 +91,26 @@ class NoWaiting(callbacks.Callback):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def without_waiting(rank, size, parallel):
+def fit_without_synchronization(rank, size, parallel):
     values = RunningTotals.values
 
-    def read(totals, *given, **more):
-        torch.cuda.set_sync_debug_mode("default")  # the end of an epoch reads its numbers, and may wait
-        return values(totals, *given, **more)
+    def read(totals, *args, **more):
+        torch.cuda.set_sync_debug_mode("default")  # at the end of an epoch the host waits for its metrics
+        return values(totals, *args, **more)
 
     RunningTotals.values = read
     of = learner(parallel=parallel, device="cuda", clip_norm=0.1, metrics=[metrics.Accuracy(), metrics.GradientNorm()])
-    fitted = of.fit(samples(96), batch_size=8, epochs=4, callbacks=[NoWaiting()], show=False)
-    return came_out(fitted)
+    fitted = of.fit(samples(96), batch_size=8, epochs=4, callbacks=[ForbidSynchronization()], show=False)
+    return results_of(fitted)
 
 
 def test_sharded_training_does_not_synchronise_with_the_device():
-    (found,) = launched(without_waiting, 1, "fsdp")
-    (expected,) = launched(without_waiting, 1, "auto")
+    (found,) = launched(fit_without_synchronization, 1, "fsdp")
+    (expected,) = launched(fit_without_synchronization, 1, "auto")
     assert differences(found, expected, "shards") == []
 
 
-def poisoned(rank, size, parallel, batch):
+def fit_with_nan(rank, size, parallel, batch):
     x, y = samples(96)
     x[8 * (batch - 1) + 5] = float("nan")
     model, before = network(), {}
@@ -131,7 +131,7 @@ def poisoned(rank, size, parallel, batch):
 
 @pytest.mark.parametrize("batch", [2, 5, 11, 12])
 def test_a_nan_is_located_although_it_is_checked_late(batch):
-    for found in (launched(poisoned, 1, "fsdp", batch), run(poisoned, 2, "auto", batch)):
+    for found in (launched(fit_with_nan, 1, "fsdp", batch), run(fit_with_nan, 2, "auto", batch)):
         for text, same in found:
             assert f"at epoch 1, batch {batch}" in text and "the batch" in text, text
             assert same
@@ -142,11 +142,11 @@ def test_a_nan_is_located_although_it_is_checked_late(batch):
 
 def left(rank, size, folder):
     for mode in ("auto", "fsdp"):
-        assert ended(steady, run=f"{folder}/{mode}", mode=mode, callbacks=[terminate(0, 2, 4)]) == 143
+        assert exit_code_of(steady, run=f"{folder}/{mode}", mode=mode, callbacks=[terminate(0, 2, 4)]) == 143
 
 
 def gone_on(rank, size, folder, before, mode):
-    return came_out(steady(f"{folder}/{before}", mode))
+    return results_of(steady(f"{folder}/{before}", mode))
 
 
 @pytest.mark.parametrize("mode", ["auto", "fsdp"])
@@ -159,7 +159,7 @@ def test_a_run_resumes_sharded_or_not(tmp_path, before, mode):
 
 
 def cut(rank, size, folder):
-    assert ended(noisy, run=f"{folder}/run", mode="fsdp", callbacks=[terminate(0, 2, 3)]) == 143
+    assert exit_code_of(noisy, run=f"{folder}/run", mode="fsdp", callbacks=[terminate(0, 2, 3)]) == 143
 
 
 def whole_and_rest(rank, size, folder):
@@ -167,7 +167,7 @@ def whole_and_rest(rank, size, folder):
     found = {name: noisy(f"{folder}/{name}", mode="fsdp") for name in ("run", "uncut")}
     for name, fitted in found.items():
         stoker.save(fitted.model, f"{folder}/{name}.safetensors")
-    return {name: came_out(fitted) for name, fitted in found.items()}
+    return {name: results_of(fitted) for name, fitted in found.items()}
 
 
 def test_a_sharded_run_resumes_to_the_same_bits_and_is_saved_as_one_file(tmp_path):

@@ -1,4 +1,4 @@
-"""What one rank wishes, all do, after the same update; what one rank has, a NaN or an error, none of them trains on."""
+"""Requests, NaNs and errors of one rank: all ranks act on them after the same update."""
 
 import os
 import signal
@@ -21,15 +21,15 @@ from stoker import (
     optim,
 )
 from stoker.record import Run, send_request
-from tests.distributed.fits import came_out, learner, network, samples
+from tests.distributed.fits import learner, network, results_of, samples
 from tests.distributed.processes import run
 from tests.distributed.test_fit import differences
-from tests.distributed.test_resume import Poison, terminate
+from tests.distributed.test_resume import InjectNaN, terminate
 
 
 def fit(*hooks, data=None, batch_size=16, epochs=2, of=None, **settings):
-    given = learner(optimizer=optim.SGD()) if of is None else of
-    return given.fit(
+    trained = learner(optimizer=optim.SGD()) if of is None else of
+    return trained.fit(
         samples(96) if data is None else data,
         batch_size=batch_size,
         epochs=epochs,
@@ -39,14 +39,14 @@ def fit(*hooks, data=None, batch_size=16, epochs=2, of=None, **settings):
     )
 
 
-def at(rank, epoch, batch, act, *, milestone="train_batch_end"):
+def at(rank, epoch, batch, act, *, event="train_batch_end"):
     """A hook of one rank only."""
 
     def hook(ctx):
         if stoker.world().rank == rank and (ctx.epoch, ctx.batch_number) == (epoch, batch):
             act(ctx)
 
-    return callbacks.on(**{milestone: hook})
+    return callbacks.on(**{event: hook})
 
 
 def place(fitted):
@@ -56,11 +56,11 @@ def place(fitted):
 # --- stopping and saving
 
 
-def stops(rank, size, folder):
+def fit_until_stopped(rank, size, folder):
     found = {}
     stop = at(1, 1, 3, lambda ctx: ctx.stop(f"rank {stoker.world().rank} has seen enough"))
     found["one"] = place(fit(stop))
-    two = [at(each, 1, 3, lambda ctx: ctx.stop(f"wished by rank {stoker.world().rank}")) for each in (2, 1)]
+    two = [at(each, 1, 3, lambda ctx: ctx.stop(f"requested by rank {stoker.world().rank}")) for each in (2, 1)]
     found["two"] = place(fit(*two))
     begin = callbacks.on(fit_begin=lambda ctx: ctx.stop("not today") if stoker.world().rank == 2 else None)
     found["begin"] = place(fit(begin))
@@ -78,10 +78,10 @@ def stops(rank, size, folder):
 
 
 def test_all_ranks_stop_after_the_same_update():
-    answers = run(stops, 3, "")
+    answers = run(fit_until_stopped, 3, "")
     assert answers[0] == {
         "one": (1, 4, "rank 1 has seen enough"),
-        "two": (1, 4, "wished by rank 1"),
+        "two": (1, 4, "requested by rank 1"),
         "begin": (0, 0, "not today"),
         "epoch": (1, 6, "one is enough"),
         "validation": (1, 4, "validated"),
@@ -93,7 +93,7 @@ def test_all_ranks_stop_after_the_same_update():
     assert answers[1] == answers[2] == answers[0]
 
 
-def saves(rank, size, folder):
+def fit_and_save(rank, size, folder):
     path = Path(folder)
     every = Checkpoint(every=100, background=False, keep_last=9)
     save = at(1, 1, 3, lambda ctx: ctx.save("rank 1 wants it"))
@@ -101,30 +101,31 @@ def saves(rank, size, folder):
     fit(at(2, 1, 2, lambda ctx: os.kill(os.getpid(), signal.SIGUSR1)), run=path / "signal", checkpoint=every)
     fit(run=path / "clock", checkpoint=Checkpoint(every="0.00001 minutes", keep_last=99), epochs=1)
     fit(run=path / "best", checkpoint=Checkpoint(every=4, keep_best="valid/loss", keep_last=9), valid=samples(9))
-    asking = at(0, 1, 2, lambda ctx: send_request(path / "control", "stop", by="somebody"))
-    asked = fit(asking, run=path / "control", epochs=400)
+    request = at(0, 1, 2, lambda ctx: send_request(path / "control", "stop", by="a viewer"))
+    stopped = fit(request, run=path / "control", epochs=400)
     stoker.barrier()
-    kept = {
+    events = {
         name: Run.open(path / name).record.events_of("checkpoint") for name in ("request", "signal", "clock", "best")
     }
-    told = {name: [(each.update, each.extra["reason"]) for each in events] for name, events in kept.items()}
-    return told, asked.stopped.split(", in")[0], asked.updates
+    saved = {name: [(each.update, each.extra["reason"]) for each in found] for name, found in events.items()}
+    return saved, stopped.stopped.split(", in")[0], stopped.updates
 
 
 @pytest.mark.soak
 def test_all_ranks_save_after_the_same_update_and_one_writes(tmp_path):
-    answers = run(saves, 3, str(tmp_path))
-    told, stopped, updates = answers[0]
-    assert told["request"] == [(0, "the beginning"), (4, "rank 1 wants it"), (12, "the end")]
-    assert told["signal"] == [(0, "the beginning"), (3, "requested by SIGUSR1"), (12, "the end")]
-    assert told["clock"][1] == (3, "every 1e-05 minutes")  # due after the first: asked for, told, done
-    assert [update for update, _ in told["best"]][:4] == [0, 4, 6, 8]
-    assert (stopped, updates) == ("Stop requested by somebody", updates)
+    answers = run(fit_and_save, 3, str(tmp_path))
+    saved, stopped, updates = answers[0]
+    assert saved["request"] == [(0, "the beginning"), (4, "rank 1 wants it"), (12, "the end")]
+    assert saved["signal"] == [(0, "the beginning"), (3, "requested by SIGUSR1"), (12, "the end")]
+    # Due after the first batch, agreed on after the second, done after the third.
+    assert saved["clock"][1] == (3, "every 1e-05 minutes")
+    assert [update for update, _ in saved["best"]][:4] == [0, 4, 6, 8]
+    assert (stopped, updates) == ("Stop requested by a viewer", updates)
     assert updates < 2400
     assert answers[1:] == [answers[0]] * 2
 
 
-def leaves(rank, size, folder):
+def fit_until_signal(rank, size, folder):
     found = {}
     for name, hook in {"training": terminate(2, 1, 3), "validation": terminate(1, 1, 2, valid=True)}.items():
         with pytest.raises(SystemExit) as error:
@@ -138,39 +139,39 @@ def leaves(rank, size, folder):
 
 @pytest.mark.soak
 def test_a_signal_to_one_rank_ends_all_ranks_in_order(tmp_path):
-    answers = run(leaves, 3, str(tmp_path))
+    answers = run(fit_until_signal, 3, str(tmp_path))
     training = (143, "Terminated (SIGTERM) in epoch 1, batch 3", 4, ["the begi", "stopped:"])
     validation = (143, "Terminated (SIGTERM) in epoch 1, batch 2", 6, ["the begi", "stopped:"])
     assert answers == [{"training": training, "validation": validation}] * 3
 
 
-# --- numbers that are none
+# --- losses that are not finite
 
 
-def poisoned(rank, size, folder):
+def fit_with_nan(rank, size, folder):
     """NaN in the share of rank 1: the same update is refused everywhere, as with one process."""
     found = {}
     for name, settings in {"plain": {}, "window": {"accumulate": 2}, "shards": {"parallel": "fsdp"}}.items():
         skipping = learner(on_nan="skip", optimizer=optim.SGD(), **settings)
-        fitted = fit(Poison(size - 1, 1, 3), of=skipping)
+        fitted = fit(InjectNaN(size - 1, 1, 3), of=skipping)
         warnings = [event.text for event in fitted.record.events_of("warning")]
-        found[name] = came_out(fitted), warnings
+        found[name] = results_of(fitted), warnings
         with pytest.raises(NotFinite) as error:
-            fit(Poison(size - 1, 2, 3), of=learner(optimizer=optim.SGD(), **settings))
+            fit(InjectNaN(size - 1, 2, 3), of=learner(optimizer=optim.SGD(), **settings))
         found[name] += (str(error.value),)
     return found
 
 
 def test_all_ranks_refuse_an_update_with_a_nan_on_one():
-    alone = poisoned(0, 1, "")
-    for found in run(poisoned, 2, ""):
+    alone = fit_with_nan(0, 1, "")
+    for found in run(fit_with_nan, 2, ""):
         for name, (outcome, warnings, text) in found.items():
             assert differences(outcome, alone[name][0], name) == []
             assert warnings == alone[name][1]
             assert text == alone[name][2].replace("gradient is not", "gradient of rank 1 is not")
 
 
-def refused(rank, size, folder):
+def fit_invalid(rank, size, folder):
     texts = []
     with pytest.raises(InvalidArgument) as error:
         fit(data=samples(96 + rank))
@@ -184,9 +185,9 @@ def refused(rank, size, folder):
     dataset = torch.utils.data.TensorDataset(*samples(32))
     with pytest.raises(InvalidArgument, match="pass its dataset"):
         fit(data=torch.utils.data.DataLoader(dataset, batch_size=8), batch_size=None)
-    if rank == 0:  # asks nobody
+    if rank == 0:  # explain needs no other rank
         learner().explain(samples(96), epochs=2, run=f"{folder}/taken")
-    said = {
+    differing = {
         "run": {"run": None if rank else f"{folder}/new"},
         "resume": {"run": f"{folder}/new", "resume": bool(rank)},
         "checkpoint": {"run": f"{folder}/new", "checkpoint": Checkpoint(keep_last=rank + 1, deadline=2e9 + rank)},
@@ -198,7 +199,7 @@ def refused(rank, size, folder):
         "the samples of train": {"data": samples(96, seed=rank)},
         "the samples of valid": {"valid": samples(9, seed=rank)},
     }
-    for name, settings in said.items():
+    for name, settings in differing.items():
         with pytest.raises(InvalidArgument, match=rf"rank {1 - rank} runs another training(.|\n)*\n  {name}: "):
             fit(**settings)
     assert not Path(folder, "new").exists()
@@ -217,15 +218,15 @@ class Uneven(torch.utils.data.IterableDataset):
         return iter(zip(*samples(self.count), strict=True))
 
 
-class Alone(Callback):
-    """What one rank alone knows decides about its weights."""
+class ChangeOneRate(Callback):
+    """One rank changes its learning rate."""
 
     def on_train_batch_after_backward(self, ctx):
         if stoker.world().rank == 1 and (ctx.epoch, ctx.batch_number) == (2, 2):
             ctx.lr = 2 * ctx.lr
 
 
-def parted(rank, size, folder):
+def fit_diverging(rank, size, folder):
     """Ranks that diverge: all of them raise, and none waits."""
     stream, texts = Uneven(40 + 16 * rank), []
     fitted = fit(epochs=1)
@@ -239,7 +240,7 @@ def parted(rank, size, folder):
             use()
         texts.append(str(error.value))
     with pytest.raises(StateMismatch) as other:
-        fit(Alone(), run=f"{folder}/alone", epochs=4)
+        fit(ChangeOneRate(), run=f"{folder}/alone", epochs=4)
     texts.append(str(other.value))
     x, y = samples(96)
     with pytest.raises(NotFinite, match="every update of epoch 1 was skipped"):
@@ -252,7 +253,7 @@ def parted(rank, size, folder):
 
 @pytest.mark.soak
 def test_errors_for_ranks_that_diverge(tmp_path):
-    (*streams, weights, saved), second = run(parted, 2, str(tmp_path))
+    (*streams, weights, saved), second = run(fit_diverging, 2, str(tmp_path))
     assert [*streams, weights, saved] == second
     assert streams[0] == (
         "rank 0's stream ended after 5 batches, and rank 1's did not: every rank reads the same stream, and stoker "
@@ -283,7 +284,7 @@ def test_a_hook_can_detect_a_padding_batch():
 
 @pytest.mark.soak
 def test_errors_are_raised_on_every_rank(tmp_path):
-    (first, taken, stopped), (second, also, _) = run(refused, 2, str(tmp_path))
+    (first, taken, stopped), (second, also, _) = run(fit_invalid, 2, str(tmp_path))
     assert stopped == "Completed 2 epochs"
     assert first.startswith("rank 1 runs another training than rank 0\n  samples: 97 there, 96 here")
     assert second.startswith("rank 0 runs another training than rank 1\n  samples: 96 there, 97 here")
@@ -291,21 +292,21 @@ def test_errors_are_raised_on_every_rank(tmp_path):
     assert "already holds a run" in taken
 
 
-# --- what is said
+# --- warnings and plans
 
 
-class Grumble(Callback):
+class Warn(Callback):
     def on_train_batch_end(self, ctx):
         if stoker.world().rank == 1 and ctx.batch_number == 1 and ctx.epoch == 1:
             ctx.warn("this node is hot")
 
     def on_fit_end(self, ctx):
-        ctx.warn("said by all")
+        ctx.warn("from all ranks")
 
 
-def says(rank, size, folder):
+def warn_and_explain(rank, size, folder):
     numbers = callbacks.CSV(f"{folder}/{rank}.csv")
-    fitted = fit(Grumble(), numbers, run=f"{folder}/run", checkpoint=False)
+    fitted = fit(Warn(), numbers, run=f"{folder}/run", checkpoint=False)
     stoker.barrier()
     log = Path(folder, "run", "log.txt").read_text()
     warnings = [event.text for event in Run.open(f"{folder}/run").record.events_of("warning")]
@@ -318,9 +319,9 @@ def says(rank, size, folder):
 
 @pytest.mark.soak
 def test_rank_0_writes_and_names_the_rank_that_warned(tmp_path):
-    answers = run(says, 2, str(tmp_path))
+    answers = run(warn_and_explain, 2, str(tmp_path))
     for rank, (warnings, logged, in_memory, lines) in enumerate(answers):
-        assert warnings == ["rank 1: this node is hot", "said by all"]
+        assert warnings == ["rank 1: this node is hot", "from all ranks"]
         assert (logged, in_memory) == (1, rank > 0)
         whole, sharded, compiled = lines
         assert f"ranks      2 processes, this is rank {rank}; each has 1/2 of every batch" in whole

@@ -10,7 +10,7 @@ from torch import nn
 
 from stoker import callbacks, data
 from stoker.engine import _planning
-from tests.distributed.fits import came_out, learner, samples
+from tests.distributed.fits import learner, results_of, samples
 from tests.distributed.processes import launched
 from tests.distributed.test_fit import differences
 
@@ -61,14 +61,14 @@ def fitted(rank, size, count, nan, hooks):
         found = of.fit(data.Loader((x, y), batch_size=8), epochs=2, show=False, callbacks=own)
     except Exception as error:
         return type(error).__name__, str(error)
-    return came_out(found), found._prepared.fit.plan.defers_check
+    return results_of(found), found._prepared.fit.plan.defers_check
 
 
 @pytest.mark.parametrize(("count", "hooks"), [(61, ""), (33, ""), (64, "listens")])
 @pytest.mark.soak
 def test_steps_that_are_checked_late_give_the_same(count, hooks):
     x, y = samples(count)
-    expected = came_out(learner(network()).fit(data.Loader((x, y), batch_size=8), epochs=2, show=False))
+    expected = results_of(learner(network()).fit(data.Loader((x, y), batch_size=8), epochs=2, show=False))
     for found, is_deferred in launched(fitted, 2, count, None, hooks):
         assert differences(found, expected, "deferred") == []
         assert is_deferred == (hooks != "listens")

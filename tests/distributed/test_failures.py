@@ -90,7 +90,7 @@ def test_a_rank_that_hangs_is_reported_after_the_timeout():
 
 
 def catch_and_continue(rank, size):
-    """Rank 1 fails alone and catches it: its next message would meet what the others still wait in."""
+    """Rank 1 fails and catches it: its next message would meet another collective of the other ranks."""
     here = join("cpu", timeout=2)
     texts = []
     for fails in (True, False, False):
@@ -140,7 +140,7 @@ ERRORS = {
 
 
 def raise_each(rank, size):
-    """What becomes of each error; and of one that the user's code made of a lost connection."""
+    """How each error is reported, including one that user code raises for a lost connection."""
     found = {}
     for name, error in ERRORS.items():
         with pytest.raises((PeerFailed, RuntimeError, ValueError)) as raised, propagate_failures(join("cpu")):

@@ -1,4 +1,4 @@
-"""The same script on several processes comes to what one process comes to: losses, metrics, predictions, weights."""
+"""The same script gives the same losses, metrics, predictions and weights on several processes as on one."""
 
 import math
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from torch import nn
 
 import stoker
 from stoker import callbacks, data
-from tests.distributed.fits import CASES, _fit, came_out, learner, network, results, samples
+from tests.distributed.fits import CASES, _fit, learner, network, results, results_of, samples
 from tests.distributed.processes import run
 
 MORE_PROCESSES = [("fsdp", 2), *((mode, size) for mode in ("auto", "fsdp") for size in (3, 4))]
@@ -32,7 +32,7 @@ def test_a_fit_gives_the_same_on_any_number_of_processes(alone, mode, size):
 
 
 def differences(found, expected, where):
-    """Where two values are not the same, up to how 64 bits round."""
+    """The places where two values differ by more than float64 rounding."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), where
         return [each for key in expected for each in differences(found[key], expected[key], f"{where}: {key}")]
@@ -52,8 +52,8 @@ class Answer(NamedTuple):
     names: list[str]
 
 
-class Asked(nn.Module):
-    """Answers in a structure of its own."""
+class NamedAnswers(nn.Module):
+    """Returns its predictions in a namedtuple."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ def corners(rank, size, folder):
     found = {}
     torch.manual_seed(rank)  # as users' processes do, who say nothing about seeds
     drawn = _fit(stoker.Learner(nn.Linear(6, 4).double(), loss=F.cross_entropy), samples(33), epochs=1)
-    found["without a seed"] = came_out(drawn)
+    found["without a seed"] = results_of(drawn)
     masks = []
     noise = callbacks.on(train_batch_end=lambda ctx: masks.append(torch.rand(3).tolist()))
     of, before = learner(), torch.get_rng_state()
@@ -81,17 +81,17 @@ def corners(rank, size, folder):
     assert torch.equal(torch.get_rng_state(), before)
     found["noise"] = masks
     more = _fit(learner(), samples(37), epochs=1).continue_(epochs=1, show=False)
-    found["continued"] = came_out(more)
-    asked = _fit(learner(Asked()), samples(5), epochs=1)
-    answer = asked.predict(samples(5), batch_size=3)["answer"]
+    found["continued"] = results_of(more)
+    fitted = _fit(learner(NamedAnswers()), samples(5), epochs=1)
+    answer = fitted.predict(samples(5), batch_size=3)["answer"]
     assert type(answer) is Answer
     found["answer"] = answer.scores, answer.names
     found["curve"] = stoker.lr_find(learner(), samples(64), steps=20).suggestion
     found["report"] = str(more.report(f"{folder}/{size}/report.html", samples(5)))
     stream = data.Loader(Stream(), batch_size=8)
-    found["stream"] = came_out(_fit(learner(), stream, batch_size=None))
+    found["stream"] = results_of(_fit(learner(), stream, batch_size=None))
     workers = data.Loader(samples(50), batch_size=8, shuffle=3, transform=doubled, workers=1)
-    found["workers"] = came_out(_fit(learner(), workers, batch_size=None))
+    found["workers"] = results_of(_fit(learner(), workers, batch_size=None))
     return found
 
 
@@ -122,7 +122,7 @@ def test_predictions_reports_and_streams_are_the_same_on_two_processes(tmp_path)
 
 
 def wrapped(rank, size, kind):
-    """A model that the user has distributed already is trained as it is."""
+    """Trains a model that the user has distributed."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -143,7 +143,7 @@ def wrapped(rank, size, kind):
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         parallel = stoker.Parallel(mode="fsdp" if kind.endswith("shards") else "auto", mesh=mesh)
     fitted = _fit(learner(model, parallel=parallel, clip_norm=0.1), samples(43), valid=samples(11))
-    outcome = came_out(fitted)
+    outcome = results_of(fitted)
     outcome["scores"] = fitted.evaluate(samples(7), batch_size=3)
     outcome["predictions"] = fitted.predict(samples(7)[0], batch_size=3)
     outcome["weights"] = {name.removeprefix("module."): value for name, value in outcome["weights"].items()}
@@ -151,7 +151,7 @@ def wrapped(rank, size, kind):
 
 
 def mesh_of(rank, size):
-    """One batch, whose rows all ranks have, and each half of the layers: with dropout, as one process draws it."""
+    """All ranks have the same rows and each has half of the layers; dropout is drawn as in one process."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -162,9 +162,9 @@ def mesh_of(rank, size):
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
         parallel = stoker.Parallel(mesh=mesh)
     of = learner(model, parallel=parallel, optimizer=stoker.optim.SGD(foreach=False), lr=0.1)
-    if rank == 0 and size > 1:  # asked by one alone
+    if rank == 0 and size > 1:  # called on one rank only
         assert "2 processes, this is rank 0; each has 1/1 of every batch" in of.explain(samples(32), epochs=2)
-    return came_out(_fit(of, samples(32)))
+    return results_of(_fit(of, samples(32)))
 
 
 @pytest.mark.soak

@@ -181,7 +181,7 @@ def test_a_process_ends_without_waiting_for_dead_ranks():
 
 
 def find_each_other(store, size, *, late=()):
-    """The prefix that each rank of a start comes to; the ranks in `late` start last."""
+    """The prefix that each rank of a start agrees on; the ranks in `late` start last."""
     found = {}
 
     def begin(rank):

@@ -116,9 +116,9 @@ def compare_with_one_process(recipe):
 def check_steps_decided_by_the_device(recipe):
     """With `when=True` a step is an ordinary one; with `when=False` nothing changes, including missing state."""
     model, other = sharded(), sharded()
-    asked, plain = optim.init(recipe, model), optim.init(recipe, other)
+    conditional, plain = optim.init(recipe, model), optim.init(recipe, other)
     for update, when in enumerate([False, True, True, False, True]):
-        asked.step(gradients(model, update, shard), lr=RATE, when=torch.tensor(when))
+        conditional.step(gradients(model, update, shard), lr=RATE, when=torch.tensor(when))
         if when:
             plain.step(gradients(other, update, shard), lr=RATE)
         compare(model, whole_of(other))

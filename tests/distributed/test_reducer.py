@@ -216,7 +216,7 @@ def bf16(world, mode):
 
 
 def windows(world, mode):
-    """Micro-batches that each rank adds up by itself; one reduction. Weights as numbers and as tensors."""
+    """Micro-batches that each rank accumulates locally; one reduction. Weights as numbers and as tensors."""
     x, y = samples()
     worst = 0.0
     for kind in (float, torch.tensor):
@@ -337,7 +337,7 @@ def buffers(world, mode):
 
 
 def layout(world, mode):
-    """Gradients lie in memory as their parameters do, and nobody else holds them."""
+    """Gradients have the strides of their parameters, and no other references."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)).to(memory_format=torch.channels_last)
     assert not model[0].weight.is_contiguous()

@@ -1,4 +1,4 @@
-"""A run of several processes resumes: to the same bits on as many of them, to the same numbers on any other count."""
+"""A run of several processes resumes: to the same bits on as many processes, to the same numbers on any other count."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import torch
 
 import stoker
 from stoker import Callback, Checkpoint, NotFinite, callbacks, data, metrics, schedule
-from tests.distributed.fits import came_out, learner, samples
+from tests.distributed.fits import learner, results_of, samples
 from tests.distributed.processes import run
 from tests.distributed.test_fit import differences
 from tests.learner.fits import Net
@@ -28,7 +28,7 @@ def terminate(rank, epoch, batch, *, valid=False):
     return callbacks.on(valid_batch_end=send) if valid else callbacks.on(train_batch_end=send)
 
 
-def ended(fit, **settings):
+def exit_code_of(fit, **settings):
     """The code that a fit ends the process with."""
     with pytest.raises(SystemExit) as error:
         fit(**settings)
@@ -39,7 +39,7 @@ def ended(fit, **settings):
 
 
 def steady(run, mode, **settings):
-    """Without dropout and in 64 bits, in windows of three batches: what comes out depends on no world."""
+    """Without dropout, in float64 and in windows of three batches: results do not depend on the number of ranks."""
     of = learner(
         accumulate=3,
         lr=schedule.cosine(1e-2, steps=12),
@@ -51,14 +51,14 @@ def steady(run, mode, **settings):
     return of.fit(samples(117), epochs=3, batch_size=16, valid=samples(11), show=False, **durable, **settings)
 
 
-def left(rank, size, folder):
-    """A run in each mode that was left inside an epoch and inside a window."""
+def stop_runs(rank, size, folder):
+    """Stops a run in each mode within an epoch and within an accumulation window."""
     for mode in ("auto", "fsdp"):
         stop = terminate(size - 1, 2, 4)
-        assert ended(steady, run=f"{folder}/{mode}-{size}", mode=mode, callbacks=[stop]) == 143
+        assert exit_code_of(steady, run=f"{folder}/{mode}-{size}", mode=mode, callbacks=[stop]) == 143
 
 
-def gone_on(rank, size, folder):
+def resume_runs(rank, size, folder):
     """Resumes every run in both modes."""
     found = {}
     for name in sorted(os.listdir(folder)):
@@ -69,26 +69,26 @@ def gone_on(rank, size, folder):
             stoker.barrier()
             fitted = steady(place, mode)
             texts = [event.text for event in fitted.record.events_of("warning")]
-            found[f"{name} on {size} with {mode}"] = came_out(fitted), texts
+            found[f"{name} on {size} with {mode}"] = results_of(fitted), texts
     return found
 
 
 @pytest.mark.soak
 def test_a_run_resumes_with_another_number_of_processes_and_in_another_mode(tmp_path):
-    whole = came_out(steady(None, "auto"))
-    (tmp_path / "left").mkdir()
+    whole = results_of(steady(None, "auto"))
+    (tmp_path / "stopped").mkdir()
     for size in (1, 2, 3):
-        run(left, size, str(tmp_path / "left"))
+        run(stop_runs, size, str(tmp_path / "stopped"))
     for size in (1, 2, 3):
-        first, *others = run(gone_on, size, str(tmp_path / "left"))
+        first, *others = run(resume_runs, size, str(tmp_path / "stopped"))
         assert len(first) == 12
         for name, (found, texts) in first.items():
             assert differences(found, whole, name) == []
             before = int(name.split("-")[1][0])
             count = "none" if before == 1 else str(before)
             now = "none" if size == 1 else str(size)
-            said = f"processes: {count} before, {now} now; the run continues with the new setting"
-            assert (said in texts) == (before != size), texts
+            message = f"processes: {count} before, {now} now; the run continues with the new setting"
+            assert (message in texts) == (before != size), texts
         for other in others:
             assert all(differences(other[name][0], first[name][0], name) == [] for name in first)
 
@@ -114,7 +114,7 @@ def shake(x, y):
     return x + 0.1 * torch.randn(x.shape), y
 
 
-class Poison(Callback):
+class InjectNaN(Callback):
     """One rank's part of a batch becomes NaN."""
 
     transient = True
@@ -127,8 +127,8 @@ class Poison(Callback):
             ctx.batch = ctx.batch[0] * torch.nan, ctx.batch[1]
 
 
-class Copied(Callback):
-    """Rank 0 copies the run as it lies on the disk: what a kill of all processes at that moment would leave."""
+class CopyRun(Callback):
+    """Rank 0 copies the run directory: the state after a kill of all processes at that moment."""
 
     transient = True
 
@@ -140,8 +140,8 @@ class Copied(Callback):
             shutil.copytree(self.run, self.to)
 
 
-def bits(rank, size, folder):
-    """Stopped in every way that leaves it the time, and gone on with: what came out, and what it would have been."""
+def stop_and_resume(rank, size, folder):
+    """Stops and resumes fits in many ways; returns the results, and those of uninterrupted fits."""
     ways = {
         "inside an epoch": (terminate(1, 2, 3), {}),
         "at its end": (terminate(1, 1, 7), {}),
@@ -153,31 +153,31 @@ def bits(rank, size, folder):
     found = {}
     for name, (stop, settings) in ways.items():
         place = f"{folder}/{name}"
-        assert ended(noisy, run=place, callbacks=[stop], **settings) == 143
-        found[name] = came_out(noisy(place, **settings)), came_out(noisy(**settings))
+        assert exit_code_of(noisy, run=place, callbacks=[stop], **settings) == 143
+        found[name] = results_of(noisy(place, **settings)), results_of(noisy(**settings))
     whole = found["inside an epoch"][1]
     with pytest.raises(NotFinite, match="of rank 1 is not finite at epoch 2, batch 3: the batch"):
-        noisy(f"{folder}/poisoned", callbacks=[Poison(1, 2, 3)])
-    stoker.barrier()  # rank 0's last words are written
-    saved = stoker.record.Run.open(f"{folder}/poisoned").record.events_of("checkpoint")[-1]
+        noisy(f"{folder}/nan", callbacks=[InjectNaN(1, 2, 3)])
+    stoker.barrier()  # rank 0 has written its last events
+    saved = stoker.record.Run.open(f"{folder}/nan").record.events_of("checkpoint")[-1]
     assert (saved.extra["reason"], saved.epoch, saved.batch) == ("exception: NotFinite", 2, 2)
     stoker.barrier()
-    found["after an exception of all"] = came_out(noisy(f"{folder}/poisoned")), whole
-    noisy(f"{folder}/lived", callbacks=[Copied(f"{folder}/lived", f"{folder}/died", 2, 4)])
-    found["after a kill of all"] = came_out(noisy(f"{folder}/died")), whole
+    found["after an exception of all"] = results_of(noisy(f"{folder}/nan")), whole
+    noisy(f"{folder}/lived", callbacks=[CopyRun(f"{folder}/lived", f"{folder}/died", 2, 4)])
+    found["after a kill of all"] = results_of(noisy(f"{folder}/died")), whole
     return found
 
 
 @pytest.mark.soak
 def test_a_run_resumes_to_the_same_bits_on_as_many_processes(tmp_path):
-    answers = run(bits, 2, str(tmp_path))
+    answers = run(stop_and_resume, 2, str(tmp_path))
     for found in answers:
         for name, (again, whole) in found.items():
-            assert exactly(again) == exactly(whole), name
-            assert exactly(again) == exactly(answers[0][name][0]), name
+            assert to_lists(again) == to_lists(whole), name
+            assert to_lists(again) == to_lists(answers[0][name][0]), name
 
 
-def exactly(outcome):
+def to_lists(outcome):
     return {**outcome, "weights": {name: value.tolist() for name, value in outcome["weights"].items()}}
 
 
@@ -189,26 +189,26 @@ def one_fails(rank, size, folder):
     noisy(f"{folder}/run", callbacks=[callbacks.on(train_batch_end=fail)])
 
 
-def after_it(rank, size, folder):
+def resume_after_failure(rank, size, folder):
     warnings = [event.text for event in stoker.record.Run.open(f"{folder}/run").record.events_of("error")]
-    return came_out(noisy(f"{folder}/run")), came_out(noisy()), warnings
+    return results_of(noisy(f"{folder}/run")), results_of(noisy()), warnings
 
 
 def test_a_run_resumes_after_an_exception_on_one_rank(tmp_path):
     with pytest.raises(AssertionError) as error:
         run(one_fails, 2, str(tmp_path))
-    said = "rank 1 has failed: ValueError: the disk of this node is gone; its traceback is in its own output"
-    assert f"PeerFailed: {said}" in str(error.value)
-    for again, whole, errors in run(after_it, 2, str(tmp_path)):
-        assert exactly(again) == exactly(whole)
-        assert errors == [f"PeerFailed: {said}"]
+    message = "rank 1 has failed: ValueError: the disk of this node is gone; its traceback is in its own output"
+    assert f"PeerFailed: {message}" in str(error.value)
+    for again, whole, errors in run(resume_after_failure, 2, str(tmp_path)):
+        assert to_lists(again) == to_lists(whole)
+        assert errors == [f"PeerFailed: {message}"]
 
 
-# --- what each rank has of its own
+# --- state of a single rank
 
 
 class Smooth(Callback):
-    """A mean of this rank's losses, that its loss is scaled by."""
+    """Scales the loss of this rank by a running mean of its losses."""
 
     def __init__(self):
         self.mean = 0.0
@@ -239,8 +239,8 @@ class Centered(torch.nn.Module):
         return torch.nn.functional.cross_entropy(scores - self.mean, target)
 
 
-def counts(rank, size, folder):
-    """Callbacks and a loss that count by themselves: 4 epochs at once, and 2 and 2."""
+def fit_in_parts(rank, size, folder):
+    """Fits with state in callbacks and in the loss: 4 epochs at once, and 2 and 2."""
     found = []
     for name, epochs in (("whole", [4]), ("parts", [2, 4])):
         for count in epochs:
@@ -255,7 +255,7 @@ def counts(rank, size, folder):
                 keep="last",
                 show=False,
             )
-        found.append((came_out(fitted)["weights"], loss.mean))
+        found.append((results_of(fitted)["weights"], loss.mean))
     return found
 
 
@@ -269,7 +269,7 @@ def other_metrics(rank, size, folder):
 
 @pytest.mark.soak
 def test_the_state_of_each_rank_resumes_as_its_own(tmp_path):
-    answers = run(counts, 2, str(tmp_path))
+    answers = run(fit_in_parts, 2, str(tmp_path))
     for whole, parts in answers:
         assert all(torch.equal(whole[0][name], value) for name, value in parts[0].items())
         assert torch.equal(whole[1], parts[1])

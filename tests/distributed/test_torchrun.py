@@ -1,4 +1,4 @@
-"""Real torchrun: ranks and agents that die, come back or fail, and what is left of the run then."""
+"""Runs under torchrun: ranks and agents that die, return or fail, and the run afterwards."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from torture.runs import checkpoints_of
 
 @pytest.fixture
 def launch(tmp_path):
-    """Starts torchrun; whatever is left of it in the end is killed."""
+    """Starts torchrun; kills remaining processes at the end."""
     started = []
 
     def start(name, arguments, **environment):
@@ -31,7 +31,7 @@ def launch(tmp_path):
         each.end()
 
 
-def awaited(condition, launches):
+def wait_for(condition, launches):
     """Waits for something to happen; none of the launches may end before it."""
     while not condition():
         assert not any(each.is_over() for each in launches), "\n".join(each.printed() for each in launches)
@@ -48,7 +48,7 @@ def whole(rank, size, folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What comes out of two ranks that nobody disturbs."""
+    """The digests of two ranks that are not interrupted."""
     first, second = run(whole, 2, str(tmp_path_factory.mktemp("whole")))
     assert first == second
     return f"digest {first} {second}"
@@ -93,10 +93,10 @@ def test_every_sample_is_used_once_when_a_node_is_lost_and_another_joins(launch,
         return {size for _, size, *_ in seen(tmp_path)}
 
     stays, goes = node(1), node(0)
-    awaited(lambda: any(size == 2 and epoch == 2 for _, size, epoch, *_ in seen(tmp_path)), [stays, goes])
+    wait_for(lambda: any(size == 2 and epoch == 2 for _, size, epoch, *_ in seen(tmp_path)), [stays, goes])
     goes.end()
     alone_since = {each[0] for each in seen(tmp_path)}
-    awaited(lambda: any(size == 1 and each not in alone_since for each, size, *_ in seen(tmp_path)), [stays])
+    wait_for(lambda: any(size == 1 and each not in alone_since for each, size, *_ in seen(tmp_path)), [stays])
     comes = node(0)
     assert (stays.wait(), comes.wait()) == (0, 0), stays.printed() + comes.printed()
     assert sizes() == {1, 2}
@@ -124,10 +124,10 @@ def test_an_exception_on_one_rank_ends_all_with_its_traceback_first(launch, tmp_
     started = launch("fails", standalone(2))
     assert started.wait() == 1
     printed = started.printed()
-    said = "rank 1 has failed: ValueError: the disk of this node is gone; its traceback is in its own output"
-    its, others = printed.index("[rank1]: ValueError: the disk of this node"), printed.index(f"PeerFailed: {said}")
+    message = "rank 1 has failed: ValueError: the disk of this node is gone; its traceback is in its own output"
+    its, others = printed.index("[rank1]: ValueError: the disk of this node"), printed.index(f"PeerFailed: {message}")
     assert printed.index("Traceback") < its < printed.index("[rank0]: Traceback") < others
-    assert [event.text for event in Run.open(tmp_path / "run").record.events_of("error")] == [f"PeerFailed: {said}"]
+    assert [event.text for event in Run.open(tmp_path / "run").record.events_of("error")] == [f"PeerFailed: {message}"]
 
 
 @pytest.mark.soak
@@ -146,11 +146,11 @@ def test_a_decision_of_one_rank_ends_all_ranks_in_the_same_way(launch, tmp_path)
 # --- the agent
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["asked to end", "killed"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
 @pytest.mark.soak
 def test_without_the_agent_the_ranks_end_in_order_and_the_run_resumes(launch, tmp_path, undisturbed, number):
     started = launch("slow", standalone(2))
-    awaited((tmp_path / "inside").exists, [started])
+    wait_for((tmp_path / "inside").exists, [started])
     started.send(number)
     assert started.wait() == (1 if number == signal.SIGTERM else -number)
     assert digests(started) == []

@@ -44,7 +44,7 @@ def wrapped(kind):
 
 
 def gradients_of(rank, size, kind):
-    """This rank's share of the batch through a wrapped model, with a gradient of somebody else's lying in `.grad`."""
+    """This rank's share of the batch through a wrapped model, with a gradient of other code in `.grad`."""
     model = wrapped(kind)
     x, y = (each.chunk(size)[rank] for each in samples())
     parameters = list(model.parameters())

@@ -41,7 +41,7 @@ def loss_of(model, batch=BATCH):
 
 def test_backward_returns_gradients_by_parameter_and_leaves_grad_alone():
     model = Model()
-    model.linear1.bias.grad = torch.full((16,), 1e3)  # somebody else's
+    model.linear1.bias.grad = torch.full((16,), 1e3)  # a gradient of other code
     grads = stoker.backward(loss_of(model), model)
     assert set(grads) == {name for name, _ in model.named_parameters()}
     assert grads[model.conv1.weight] is grads["conv1.weight"]

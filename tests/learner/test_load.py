@@ -38,9 +38,9 @@ def test_metrics_can_be_loaded_without_a_model(run):
     assert result_of(loaded, weights=False) == result_of(fitted, weights=False)
     assert repr(loaded).startswith("a model fitted: 3 epochs, 18 updates in ")
     assert "<pre" in loaded._repr_html_()
-    for asked in (lambda: loaded.model, lambda: loaded.predict(samples(4)), lambda: loaded.evaluate(samples(4))):
+    for use in (lambda: loaded.model, lambda: loaded.predict(samples(4)), lambda: loaded.evaluate(samples(4))):
         with pytest.raises(InvalidArgument, match=r"loaded without a model: use Fitted.load\(run, learner\)"):
-            asked()
+            use()
     with pytest.raises(InvalidArgument, match=r"without its data: use fit\(..., run=..., resume=True\)"):
         loaded.continue_(epochs=1)
     assert list_files(run) == before
@@ -130,10 +130,10 @@ def test_a_run_without_a_complete_checkpoint_is_an_error(tmp_path, run):
         load_for_inference(left, Net())
 
 
-@pytest.mark.parametrize(("given", "said"), [(5, "int"), (Net, "the class Net"), ("model", "str")], ids=str)
-def test_only_learners_and_models_can_be_given(run, given, said):
+@pytest.mark.parametrize(("given", "described"), [(5, "int"), (Net, "the class Net"), ("model", "str")], ids=str)
+def test_only_learners_and_models_can_be_given(run, given, described):
     fit(run)
-    with pytest.raises(WrongType, match=f"a learner or a model to load its weights into; got {said}"):
+    with pytest.raises(WrongType, match=f"a learner or a model to load its weights into; got {described}"):
         Fitted.load(run, given)
 
 

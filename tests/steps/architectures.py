@@ -100,7 +100,7 @@ class Record:
 
 
 class Helper:
-    """Holds modules and is called, as a decoder that is no module does."""
+    """A plain object that holds modules and is callable."""
 
     def __init__(self, *blocks: nn.Module):
         self.blocks, self.inner = list(blocks), SimpleNamespace(block=blocks[0])
@@ -143,7 +143,7 @@ def taken(held: Any) -> Callable[[Tensor], Tensor]:
 
 
 class Indirect(nn.Module):
-    """A registered module that is reached through something that is no module."""
+    """A registered module that the forward reaches through a plain object."""
 
     def __init__(self, hold: Callable[[nn.Module], Any]):
         super().__init__()

@@ -210,21 +210,21 @@ def test_eval_and_train_of_the_users_classes_are_called():
 
 
 def test_metaclasses_subclass_hooks_and_constructors_do_not_run():
-    heard = []
+    accesses = []
 
     class Meta(type):
         def __init__(cls, name, bases, namespace):
-            heard.append(name)
+            accesses.append(name)
             super().__init__(name, bases, namespace)
 
     class Model(nn.Module, metaclass=Meta):
         __slots__ = ("slot",)
 
         def __init_subclass__(cls, **kwargs):
-            heard.append(cls)
+            accesses.append(cls)
 
         def __new__(cls, *args):
-            heard.append("new")
+            accesses.append("new")
             return super().__new__(cls)
 
         def forward(self, x):
@@ -232,9 +232,9 @@ def test_metaclasses_subclass_hooks_and_constructors_do_not_run():
 
     model = Model()
     object.__setattr__(model, "slot", nn.Dropout(0.5))
-    before = list(heard)
+    before = list(accesses)
     assert torch.equal(valid(model)(BATCH), BATCH)
-    assert heard == before
+    assert accesses == before
 
 
 # --- a view follows its model

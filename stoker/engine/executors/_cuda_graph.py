@@ -199,7 +199,7 @@ class CudaGraph(Replay):
     # --- launching
 
     def _can_group(self, lr: Any) -> bool:
-        """Whether nothing happens between the last step and this one: nobody looks, and the rates are the same."""
+        """Whether the host does nothing between the last step and this one: it reads no output, and rates are equal."""
         step = self._step
         same_rates = step.constant_rates or lr == step.rates.last
         return same_rates and not step.wants_output and not self._exact
@@ -281,7 +281,7 @@ class CudaGraph(Replay):
         reserved = torch.cuda.memory_reserved(self._device)
         unused = reserved - torch.cuda.memory_allocated(self._device)
         if unused > min(_UNUSED_LIMIT, reserved // 20):
-            with run_on_stream(self._outside):  # beside the weights, in blocks that have room
+            with run_on_stream(self._outside):  # beside the weights, in blocks with free space
                 compact_optimizer_state(self._step.state.optimizer)
 
     def _before_launch(self) -> None:

@@ -20,7 +20,7 @@ _C: Any = torch._C
 
 @contextmanager
 def reserve_stream(device: torch.device) -> Iterator[torch.cuda.Stream]:
-    """A stream that no other fit uses: torch hands out the same 32 again and again, and one may be recording."""
+    """A stream that no other fit uses: torch reuses 32 streams, and another fit may be recording on one."""
     with _lock:
         stream = torch.cuda.Stream(device)
         for _ in range(_STREAMS):
@@ -95,7 +95,7 @@ class GraphPool:
         _C._cuda_releasePool(self._index, self.handle)
 
     def addresses_in_use(self) -> set[int]:
-        """The addresses of tensors in the pool that somebody holds; cuBLAS's workspaces do not count."""
+        """The addresses of tensors in the pool that are still referenced; cuBLAS's workspaces do not count."""
         _C._cuda_clearCublasWorkspaces()
         segments = [each for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == self.handle]
         blocks = [block for each in segments for block in each["blocks"]]

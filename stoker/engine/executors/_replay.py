@@ -81,10 +81,10 @@ class Program:
 
 
 class Replay:
-    """Runs batches through programs; eagerly if there is none, or none can be made.
+    """Runs batches through programs, or eagerly if no program can be made.
 
-    The first batch of a kind runs eagerly: it is a real one, and creates all state that later ones find.
-    `exact`: a resumed run has to come to the same bits.
+    The first batch of a kind runs eagerly and creates the state that later ones use.
+    `exact`: a resumed run has to give the same bits.
     """
 
     def __init__(self, step: TrainStep, plan: Plan, *, exact: bool) -> None:
@@ -150,7 +150,7 @@ class Replay:
     @property
     def _compiles(self) -> bool:
         """Compiled code rounds in its own way. So whether a batch is compiled must not depend on what this process has
-        seen before: a resumed run comes to the same bits.
+        seen before: a resumed run has to give the same bits.
         """
         return self.plan.mode in ("compiled", "gradient")
 
@@ -201,7 +201,7 @@ class Replay:
         if self._compiles:
             return self._step.has_begun
         self._seen[key] += 1
-        # For a new shape cuDNN tries its kernels if it was told to, which a recording can't contain.
+        # With cudnn.benchmark, cuDNN times its kernels for a new shape, which can't be recorded.
         is_known_state = state in self._known_states and not torch.backends.cudnn.benchmark
         return is_known_state or self._seen[key] > 1
 
@@ -326,7 +326,7 @@ def _apply_window_change(step: TrainStep, change: WindowChange) -> None:
 
 
 def detach_outputs(result: StepResult, *, wanted: bool) -> StepResult:
-    """A step's result without autograd graphs, and without outputs that nobody looks at."""
+    """A step's result without autograd graphs, and without outputs that are not read."""
     if not wanted:
         return StepResult(updated=result.updated, skipped=result.skipped)
     return map_outputs(Tensor.detach, result)

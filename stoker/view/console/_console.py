@@ -108,7 +108,7 @@ class PlainConsole:
             seconds = event.extra.get("seconds")
             duration = f"  {format_duration(seconds)}" if seconds is not None else ""
             line = f"{self._epoch(event)}  {self._values(event.values)}{duration}"
-        elif event.kind == "valid" and event.batch < (progress.planned("batches") or 0):  # inside an epoch
+        elif event.kind == "valid" and event.batch < (progress.setting("batches") or 0):  # inside an epoch
             line = f"{self._epoch(event)}  update {event.update:,}  {self._values(event.values)}"
         elif event.kind == "begin":
             line = f"{describe_model(progress)}: {describe_plan(progress)} (* = best so far)"
@@ -127,7 +127,7 @@ class PlainConsole:
                 self._writer.line(line)
 
     def _epoch(self, event: Event) -> str:
-        planned = self._progress.planned("epochs")
+        planned = self._progress.setting("epochs")
         return f"epoch {event.epoch:>{len(str(planned))}}/{planned}" if planned else f"epoch {event.epoch}"
 
     def _values(self, values: Mapping[str, float]) -> str:

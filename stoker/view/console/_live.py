@@ -125,7 +125,7 @@ def _title(progress: FitProgress, width: int) -> "Text":
 
 
 def _bars(progress: FitProgress, width: int) -> list["Text"]:
-    planned, total = progress.planned("epochs"), progress.fraction()
+    planned, total = progress.setting("epochs"), progress.fraction()
     label = f" epoch {progress.epoch}" + (f"/{planned}" if planned else "")
     batch = describe_speed(progress)
     if progress.running:

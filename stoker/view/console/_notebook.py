@@ -77,7 +77,7 @@ def _render(progress: FitProgress, notes: list[str], *, ended: bool) -> str:
     else:
         left = progress.seconds_left()
         times = format_duration(progress.seconds) + (f", {format_duration(left)} left" if left is not None else "")
-        planned = progress.planned("epochs")
+        planned = progress.setting("epochs")
         epoch = f"epoch {progress.epoch}" + (f"/{planned}" if planned else "")
         parts += [
             _bar(epoch, progress.epoch_fraction(), describe_speed(progress)),

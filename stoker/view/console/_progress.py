@@ -85,14 +85,14 @@ class FitProgress:
         self.running = resume if resume.batch else None
         self._start, self._seconds_before = resume.time, self.record.summary()["seconds"]
 
-    def planned(self, name: str) -> Any:
+    def setting(self, name: str) -> Any:
         """A field of the begin event: `epochs`, `updates`, `minutes`, `batches`, `model`, …; `None` if unknown."""
         return self.begin.extra.get(name) if self.begin else None
 
     @property
     def monitored_set(self) -> str:
         """The set whose best values are shown: the monitor's, else the first validation set, else `train`."""
-        group = str(self.planned("monitor") or "").partition("/")[0]
+        group = str(self.setting("monitor") or "").partition("/")[0]
         return group if group in self.sets else self.sets[min(1, len(self.sets) - 1)]
 
     @property
@@ -107,7 +107,7 @@ class FitProgress:
     def batches(self) -> int | None:
         """The number of batches in the current epoch or validation, if known."""
         batches = self.running.extra.get("batches") if self.running else None
-        return batches or (None if self.validating else self.planned("batches"))
+        return batches or (None if self.validating else self.setting("batches"))
 
     @property
     def seconds(self) -> float:
@@ -192,17 +192,17 @@ class FitProgress:
 
 def describe_model(progress: FitProgress) -> str:
     """The model, its size and device: `Net (1,234 parameters) on cpu`."""
-    parameters, device = progress.planned("parameters"), progress.planned("device")
+    parameters, device = progress.setting("parameters"), progress.setting("device")
     size = f" ({parameters:,} parameters)" if parameters else ""
-    return f"{progress.planned('model') or 'model'}{size}{f' on {device}' if device else ''}"
+    return f"{progress.setting('model') or 'model'}{size}{f' on {device}' if device else ''}"
 
 
 def describe_plan(progress: FitProgress) -> str:
     """The limits of the fit: `200 epochs of 6 batches or 5 minutes`."""
-    epochs, updates, minutes = (progress.planned(name) for name in ("epochs", "updates", "minutes"))
+    epochs, updates, minutes = (progress.setting(name) for name in ("epochs", "updates", "minutes"))
     limits: list[str] = []
     if epochs:
-        batches = progress.planned("batches")
+        batches = progress.setting("batches")
         limits.append(pluralize(epochs, "epoch") + (f" of {pluralize(batches, 'batch')}" if batches else ""))
     if updates:
         limits.append(pluralize(updates, "update"))

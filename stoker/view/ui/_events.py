@@ -95,9 +95,9 @@ class ShownRun:
             "id": self.name,
             "row": make_row(self.name, run),
             "status": make_status(run),
-            "said": new[-MAX_MESSAGES:],
-            "grown": [name for name, length in lengths.items() if reset or self._lengths.get(name) != length],
-            "anew": reset,
+            "messages": new[-MAX_MESSAGES:],
+            "updated": [name for name, length in lengths.items() if reset or self._lengths.get(name) != length],
+            "reset": reset,
             "problem": run.problem,
             "behind": run.has_unread,
         }
@@ -113,7 +113,7 @@ class ShownRun:
         self._version = None  # if the run comes back, everything is reported
         if self._last["row"].get("reason") == row["reason"]:
             return None
-        empty = {"said": [], "grown": [], "anew": False, "behind": False}
+        empty = {"messages": [], "updated": [], "reset": False, "behind": False}
         change = {**self._last, **empty, "id": self.name, "row": row, "problem": row["reason"]}
         self._last = change
         return change

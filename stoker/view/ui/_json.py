@@ -107,7 +107,7 @@ def make_details(run_id: str, run: Follower) -> dict[str, Any]:
         "groups": group_by_metric(names),
         "directions": {name: run.direction(name) for name in names},
         "units": {name: run.unit(name) for name in names},
-        "said": make_messages(run.messages[-MAX_MESSAGES:]),
+        "messages": make_messages(run.messages[-MAX_MESSAGES:]),
         "log": run.log,
         "checkpoints": _make_checkpoints(run),
         "problem": run.problem,

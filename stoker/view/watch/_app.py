@@ -179,7 +179,7 @@ class Dashboard(App[None]):
     def _update_banner(self) -> None:
         if self.snapshot is None:
             return
-        text = panes.banner(self.snapshot, self._reader.stalled)
+        text = panes.banner(self.snapshot, self._reader.seconds_stalled)
         for banner in self.query("#banner").results(Static):
             banner.display = text is not None
             banner.update(text or "")

@@ -60,7 +60,7 @@ class Reader:
         self._wake_up.set()
 
     @property
-    def stalled(self) -> float:
+    def seconds_stalled(self) -> float:
         """The seconds that the disk has not answered; 0 if that is not unusually long."""
         since = self._reading_since
         waited = time.monotonic() - since if since is not None else 0.0

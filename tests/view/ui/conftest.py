@@ -40,7 +40,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """Opens the page; at the end it fails if the page had an error or asked another server."""
+    """Opens the page; at the end it fails if the page had an error or sent a request to another server."""
 
     @contextmanager
     def visit(server, fragment="", *, width=1280, height=800, expected=(), **how):
@@ -48,7 +48,9 @@ def visit(browser):
         page = context.new_page()
         page.set_default_timeout(30_000)
         errors, requests = [], []
-        page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+        page.on(
+            "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
+        )
         page.on("pageerror", lambda error: errors.append(f"{error}\n{error.stack}"))
         page.on("dialog", lambda dialog: (errors.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
         page.on("request", lambda request: requests.append(request.url))

@@ -27,14 +27,14 @@ def train(path, *, lr=0.01, hidden=64, epochs=8, planned=None, batches=50, end=T
             write(Event("progress", values=values, extra={"phase": "train", "batches": batches}, **at))
         at = {"time": BEGAN + epoch * batches / 10, "epoch": epoch, "update": epoch * batches}
         loss = _loss(epoch * batches, lr)
-        told = {"train/loss": loss, "train/accuracy": 1 - loss / 3} | {
+        train = {"train/loss": loss, "train/accuracy": 1 - loss / 3} | {
             name: loss * draw.random() for name in extra_metrics
         }
-        judged = {"valid/loss": loss * 1.1 + 0.02 * draw.random(), "valid/accuracy": 1 - loss / 2.8}
-        write(Event("train", values=told, **at))
-        write(Event("valid", values=judged, extra={"name": "valid"}, **at))
+        valid = {"valid/loss": loss * 1.1 + 0.02 * draw.random(), "valid/accuracy": 1 - loss / 2.8}
+        write(Event("train", values=train, **at))
+        write(Event("valid", values=valid, extra={"name": "valid"}, **at))
         machine = {"cpu": 80 + 10 * draw.random(), "gpu_memory": 3 + epoch / 10}
-        write(Event("epoch", values={**told, **judged, **machine, "lr": lr * math.cos(epoch / 20)}, **at))
+        write(Event("epoch", values={**train, **valid, **machine, "lr": lr * math.cos(epoch / 20)}, **at))
     if end:
         last = BEGAN + epochs * batches / 10
         write(

@@ -56,7 +56,7 @@ def test_one_run(client):
     assert sorted(found["names"]) == sorted(name for names in found["groups"].values() for name in names)
     assert found["directions"]["valid/accuracy"] == "max" and found["units"]["valid/accuracy"] == "%"
     assert found["status"]["phase"] == "over" and found["status"]["epoch"] == 3
-    assert [(each["kind"], each["text"]) for each in found["said"]] == [("stop", "Early stopping")]
+    assert [(each["kind"], each["text"]) for each in found["messages"]] == [("stop", "Early stopping")]
     assert found["begin"]["parameters"] == 1234 and found["plan"] == [] and found["checkpoints"] == []
     assert [line.partition("  ")[2] for line in found["log"]] == ["stopped: Early stopping"]
     assert found["problem"] == "" and found["system"] == [] and found["behind"] is False
@@ -81,7 +81,7 @@ def test_checkpoints_log_and_system_values(tmp_path):
     ]
     assert found["system"] == ["gpu_use"] and found["plan"] == ["model Net", "data 10 samples"]
     assert found["row"]["last"]["train/loss"] is None and found["row"]["state"] == "running"
-    assert found["log"][-1].endswith("  hello") and found["said"][0]["text"] == "look out"
+    assert found["log"][-1].endswith("  hello") and found["messages"][0]["text"] == "look out"
 
 
 def test_points(client):

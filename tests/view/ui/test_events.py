@@ -55,16 +55,16 @@ def test_the_first_messages_hold_everything_and_later_ones_the_changes(tmp_path,
         listed = events.until("runs", lambda data: True)
         assert [row["id"] for row in listed["runs"]] == ["ended", "live"] and listed["gone"] == []
         data = first_of(events, "live")["live"]
-        assert data["anew"] and data["row"]["state"] == "running"
-        assert data["grown"] == ["train/loss", "train/accuracy", "valid/loss", "valid/accuracy", "lr"]
+        assert data["reset"] and data["row"]["state"] == "running"
+        assert data["updated"] == ["train/loss", "train/accuracy", "valid/loss", "valid/accuracy", "lr"]
         for update in (25, 26):  # the second point has the same value
             run.record.append(progress(update, loss=0.1))
             data = events.until("run", lambda data, update=update: data["status"]["update"] == update)
-            assert data["grown"] == ["train/loss"] and data["said"] == [] and not data["anew"]
+            assert data["updated"] == ["train/loss"] and data["messages"] == [] and not data["reset"]
         assert data["status"]["latest"]["train/loss"] == 0.1
         run.record.append(Event("warning", text="look out"))
-        data = events.until("run", lambda data: data["said"])
-        assert [each["text"] for each in data["said"]] == ["look out"] and data["grown"] == []
+        data = events.until("run", lambda data: data["messages"])
+        assert [each["text"] for each in data["messages"]] == ["look out"] and data["updated"] == []
 
 
 def test_a_run_that_dies_is_reported(tmp_path, run):
@@ -81,8 +81,8 @@ def test_a_resume_invalidates_earlier_messages(tmp_path, run):
     with listening(tmp_path, "live") as events:
         first_of(events, "live")
         run.record.rewind(kept, Event("resume", epoch=2, update=20))
-        data = events.until("run", lambda data: data["anew"])
-        assert [each["kind"] for each in data["said"]] == ["resume"]
+        data = events.until("run", lambda data: data["reset"])
+        assert [each["kind"] for each in data["messages"]] == ["resume"]
 
 
 def test_a_run_that_is_deleted_and_created_again(tmp_path, run):
@@ -99,18 +99,18 @@ def test_a_run_that_is_deleted_and_created_again(tmp_path, run):
                 assert (data["id"], data["problem"]) == ("live", "the run's directory does not exist any more")
                 missing.discard("run")
         make(run.path, epochs=1)
-        changes = [events.until("run", lambda data: data["anew"])]
+        changes = [events.until("run", lambda data: data["reset"])]
         while changes[-1]["row"]["state"] != "finished":
             changes.append(events.until("run", lambda data: True))
-        assert "lr" in {name for change in changes for name in change["grown"]}
+        assert "lr" in {name for change in changes for name in change["updated"]}
 
 
 def test_a_run_that_is_replaced_is_read_again(tmp_path, run):
     with listening(tmp_path, "live") as events:
         first_of(events, "live")
         (run.path / "events.jsonl").write_text(json.dumps({"kind": "note", "time": 1.0, "text": "new"}) + "\n")
-        data = events.until("run", lambda data: [each["text"] for each in data["said"]] == ["new"])
-        assert "anew" in data["problem"] or "replaced" in data["problem"]
+        data = events.until("run", lambda data: [each["text"] for each in data["messages"]] == ["new"])
+        assert "replaced" in data["problem"]
 
 
 def test_without_changes_only_keep_alive_comments_are_sent(tmp_path, run, monkeypatch):
@@ -126,9 +126,9 @@ def test_many_messages_are_cut_to_the_last_ones(tmp_path, run):
     for number in range(1200):
         run.record.append(Event("note", text=f"{number}"))
     with listening(tmp_path, "live") as events:
-        assert len(first_of(events, "live")["live"]["said"]) <= 1000
+        assert len(first_of(events, "live")["live"]["messages"]) <= 1000
         run.record.append(Event("note", text="one more"))
-        assert events.until("run", lambda data: data["said"])["said"][-1]["text"] == "one more"
+        assert events.until("run", lambda data: data["messages"])["messages"][-1]["text"] == "one more"
 
 
 def test_a_page_that_reads_nothing_does_not_slow_the_others(tmp_path, run):
@@ -141,7 +141,7 @@ def test_a_page_that_reads_nothing_does_not_slow_the_others(tmp_path, run):
         for number in range(5):
             text = f"{number}" * 100_000
             run.record.append(Event("note", text=text))
-            while text not in [each["text"] for each in client.get("api/run/live").json()["said"]]:
+            while text not in [each["text"] for each in client.get("api/run/live").json()["messages"]]:
                 time.sleep(0.05)
         server.stop()
 

@@ -84,10 +84,10 @@ def test_a_number_is_not_compared_with_a_word(server, visit):
 @pytest.mark.soak
 def test_a_damaged_run_is_marked(server, visit):
     def damaged(route):
-        told = route.fetch().json()
-        for each in told["runs"]:
+        answer = route.fetch().json()
+        for each in answer["runs"]:
             each["problem"] = "3 damaged lines were skipped" if each["id"] == SLOW else ""
-        route.fulfill(json=told)
+        route.fulfill(json=answer)
 
     with visit(server) as page:
         expect(page.locator("tbody tr")).to_have_count(4)

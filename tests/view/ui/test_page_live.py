@@ -1,4 +1,4 @@
-"""A page that stays open while runs go on, end and vanish, and while its server goes away."""
+"""A page that stays open while runs train, end and vanish, and while its server goes away."""
 
 import json
 import shutil
@@ -99,10 +99,17 @@ def checkpoint(run, *, update):
     """A checkpoint as far as a viewer sees it."""
     folder = run.path / "checkpoints" / f"{update:08}"
     folder.mkdir(parents=True)
-    told = {"name": folder.name, "update": update, "epoch": 1, "reason": "asked for by ui", "bytes": 10, "time": 1.0}
-    told |= {"values": {}, "run": run.facts.get("id", "")}
-    (folder / "manifest.json").write_text(json.dumps(told))
-    run.record.append(Event("checkpoint", epoch=1, update=update, extra={"reason": told["reason"]}))
+    manifest = {
+        "name": folder.name,
+        "update": update,
+        "epoch": 1,
+        "reason": "asked for by ui",
+        "bytes": 10,
+        "time": 1.0,
+    }
+    manifest |= {"values": {}, "run": run.facts.get("id", "")}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    run.record.append(Event("checkpoint", epoch=1, update=update, extra={"reason": manifest["reason"]}))
 
 
 @pytest.mark.soak

@@ -96,17 +96,17 @@ def test_the_tabs_of_a_run(server, visit):
 @pytest.mark.soak
 def test_words_are_quoted_for_a_shell_and_unknown_facts_are_left_out(tmp_path, visit):
     command = ["python", "train.py", "--name", "it's a", "--lr=0.1", ""]
-    Run.create(tmp_path / "told", facts={"command": command, "git": None}).close()
-    with served(tmp_path) as server, visit(server, "#/run/told?tab=config") as page:
+    Run.create(tmp_path / "request", facts={"command": command, "git": None}).close()
+    with served(tmp_path) as server, visit(server, "#/run/request?tab=config") as page:
         expect(page.get_by_role("row", name=re.compile("^command"))).to_have_text(
             r"commandpython train.py --name 'it'\''s a' --lr=0.1 ''"
         )
         expect(page.get_by_role("row", name="host")).to_be_visible()
         expect(page.get_by_role("row", name="git")).to_have_count(0)
         page.get_by_role("tab", name="System").click()
-        said = page.locator("main .empty")
-        expect(said).to_contain_text("pip install 'stoker[monitor]'")
-        named = re.findall(r"metrics\.(\w+)\(\)", said.text_content())
+        message = page.locator("main .empty")
+        expect(message).to_contain_text("pip install 'stoker[monitor]'")
+        named = re.findall(r"metrics\.(\w+)\(\)", message.text_content())
         assert set(named) == {name for name in metrics.__all__ if re.match("CPU|GPU|MemoryUse", name)}
 
 
@@ -136,9 +136,9 @@ def test_a_drag_zooms_and_a_double_click_resets(server, visit):
     with visit(server, "#/run/digits") as page:
         drawn(page, "loss")
         drawn(page, "accuracy")
-        with page.expect_request(lambda asked: "/api/points/" in asked.url and "from=" in asked.url) as asked:
+        with page.expect_request(lambda request: "/api/points/" in request.url and "from=" in request.url) as request:
             across(page, "loss", 0.25, 0.5)
-        found = {name: float(value) for name, value in re.findall(r"(from|to)=([\d.]+)", asked.value.url)}
+        found = {name: float(value) for name, value in re.findall(r"(from|to)=([\d.]+)", request.value.url)}
         assert 50 < found["from"] < 65 and 95 < found["to"] < 110, found
         page.wait_for_url(re.compile("from="))
         until(page, "loss", "u.scales.x.max < 110")
@@ -229,7 +229,7 @@ def test_a_missing_run(server, visit):
 
 
 def test_stop_and_save_need_the_token_once(server, visit):
-    asked = server.folder / "going" / "control.json"
+    control = server.folder / "going" / "control.json"
     with visit(server, "#/run/going", expected=["403"]) as page:
         page.get_by_role("button", name="Stop").click()
         dialog = page.get_by_role("dialog")
@@ -239,21 +239,21 @@ def test_stop_and_save_need_the_token_once(server, visit):
         page.get_by_label("Token").fill("wrong")
         dialog.get_by_role("button", name="Stop it").click()
         expect(dialog.get_by_role("alert")).to_contain_text("wrong token")
-        assert not asked.exists()
+        assert not control.exists()
         page.get_by_label("Token").fill(server.token)
         page.keyboard.press("Enter")
         expect(dialog).to_be_hidden()
-        assert json.loads(asked.read_text())["ask"] == "stop"
+        assert json.loads(control.read_text())["ask"] == "stop"
         expect(page.locator(".asked")).to_have_text("Asked to stop, waiting for the next update …")
         expect(page.get_by_role("button", name="Stop")).to_be_disabled()
         expect(page.get_by_role("button", name="Save a checkpoint")).to_be_disabled()
-        page.reload()  # which forgets what was asked, but not the token
+        page.reload()  # forgets the request, but not the token
         page.get_by_role("button", name="Save a checkpoint").click()
         expect(page.get_by_label("Token")).to_be_hidden()
         dialog.get_by_role("button", name="Save").click()
         expect(dialog).to_be_hidden()
-        told = json.loads(asked.read_text())
-        assert (told["ask"], told["by"]) == ("save", "ui")
+        request = json.loads(control.read_text())
+        assert (request["ask"], request["by"]) == ("save", "ui")
 
 
 @pytest.mark.soak

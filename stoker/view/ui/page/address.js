@@ -39,6 +39,6 @@ function unquoted(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    return text; // a link that somebody cut off
+    return text; // a truncated link
   }
 }

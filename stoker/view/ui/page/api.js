@@ -8,11 +8,11 @@ export const run = (id, signal) => ask(`/api/run/${quoted(id)}`, { signal });
 export const compare = (ids, signal) => ask(`/api/compare?${new URLSearchParams(ids.map((id) => ["id", id]))}`, { signal });
 
 /** The points of some metrics of a run, thinned by the server to at most about `most`: a Map of name to {x, y}. */
-export async function points(id, names, wish, signal) {
-  if (wish.by !== "epoch") return pointsOf(id, names, wish, "all", signal);
-  const found = await pointsOf(id, names, wish, "epochs", signal); // inside of an epoch there is no place on that axis
+export async function points(id, names, range, signal) {
+  if (range.by !== "epoch") return pointsOf(id, names, range, "all", signal);
+  const found = await pointsOf(id, names, range, "epochs", signal); // points within an epoch have no position on that axis
   const missing = names.filter((name) => !found.get(name).x.length);
-  return missing.length ? new Map([...found, ...(await pointsOf(id, missing, wish, "all", signal))]) : found;
+  return missing.length ? new Map([...found, ...(await pointsOf(id, missing, range, "all", signal))]) : found;
 }
 
 /** The values at the ends of epochs, from a given epoch on: a Map of name to {x, y}. */

@@ -14,7 +14,7 @@ class App {
   constructor() {
     Object.assign(this, { view: null, shown: "", folder: "the folder", control: false, loading: null, list: "#/runs" });
     this.live = new Live({
-      hear: (kind, data) => this.view?.hear(kind, data),
+      receive: (kind, data) => this.view?.receive(kind, data),
       state: (lost) => this.lost(lost),
       again: () => this.load(),
     });

@@ -10,7 +10,7 @@ import { badge } from "./state.js";
 import { differences, finals } from "./tables.js";
 
 const MOST_RUNS = 12; // drawn at once; further ones are in the tables and on the parallel axes
-const PAUSE = 2000; // milliseconds between two readings of the tables while runs go on
+const PAUSE = 2000; // milliseconds between two readings of the tables while runs are active
 
 export class CompareView {
   constructor(app, { params }) {
@@ -59,9 +59,9 @@ export class CompareView {
     }
   }
 
-  hear(kind, news) {
-    if (kind !== "run" || !this.answer || news.anew) return;
-    for (const panel of this.plots.panels.values()) if (news.grown.includes(panel.title)) panel.renew();
+  receive(kind, news) {
+    if (kind !== "run" || !this.answer || news.reset) return;
+    for (const panel of this.plots.panels.values()) if (news.updated.includes(panel.title)) panel.renew();
     if (!this.timer) {
       this.timer = setTimeout(async () => {
         this.timer = 0;
@@ -82,19 +82,19 @@ export class CompareView {
     return this.all.filter((id) => !this.kept || this.kept.has(id)).slice(0, MOST_RUNS);
   }
 
-  draw(anew = false) {
+  draw(reset = false) {
     if (!this.answer) return;
     const { rows, config, final } = this.answer;
     const [different, ended] = [api.mapOf(config.different), api.mapOf(final)];
-    this.drawLegend(anew);
-    this.parallel.show(rows, different, new Map([...ended].filter(([name]) => this.directions.get(name))), anew);
+    this.drawLegend(reset);
+    this.parallel.show(rows, different, new Map([...ended].filter(([name]) => this.directions.get(name))), reset);
     this.drawPlots();
     refill(this.tables, finals(rows, ended, this.directions, this.looks), differences(rows, different, api.mapOf(config.same), this.looks));
   }
 
-  drawLegend(anew) {
+  drawLegend(reset) {
     const shown = JSON.stringify([this.answer.rows.map(({ id, state }) => [id, state]), this.kept && [...this.kept]]);
-    if (shown === this.shown && !anew) return;
+    if (shown === this.shown && !reset) return;
     this.shown = shown;
     refill(this.legend, this.answer.rows.map(({ id, state, reason }) => {
       const swatch = el("i", { class: "swatch" });

@@ -2,7 +2,7 @@
 import { value } from "./text.js";
 
 export const SIGNS = ["=", "≠", "<", "≤", ">", "≥"];
-const SPELT = { "!=": "≠", "<=": "≤", ">=": "≥" };
+const ASCII_SIGNS = { "!=": "≠", "<=": "≤", ">=": "≥" };
 const TESTS = {
   "=": (a, b) => a === b,
   "≠": (a, b) => a !== b,
@@ -17,7 +17,7 @@ export function condition(text, fields) {
   for (const { 0: found, index: at } of text.matchAll(/!=|<=|>=|[=≠<≤>≥]/g)) {
     const name = text.slice(0, at);
     const field = fields.get(name) ?? fields.get(`config.${name}`) ?? fields.get(`last.${name}`);
-    if (field) return { field, sign: SPELT[found] ?? found, wanted: text.slice(at + found.length) };
+    if (field) return { field, sign: ASCII_SIGNS[found] ?? found, wanted: text.slice(at + found.length) };
   }
   return null;
 }
@@ -27,39 +27,39 @@ export function isMalformed({ sign, wanted }) {
   return isOrder(sign) ? /^\s*([=≠<≤>≥!]|$)/.test(wanted) : wanted.startsWith("=");
 }
 
-export const spelt = ({ field, sign, wanted }) => `${field.name}${sign}${wanted}`;
+export const conditionText = ({ field, sign, wanted }) => `${field.name}${sign}${wanted}`;
 
 export function meets(row, { field, sign, wanted }) {
-  const given = field.read(row);
-  if (given === undefined || given === null) return sign === "≠";
-  if (typeof given === "number") {
-    if (wanted.trim() !== "" && !Number.isNaN(Number(wanted))) return TESTS[sign](given, Number(wanted));
+  const actual = field.read(row);
+  if (actual === undefined || actual === null) return sign === "≠";
+  if (typeof actual === "number") {
+    if (wanted.trim() !== "" && !Number.isNaN(Number(wanted))) return TESTS[sign](actual, Number(wanted));
     if (isOrder(sign)) return false; // no number comes before or after a word
   }
-  return TESTS[sign](value(given).toLowerCase(), wanted.trim().toLowerCase());
+  return TESTS[sign](value(actual).toLowerCase(), wanted.trim().toLowerCase());
 }
 
 /** Parses a search and the filters into conditions, words that must occur, and the texts that are malformed. */
-export function understood({ search, where }, fields) {
+export function parseSearch({ search, where }, fields) {
   const typed = search.split(/\s+/).filter(Boolean);
-  const told = [...where, ...typed].map((text) => [text, condition(text, fields) ?? condition(text.toLowerCase(), fields)]);
-  const meant = told.filter(([, each]) => each);
+  const parsed = [...where, ...typed].map((text) => [text, condition(text, fields) ?? condition(text.toLowerCase(), fields)]);
+  const known = parsed.filter(([, each]) => each);
   return {
-    conditions: meant.map(([, each]) => each),
-    words: told.slice(where.length).filter(([, each]) => !each).map(([text]) => text.toLowerCase()),
-    malformed: meant.filter(([, each]) => isMalformed(each)).map(([text]) => text),
+    conditions: known.map(([, each]) => each),
+    words: parsed.slice(where.length).filter(([, each]) => !each).map(([text]) => text.toLowerCase()),
+    malformed: known.filter(([, each]) => isMalformed(each)).map(([text]) => text),
   };
 }
 
 /** The rows that have all the words (in their name, state, model, device or config) and meet all the conditions. */
-export function chosen(rows, { conditions, words, malformed }) {
+export function filterRows(rows, { conditions, words, malformed }) {
   if (malformed.length) return [];
-  return rows.filter((row) => conditions.every((each) => meets(row, each)) && words.every((word) => says(row).includes(word)));
+  return rows.filter((row) => conditions.every((each) => meets(row, each)) && words.every((word) => searchText(row).includes(word)));
 }
 
 const isOrder = (sign) => "<≤>≥".includes(sign);
 
-function says(row) {
+function searchText(row) {
   const config = Object.entries(row.config ?? {}).map(([key, each]) => `${key}=${value(each)}`);
   return [row.id, row.state, row.model, row.device, ...config].join("\n").toLowerCase();
 }

@@ -9,7 +9,7 @@ const WORDS = {
   save: { title: "Save a checkpoint?", text: "The run saves a checkpoint after the current update and continues.", yes: "Save",
     asked: "Asked to save a checkpoint, waiting for the next update …" },
 };
-const waiting = new Map(); // by run: what it was asked, and the checkpoints that it had; another view may come in between
+const waiting = new Map(); // by run: the pending request, and the checkpoints at that time; kept while another view is shown
 
 /** The two buttons of a run, and a line about a pending request. */
 export class Control {
@@ -18,7 +18,7 @@ export class Control {
     this.save = el("button", { type: "button", onclick: () => this.ask("save") }, "Save a checkpoint");
     this.stop = el("button", { type: "button", onclick: () => this.ask("stop") }, "Stop");
     this.buttons = el("div", { class: "actions", hidden: true }, this.save, this.stop);
-    this.told = el("p", { class: "asked", role: "status", hidden: true });
+    this.status = el("p", { class: "asked", role: "status", hidden: true });
   }
 
   show(detail, allowed) {
@@ -29,8 +29,8 @@ export class Control {
     this.buttons.hidden = !(allowed && detail.row.state === "running");
     this.save.disabled = what !== undefined;
     this.stop.disabled = what === "stop"; // a run that never saves can still be stopped
-    this.told.hidden = what === undefined;
-    say(this.told, what ? WORDS[what].asked : "");
+    this.status.hidden = what === undefined;
+    say(this.status, what ? WORDS[what].asked : "");
   }
 
   ask(what) {
@@ -48,7 +48,7 @@ function isDone({ what, had }, { row, checkpoints }) {
 
 const sign = ({ name, update, time }) => JSON.stringify([name, update, time]);
 
-/** Asks the user, then the run, and then calls `done`; a wrong token is asked for again. */
+/** Asks the user, then the run, and then calls `done`; after a wrong token it asks for another. */
 function askRun(id, what, done) {
   const { title, text, yes } = WORDS[what];
   const dialog = byId("control");

@@ -11,9 +11,9 @@ export function config({ config: given, plan, facts }) {
 
 /** The facts about the process, with its command quoted for a shell. */
 function ran(facts) {
-  const said = { started: when, command: (words) => (Array.isArray(words) ? shell(words) : words) };
+  const formats = { started: when, command: (words) => (Array.isArray(words) ? shell(words) : words) };
   return flat(facts).filter(([name, each]) => name !== "plan" && each !== null)
-    .map(([name, each]) => [name, Object.hasOwn(said, name) ? said[name](each) : each]);
+    .map(([name, each]) => [name, Object.hasOwn(formats, name) ? formats[name](each) : each]);
 }
 
 /** What to do if no system metric was recorded. */
@@ -22,11 +22,11 @@ export const meters = () => ["The run recorded no system metrics. Add some to th
   "There are also metrics.CPUTemperature(), metrics.GPUPower() and metrics.GPUTemperature(). They need",
   el("code", {}, "pip install 'stoker[monitor]'")];
 
-export function log({ log: lines, said }) {
-  const told = said.filter(({ kind }) => kind !== "checkpoint"); // those have a tab
+export function log({ log: lines, messages }) {
+  const shown = messages.filter(({ kind }) => kind !== "checkpoint"); // those have a tab
   return [
     section("log.txt", lines.length ? el("pre", { tabindex: "0", "aria-label": "The last lines of log.txt" }, lines.join("\n")) : empty("The log is empty.")),
-    section("Notes and warnings", told.length ? table(["When", "Epoch", "Update", "Kind", "Text"], told.map((each) => el("tr", { "data-kind": each.kind },
+    section("Notes and warnings", shown.length ? table(["When", "Epoch", "Update", "Kind", "Text"], shown.map((each) => el("tr", { "data-kind": each.kind },
       el("td", {}, when(each.time)), number(each.epoch), number(each.update), el("td", {}, each.kind), el("td", { class: "text" }, each.text)))) : empty("None.")),
   ];
 }

@@ -3,7 +3,7 @@ import * as api from "./api.js";
 import { el, refill, say } from "./dom.js";
 import { count, number } from "./text.js";
 
-const PAUSE = 2000; // milliseconds between two readings while a run goes on
+const PAUSE = 2000; // milliseconds between two readings while a run is active
 const MOST_EPOCHS = 200;
 const MOST_NAMES = 50;
 
@@ -63,7 +63,7 @@ function byEpoch(numbers, first) {
   const epochs = new Map();
   for (const [name, { x, y }] of numbers) {
     x.forEach((epoch, place) => {
-      if (epoch < first) return; // a neighbour, sent so that a line could go on to the edge
+      if (epoch < first) return; // a neighbour, sent so that lines reach the edge
       if (!epochs.has(epoch)) epochs.set(epoch, new Map());
       epochs.get(epoch).set(name, y[place]);
     });

@@ -1,5 +1,5 @@
 // The forms above the list: adding a condition, the active conditions, and the columns.
-import { condition, isMalformed, SIGNS, spelt } from "./conditions.js";
+import { condition, conditionText, isMalformed, SIGNS } from "./conditions.js";
 import { el, refill } from "./dom.js";
 import { value } from "./text.js";
 
@@ -42,7 +42,7 @@ export class FilterForm {
   submit(event, add) {
     event.preventDefault();
     if (!this.wanted.value.trim()) return;
-    add(spelt({ field: this.fields.get(this.field.value), sign: this.sign.value, wanted: this.wanted.value.trim() }));
+    add(conditionText({ field: this.fields.get(this.field.value), sign: this.sign.value, wanted: this.wanted.value.trim() }));
     this.wanted.value = "";
     this.element.open = false;
   }
@@ -101,14 +101,14 @@ export class Chips {
   }
 
   show(where, fields) {
-    const told = where.map((text) => {
-      const meant = condition(text, fields);
-      if (!meant) return `${text} (no such field)`;
-      return `${meant.field.title} ${meant.sign} ${meant.wanted}${isMalformed(meant) ? " (malformed)" : ""}`;
+    const texts = where.map((text) => {
+      const parsed = condition(text, fields);
+      if (!parsed) return `${text} (no such field)`;
+      return `${parsed.field.title} ${parsed.sign} ${parsed.wanted}${isMalformed(parsed) ? " (malformed)" : ""}`;
     });
-    if (JSON.stringify(told) === this.shown) return;
-    this.shown = JSON.stringify(told);
-    refill(this.element, told.map((text, place) => el("li", {}, text,
+    if (JSON.stringify(texts) === this.shown) return;
+    this.shown = JSON.stringify(texts);
+    refill(this.element, texts.map((text, place) => el("li", {}, text,
       el("button", { type: "button", "aria-label": `Remove the filter ${text}`, onclick: () => this.remove(place) }, "×"))));
   }
 }

@@ -4,9 +4,9 @@ const FIRST_WAIT = 1000; // milliseconds; doubled after each failure, up to LONG
 const LONGEST_WAIT = 15000;
 
 export class Live {
-  /** `hear(kind, data)` receives events, `state(lost)` whether the connection is lost; `again()` is called after reconnecting. */
-  constructor({ hear, state, again }) {
-    Object.assign(this, { hear, state, again, ids: [], source: null, wait: FIRST_WAIT, timer: 0, missed: false });
+  /** `receive(kind, data)` receives events, `state(lost)` whether the connection is lost; `again()` is called after reconnecting. */
+  constructor({ receive, state, again }) {
+    Object.assign(this, { receive, state, again, ids: [], source: null, wait: FIRST_WAIT, timer: 0, missed: false });
     // A hidden page closes its connection: browsers allow only six per server.
     document.addEventListener("visibilitychange", () => (document.hidden ? this.close() : this.open()));
   }
@@ -32,10 +32,10 @@ export class Live {
     };
     source.onerror = () => {
       this.state(true);
-      if (source.readyState === EventSource.CLOSED) this.retry(); // else the browser tries again by itself
+      if (source.readyState === EventSource.CLOSED) this.retry(); // else the browser reconnects
     };
     for (const kind of ["runs", "run"]) {
-      source.addEventListener(kind, (event) => this.hear(kind, JSON.parse(event.data)));
+      source.addEventListener(kind, (event) => this.receive(kind, JSON.parse(event.data)));
     }
   }
 

@@ -133,12 +133,12 @@ export class Panel {
   /** Without a hovered position the legend shows each line's last value. */
   lastValues() {
     say(this.readout, "");
-    const told = this.lines.map(({ key, label }, place) => {
+    const texts = this.lines.map(({ key, label }, place) => {
       const last = number(this.data.get(key)?.y.findLast((value) => value !== null));
       say(this.values[place], last);
       return `${label} ${last}`;
     });
-    this.mount.setAttribute("aria-label", `${this.title}, newest: ${told.join(", ")}`);
+    this.mount.setAttribute("aria-label", `${this.title}, newest: ${texts.join(", ")}`);
   }
 
   /** Draws again with the current theme's colors. */

@@ -5,7 +5,7 @@ import { number, value } from "./text.js";
 const HEIGHT = 240;
 const [TOP, BOTTOM, SIDE] = [44, 28, 56]; // CSS pixels around the axes
 const MOST_AXES = 12;
-const NARROWEST = 84; // CSS pixels between two axes; where there is less room, fewer axes are drawn
+const NARROWEST = 84; // CSS pixels between two axes; if there is less space, fewer axes are drawn
 
 export class Parallel {
   /** `choose(ids)` receives the runs inside all selected ranges, or null without any. */
@@ -23,9 +23,9 @@ export class Parallel {
     this.sized.observe(this.element);
   }
 
-  show(rows, different, final, anew) {
+  show(rows, different, final, reset) {
     const shown = JSON.stringify([rows.map(({ id }) => id), [...different], [...final]]);
-    if (shown === this.shown && !anew) return;
+    if (shown === this.shown && !reset) return;
     Object.assign(this, { shown, rows });
     const named = [...[...different].map(([name, byRun]) => ["config", name, byRun]), ...[...final].sort(validFirst).map(([name, byRun]) => ["last", name, byRun])];
     this.axes = named.map(([kind, name, byRun]) => axisOf(`${kind}.${name}`, name, byRun)).filter(Boolean);

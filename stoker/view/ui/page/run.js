@@ -12,7 +12,7 @@ import { StatusPane } from "./status.js";
 
 const TABS = [["curves", "Curves"], ["epochs", "Epochs"], ["config", "Config"], ["system", "System"], ["log", "Log"], ["checkpoints", "Checkpoints"]];
 const PAUSE = 1500; // milliseconds between two readings of the details while a run talks
-const MOST_LINES = 12; // in one plot; more of them nobody can tell apart
+const MOST_LINES = 12; // in one plot; more can't be told apart
 
 export class RunView {
   constructor(app, { id }) {
@@ -33,7 +33,7 @@ export class RunView {
       "aria-controls": "tab-body", onclick: () => app.change({ tab: name === "curves" ? "" : name }) }, title)]));
     this.body = el("div", { id: "tab-body", role: "tabpanel" });
     this.element = el("div", { class: "run" },
-      el("div", { class: "title" }, el("h1", {}, id), this.state, this.control.buttons), this.control.told, this.reason, this.problem,
+      el("div", { class: "title" }, el("h1", {}, id), this.state, this.control.buttons), this.control.status, this.reason, this.problem,
       this.progress.element, this.status.element, this.warnings,
       el("div", { class: "tabs", role: "tablist", "aria-label": "Parts of the run", onkeydown: (event) => this.walkTabs(event) }, [...this.tabs.values()]),
       this.body);
@@ -60,22 +60,22 @@ export class RunView {
     this.detail = await api.run(this.id, signal);
     this.plots.panels.forEach((panel) => panel.renew(true));
     this.draw();
-    for (const news of this.early.splice(0)) this.hear("run", news);
+    for (const news of this.early.splice(0)) this.receive("run", news);
   }
 
-  hear(kind, news) {
+  receive(kind, news) {
     if (kind !== "run" || news.id !== this.id) return;
     if (!this.detail) {
       this.early.push(news); // they may be newer than the answer that is on its way
       return;
     }
-    const { row, status, grown, said, anew, problem } = news;
+    const { row, status, updated, messages, reset, problem } = news;
     Object.assign(this.detail, { row: { ...this.detail.row, ...row }, status: { ...this.detail.status, ...status }, problem });
     const known = new Set(this.detail.names);
-    if (anew || said.length || grown.some((name) => !known.has(name))) this.readAgain();
-    const names = new Set(grown);
+    if (reset || messages.length || updated.some((name) => !known.has(name))) this.readAgain();
+    const names = new Set(updated);
     for (const panel of this.plots.panels.values()) if (panel.lines.some(({ key }) => names.has(key))) panel.renew();
-    if (this.tab === "epochs" && grown.length) this.epochs.renew(this.detail);
+    if (this.tab === "epochs" && updated.length) this.epochs.renew(this.detail);
     this.drawHead();
   }
 
@@ -115,7 +115,7 @@ export class RunView {
   }
 
   drawHead() {
-    const { row, status, problem, said } = this.detail;
+    const { row, status, problem, messages } = this.detail;
     const shown = `${row.state} ${row.reason}`;
     if (this.shownState !== shown) {
       this.shownState = shown;
@@ -130,7 +130,7 @@ export class RunView {
     this.progress.show(status.fraction, "");
     this.progress.element.hidden = !Number.isFinite(status.fraction) || row.state === "finished";
     this.status.show(this.detail);
-    const warnings = said.filter(({ kind }) => kind === "warning");
+    const warnings = messages.filter(({ kind }) => kind === "warning");
     if (this.shownWarnings !== warnings.length) {
       this.shownWarnings = warnings.length;
       refill(this.warnings, warnings.length > 0 && details.warnings(warnings));

@@ -1,7 +1,7 @@
 // The list of runs: search, filters, sorting and live updates; leads to one run or a comparison.
 import { changed, link } from "./address.js";
 import * as api from "./api.js";
-import { chosen, understood } from "./conditions.js";
+import { filterRows, parseSearch } from "./conditions.js";
 import { el, refill, say } from "./dom.js";
 import { fieldsOf, sorted, USUAL } from "./fields.js";
 import { Chips, ColumnChooser, FilterForm } from "./filters.js";
@@ -13,9 +13,9 @@ export class RunsView {
     const change = (changes) => app.change(changes, { replace: true });
     this.search = el("input", { type: "search", id: "search", "aria-label": "Search runs", placeholder: "search, or lr<0.01",
       autocomplete: "off", spellcheck: "false", oninput: () => change({ q: this.search.value }) });
-    this.filters = new FilterForm((condition) => change({ where: [...this.wish.where, condition] }));
+    this.filters = new FilterForm((condition) => change({ where: [...this.query.where, condition] }));
     this.columns = new ColumnChooser((names) => change({ col: names.join() === USUAL.join() ? [] : names }));
-    this.chips = new Chips((place) => change({ where: this.wish.where.filter((_, each) => each !== place) }));
+    this.chips = new Chips((place) => change({ where: this.query.where.filter((_, each) => each !== place) }));
     this.compare = el("button", { type: "button", class: "primary", onclick: () => this.compareThem() });
     this.count = el("span", { class: "muted", role: "status" });
     this.sort = el("select", { "aria-label": "Sort by", onchange: () => change({ sort: this.sort.value }) });
@@ -39,11 +39,11 @@ export class RunsView {
     const columns = params.getAll("col");
     const sort = params.get("sort") ?? "-began";
     this.picked = new Set(params.getAll("pick"));
-    this.wish = {
+    this.query = {
       search: params.get("q") ?? "", where: params.getAll("where"), columns: columns.length ? columns : USUAL,
       sort: sort.replace(/^-/, ""), down: sort.startsWith("-"),
     };
-    if (this.search.value !== this.wish.search) this.search.value = this.wish.search;
+    if (this.search.value !== this.query.search) this.search.value = this.query.search;
     this.draw();
   }
 
@@ -55,7 +55,7 @@ export class RunsView {
     this.draw();
   }
 
-  hear(kind, data) {
+  receive(kind, data) {
     if (kind !== "runs") return;
     for (const row of data.runs ?? []) this.rows.set(row.id, row);
     for (const id of data.gone ?? []) this.rows.delete(id);
@@ -65,19 +65,19 @@ export class RunsView {
   draw() {
     const rows = [...this.rows.values()];
     this.fields = fieldsOf(rows);
-    const { sort, down, columns } = this.wish;
+    const { sort, down, columns } = this.query;
     const field = this.fields.get(sort) ?? this.fields.get("began");
-    const meant = understood(this.wish, this.fields);
-    const shown = sorted(chosen(rows, meant), field, down);
+    const parsed = parseSearch(this.query, this.fields);
+    const shown = sorted(filterRows(rows, parsed), field, down);
     this.drawHead(field);
     for (const [id, line] of this.lines) if (!this.rows.has(id)) { line.element.remove(); this.lines.delete(id); }
     refill(this.body, shown.map((row) => this.line(row, columns)));
     say(this.count, shown.length === rows.length ? `${rows.length}` : `${shown.length} of ${rows.length}`);
     this.empty.hidden = shown.length > 0 || !this.loaded;
-    say(this.empty, this.nothing(rows, meant));
+    say(this.empty, this.nothing(rows, parsed));
     this.filters.offer(this.fields, rows);
     this.columns.offer(this.fields, columns);
-    this.chips.show(this.wish.where, this.fields);
+    this.chips.show(this.query.where, this.fields);
     this.drawPicked();
   }
 
@@ -87,21 +87,21 @@ export class RunsView {
   }
 
   drawHead(sortedBy) {
-    const shown = JSON.stringify([this.wish.columns.map((name) => this.fields.has(name)), this.wish, this.fields.size]);
+    const shown = JSON.stringify([this.query.columns.map((name) => this.fields.has(name)), this.query, this.fields.size]);
     if (shown === this.columnsShown) return;
     this.columnsShown = shown;
-    const fields = ["name", ...this.wish.columns].map((name) => this.fields.get(name)).filter(Boolean);
+    const fields = ["name", ...this.query.columns].map((name) => this.fields.get(name)).filter(Boolean);
     refill(this.head, el("th", { scope: "col", class: "pick" }, el("span", { class: "unseen" }, "Compare")), fields.map((field) => {
       const current = field === sortedBy || field.name === sortedBy.name;
-      const down = current ? !this.wish.down : field.numeric;
-      const order = current ? (this.wish.down ? "descending" : "ascending") : null;
+      const down = current ? !this.query.down : field.numeric;
+      const order = current ? (this.query.down ? "descending" : "ascending") : null;
       const button = el("button", { type: "button", onclick: () => this.sortBy(field.name, down) }, field.title,
-        el("span", { class: "arrow", "aria-hidden": "true" }, current ? (this.wish.down ? "↓" : "↑") : ""));
+        el("span", { class: "arrow", "aria-hidden": "true" }, current ? (this.query.down ? "↓" : "↑") : ""));
       return el("th", { scope: "col", class: field.numeric ? "number" : "", "aria-sort": order }, button);
     }));
     refill(this.sort, fields.flatMap((field) => [
       el("option", { value: field.name }, `${field.title} ↑`), el("option", { value: `-${field.name}` }, `${field.title} ↓`)]));
-    this.sort.value = `${this.wish.down ? "-" : ""}${sortedBy.name}`;
+    this.sort.value = `${this.query.down ? "-" : ""}${sortedBy.name}`;
   }
 
   sortBy(name, down) {
@@ -132,15 +132,15 @@ export class RunsView {
   }
 
   cell(row, field, line) {
-    const told = field.show(row);
+    const text = field.show(row);
     const attributes = { class: `${field.numeric ? "number" : ""} of-${field.kind === "run" ? field.name : field.kind}`, "data-label": field.title };
     if (field.name === "state") return el("td", attributes, badge(row.state, row.reason));
     if (field.name === "best" && row.best) {
-      const [number, ...name] = told.split(" ");
+      const [number, ...name] = text.split(" ");
       return el("td", attributes, el("span", {}, number, el("small", {}, name.join(" "))));
     }
-    if (field.name !== "progress") return el("td", attributes, told);
-    line.progress.show(row.state === "finished" ? null : row.fraction, told); // a full bar says nothing more
+    if (field.name !== "progress") return el("td", attributes, text);
+    line.progress.show(row.state === "finished" ? null : row.fraction, text); // a full bar adds nothing
     return el("td", attributes, line.progress.element);
   }
 

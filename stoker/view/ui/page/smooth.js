@@ -5,7 +5,7 @@ export function smooth(x, y, weight) {
   const spacing = x.length > 1 ? (x[x.length - 1] - x[0]) / (x.length - 1) : 1;
   let [sum, norm, before] = [0, 0, x[0]];
   return y.map((value, place) => {
-    if (value === null) return null; // a gap stays a gap, and the average goes on behind it
+    if (value === null) return null; // a gap stays a gap; the average continues after it
     const kept = spacing > 0 ? weight ** Math.min((x[place] - before) / spacing, 1e3) : weight;
     before = x[place];
     sum = kept * sum + (1 - weight) * value;

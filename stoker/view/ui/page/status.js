@@ -55,6 +55,6 @@ function factsOf({ row, status }) {
 
 function phase({ phase, set_name: set, batch, batches, phase_fraction: within }) {
   if (phase !== "train" && phase !== "valid") return phase;
-  const closed = within === 1 && Number.isFinite(batches); // of an epoch that is over, no batch is told any more
+  const closed = within === 1 && Number.isFinite(batches); // after the last batch of an epoch, `batch` is not updated any more
   return `${set || phase}, batch ${of(closed ? batches : batch, batches)}`;
 }

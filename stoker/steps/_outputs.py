@@ -195,8 +195,8 @@ class SequenceOutput(_Counted):
             )
         if self.mask is not None and (self.mask.shape != self.weights_shape or self.mask.dtype != torch.bool):
             raise InvalidArgument(
-                f"a mask has the shape of the targets, {list(self.weights_shape)}, and the dtype torch.bool, True where "
-                f"a token counts; got {_shape(self.mask)} of {self.mask.dtype}"
+                f"a mask has the shape of the targets, {list(self.weights_shape)}, and the dtype torch.bool, True "
+                f"where a token counts; got {_shape(self.mask)} of {self.mask.dtype}"
             )
         _check_weight(self.weight, self.weights_shape)
 

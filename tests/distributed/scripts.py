@@ -13,7 +13,7 @@ from torch import nn
 import stoker
 from stoker import Callback, Checkpoint, Parallel, callbacks, data, optim
 from stoker.distributed import join
-from tests.distributed.test_resume import Poison
+from tests.distributed.test_resume import InjectNaN
 from torture.runs import digest
 
 TIMEOUT = 15  # seconds that a rank waits for the others
@@ -112,7 +112,7 @@ def decides(folder):
     print(
         f"rank {stoker.world().rank}: {stopped.updates} {stopped.stopped} / {early.epochs} {early.stopped}", flush=True
     )
-    durable(folder, Poison(1, 2, 3))
+    durable(folder, InjectNaN(1, 2, 3))
 
 
 class Seen(Callback):

@@ -1,6 +1,6 @@
 """Meters: numbers about the training and the machine. Those of the machine need `stoker[monitor]`."""
 
-import functools
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -129,10 +129,10 @@ class CPUUse(Meter):
     unit = "%"
 
     def __post_init__(self) -> None:
-        _psutil().cpu_percent()  # psutil measures between calls: this is the first one
+        _import("psutil").cpu_percent()  # psutil measures between calls: this is the first one
 
     def read(self, ctx: Readings | None) -> dict[str, float]:
-        return {self.name: _psutil().cpu_percent()}
+        return {self.name: _import("psutil").cpu_percent()}
 
 
 class CPUTemperature(Meter):
@@ -147,10 +147,10 @@ class CPUTemperature(Meter):
     unit = "°C"
 
     def __post_init__(self) -> None:
-        _psutil()
+        _import("psutil")
 
     def read(self, ctx: Readings | None) -> dict[str, float]:
-        sensors: Any = getattr(_psutil(), "sensors_temperatures", dict)()  # psutil has it on Linux only
+        sensors: Any = getattr(_import("psutil"), "sensors_temperatures", dict)()  # psutil has it on Linux only
         cores = [each.current for name in ("coretemp", "k10temp", "cpu_thermal") for each in sensors.get(name, ())]
         return {self.name: max(cores, default=_UNKNOWN)}
 
@@ -167,10 +167,10 @@ class MemoryUse(Meter):
     unit = "GB"
 
     def __post_init__(self) -> None:
-        _psutil()
+        _import("psutil")
 
     def read(self, ctx: Readings | None) -> dict[str, float]:
-        return {self.name: _psutil().Process().memory_info().rss / 1e9}
+        return {self.name: _import("psutil").Process().memory_info().rss / 1e9}
 
 
 class _GPUMeter(Meter):
@@ -181,10 +181,19 @@ class _GPUMeter(Meter):
     query: ClassVar[Callable[[Any, Any], float]]  # (pynvml, handle of the GPU) -> number
 
     def __post_init__(self) -> None:
-        _nvml()
+        _import("pynvml")
 
     def read(self, ctx: Readings | None) -> dict[str, float]:
-        return {self.name: _query_gpu(self.gpu, self.query)}
+        if not torch.cuda.is_available():
+            return {self.name: _UNKNOWN}
+        nvml = _import("pynvml")
+        try:
+            nvml.nvmlInit()  # counts its calls: only the first one costs time
+            # NVML numbers the GPUs of the machine, torch those visible to the process: the UUID is the same.
+            uuid = torch.cuda.get_device_properties(self.gpu).uuid  # None is the current device
+            return {self.name: float(self.query(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")))}
+        except nvml.NVMLError:
+            return {self.name: _UNKNOWN}
 
 
 class GPUUse(_GPUMeter):
@@ -241,35 +250,9 @@ class GPUTemperature(_GPUMeter):
     query = staticmethod(lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0))  # sensor 0 is on the chip
 
 
-def _query_gpu(gpu: int | None, query: Callable[[Any, Any], float]) -> float:
-    if not torch.cuda.is_available():
-        return _UNKNOWN
-    nvml = _nvml()
+def _import(module: str) -> Any:
     try:
-        _start_nvml()
-        # NVML numbers the GPUs of the machine, torch those visible to the process: the UUID is the same.
-        uuid = torch.cuda.get_device_properties(torch.cuda.current_device() if gpu is None else gpu).uuid
-        return float(query(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")))
-    except nvml.NVMLError:
-        return _UNKNOWN
-
-
-@functools.cache
-def _start_nvml() -> None:
-    _nvml().nvmlInit()
-
-
-def _psutil() -> Any:
-    try:
-        import psutil
+        return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtra("system metrics need psutil: pip install 'stoker[monitor]'") from error
-    return psutil
-
-
-def _nvml() -> Any:
-    try:
-        import pynvml
-    except ImportError as error:
-        raise MissingExtra("GPU metrics need nvidia-ml-py: pip install 'stoker[monitor]'") from error
-    return pynvml
+        package = {"pynvml": "nvidia-ml-py"}.get(module, module)
+        raise MissingExtra(f"meters of the machine need {package}: pip install 'stoker[monitor]'") from error

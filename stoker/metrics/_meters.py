@@ -1,6 +1,5 @@
 """Meters: numbers about the training and the machine. Those of the machine need `stoker[monitor]`."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -129,10 +128,10 @@ class CPUUse(Meter):
     unit = "%"
 
     def __post_init__(self) -> None:
-        _import("psutil").cpu_percent()  # psutil measures between calls: this is the first one
+        _psutil().cpu_percent()  # psutil measures between calls: this is the first one
 
     def read(self, ctx: Readings | None) -> dict[str, float]:
-        return {self.name: _import("psutil").cpu_percent()}
+        return {self.name: _psutil().cpu_percent()}
 
 
 class CPUTemperature(Meter):
@@ -147,10 +146,10 @@ class CPUTemperature(Meter):
     unit = "°C"
 
     def __post_init__(self) -> None:
-        _import("psutil")
+        _psutil()
 
     def read(self, ctx: Readings | None) -> dict[str, float]:
-        sensors: Any = getattr(_import("psutil"), "sensors_temperatures", dict)()  # psutil has it on Linux only
+        sensors: Any = getattr(_psutil(), "sensors_temperatures", dict)()  # psutil has it on Linux only
         cores = [each.current for name in ("coretemp", "k10temp", "cpu_thermal") for each in sensors.get(name, ())]
         return {self.name: max(cores, default=_UNKNOWN)}
 
@@ -167,10 +166,10 @@ class MemoryUse(Meter):
     unit = "GB"
 
     def __post_init__(self) -> None:
-        _import("psutil")
+        _psutil()
 
     def read(self, ctx: Readings | None) -> dict[str, float]:
-        return {self.name: _import("psutil").Process().memory_info().rss / 1e9}
+        return {self.name: _psutil().Process().memory_info().rss / 1e9}
 
 
 class _GPUMeter(Meter):
@@ -181,12 +180,12 @@ class _GPUMeter(Meter):
     query: ClassVar[Callable[[Any, Any], float]]  # (pynvml, handle of the GPU) -> number
 
     def __post_init__(self) -> None:
-        _import("pynvml")
+        _nvml()
 
     def read(self, ctx: Readings | None) -> dict[str, float]:
         if not torch.cuda.is_available():
             return {self.name: _UNKNOWN}
-        nvml = _import("pynvml")
+        nvml = _nvml()
         try:
             nvml.nvmlInit()  # counts its calls: only the first one costs time
             # NVML numbers the GPUs of the machine, torch those visible to the process: the UUID is the same.
@@ -250,9 +249,17 @@ class GPUTemperature(_GPUMeter):
     query = staticmethod(lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0))  # sensor 0 is on the chip
 
 
-def _import(module: str) -> Any:
+def _psutil() -> Any:
     try:
-        return importlib.import_module(module)
+        import psutil
     except ImportError as error:
-        package = {"pynvml": "nvidia-ml-py"}.get(module, module)
-        raise MissingExtra(f"meters of the machine need {package}: pip install 'stoker[monitor]'") from error
+        raise MissingExtra("system metrics need psutil: pip install 'stoker[monitor]'") from error
+    return psutil
+
+
+def _nvml() -> Any:
+    try:
+        import pynvml
+    except ImportError as error:
+        raise MissingExtra("GPU metrics need nvidia-ml-py: pip install 'stoker[monitor]'") from error
+    return pynvml

@@ -157,13 +157,7 @@ def format_manifest(manifest: Manifest) -> bytes:
     files = {name: each._asdict() for name, each in manifest.files.items()}
     version = {"version": 1} if manifest.ranks is None else {"version": 2, "ranks": manifest.ranks}
     found = {**version, **_to_plain(manifest.saved), "files": files}
-    text = to_json({**found, "crc32": _own_checksum(found)})
-    if len(text) > MAX_SIZE[MANIFEST]:
-        raise InvalidArgument(
-            f"the manifest of the checkpoint has {len(text):,} bytes, at most {MAX_SIZE[MANIFEST]:,} are allowed; "
-            "use a shorter reason and fewer values"
-        )
-    return text
+    return to_json({**found, "crc32": _own_checksum(found)})
 
 
 def parse_manifest(text: bytes | bytearray, where: object) -> Manifest:

@@ -10,11 +10,21 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from stoker.checkpoint import _disk
+from stoker.checkpoint._directory import (
+    Draft,
+    complete,
+    convert_errors,
+    create,
+    discard,
+    prepare,
+    read_manifest,
+    read_state,
+    remove,
+    write_shards,
+)
 from stoker.checkpoint._encoding import State
 from stoker.checkpoint._manifest import Manifest, Place, Saved, is_leftover, sort_key
 from stoker.checkpoint._model_state import model_state
-from stoker.checkpoint._reading import convert_errors, read_manifest, read_state
-from stoker.checkpoint._writing import Draft, complete, create, discard, prepare, remove, write_shards
 from stoker.distributed import World, broadcast_result, gather_results
 from stoker.errors import BadFile, InvalidArgument, MissingFile
 

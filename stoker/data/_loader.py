@@ -168,8 +168,9 @@ class Loader:
     @property
     def sharing_note(self) -> str | None:
         """What is special about sharing this source among ranks; None if training is as in a single process."""
-        special = self._share.size > 1 and isinstance(self._batches, StreamBatches | DataLoaderBatches)
-        return self._batches.describe_sharing() if special else None
+        if self._share.size > 1 and isinstance(self._batches, StreamBatches | DataLoaderBatches):
+            return self._batches.describe_sharing()
+        return None
 
     def resident(self, device: torch.device | str) -> "Loader":
         """Returns a loader whose columns stay on a device, so that batches are gathered there.

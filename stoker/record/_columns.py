@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from stoker.record._decode import Line, to_event
-from stoker.record._event import Event, kept_count
+from stoker.record._event import Event, Line, kept_count, to_event
 
 Direction = Literal["min", "max"]
 Source = Literal["epochs", "all", "running"]

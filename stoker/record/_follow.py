@@ -11,8 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 from stoker.errors import BadFile, MissingFile
 from stoker.record._columns import Best, Columns, Direction, Points, Source
 from stoker.record._control import Action, send_request
-from stoker.record._decode import decode_line, decode_lines
-from stoker.record._event import Event
+from stoker.record._event import Event, decode_line, decode_lines
 from stoker.record._journal import EVENTS, is_being_written, missing_run, open_regular_file
 from stoker.record._run import CONFIG, FACTS, LOG
 from stoker.record._summary import DIED, Status, status_of, summarize

@@ -94,16 +94,10 @@ class Run:
         record = Record(path)
         try:
             known = _read_facts(path)
-            if "id" not in known:  # a new run, or one whose creation was cut short: this file is written last
-                if not known:  # the first versions wrote no id; such a run keeps its config
-                    _write_config(path / CONFIG, config)
-                known = {
-                    **facts_of_this_process(),
-                    **to_json_value(facts),
-                    **known,
-                    "id": secrets.token_hex(8),
-                    "path": str(path.absolute()),
-                }
+            if not known:  # a new run, or one whose creation was cut short: this file is written last
+                _write_config(path / CONFIG, config)
+                known = {**facts_of_this_process(), **to_json_value(facts)}
+                known |= {"id": secrets.token_hex(8), "path": str(path.absolute())}
                 write_json(path / FACTS, known)
             run = cls(path, record, config=_read_config(path), facts=known)
         except BaseException:
@@ -256,13 +250,7 @@ def run_settings(config: Any, facts: Mapping[str, Any], *, once: bool = False) -
 
 
 def facts_of_this_process() -> dict[str, Any]:
-    """What `run.json` says about the process: versions, command line, git commit, time.
-
-    >>> sorted(facts_of_this_process())
-    ['command', 'folder', 'git', 'host', 'pid', 'platform', 'started', 'versions']
-
-    `stoker resume` runs `command` in `folder`.
-    """
+    """What `run.json` says about the process; `stoker resume` runs `command` in `folder`."""
     return {
         "started": time.time(),
         "command": list(sys.orig_argv),

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from stoker.record._columns import EPOCH, MESSAGE, OTHER, Best, Columns
-from stoker.record._decode import to_event
-from stoker.record._event import Event
+from stoker.record._event import Event, to_event
 
 DIED = "the process ended without finishing the run"
 _RATE_SECONDS = 60.0  # the time over which updates per second are measured

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
-from stoker.checkpoint import Moment, Store
-from stoker.errors import BadFile, InvalidArgument
+from stoker.checkpoint import Store
+from stoker.errors import InvalidArgument
 from tests.checkpoint.states import place
 
 
@@ -61,10 +61,9 @@ def entry(size=None, crc32="00000000") -> dict:
 
 
 WRONG = {
-    "epoch": (-1, 1.0, "1", None), "batch": (True, []), "update": (10**18, 2**80), "bytes": (None, 1e2),
-    "time": (1e300, "x", -1, None), "minutes": (-1, "nan"), "reason": (None, 3), "ended": (3, True), "run": ([], None),
-    "resumable": (1, None), "name": ("../x", 1, "00000120/", ""),
-    "values": ([], {"a": "1"}, {"a": 1}, {"a": None}, {"a": [1.0]}),
+    "epoch": (-1, 1.0, "1"), "batch": (True,), "update": (10**18,), "bytes": (None,), "time": (1e300, "x"),
+    "minutes": (-1,), "reason": (None,), "ended": (3,), "run": ([],), "resumable": (1,), "name": ("../x", 1),
+    "values": ([], {"a": "1"}, {"a": None}),
     "files": (
         [], {}, {"model.safetensors": entry()},
         *({"state.json": entry(), name: entry(0)} for name in ("../x.safetensors", "/etc/passwd", "a/b.safetensors")),
@@ -110,27 +109,14 @@ def test_a_change_without_a_new_checksum_is_damage(store):
     ({"epoch": 1.5}, "epoch of a checkpoint is an integer"), ({"reason": None}, "reason .* is a string; got None"),
     ({"values": {"a": "x"}}, "values .* is a mapping of names to numbers"), ({"values": {1: 1.0}}, "mapping of names"),
     ({"minutes": math.nan}, "minutes of a checkpoint is a number"),
-    ({"reason": "x" * (1 << 20)}, r"manifest .* has .* bytes, at most 1,048,576 are allowed; use a shorter reason"),
-], ids=range(7))  # fmt: skip
+], ids=range(6))  # fmt: skip
 def test_a_place_that_could_not_be_read_is_not_written(tmp_path, fields, text):
     with pytest.raises(InvalidArgument, match=text):
         Store(tmp_path).write({}, place(**{"update": 3, "batch": 1, **fields}))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_moment_is_a_place_too(tmp_path):
-    saved = Store(tmp_path).write({}, Moment(epoch=1, batch=2, update=3, epoch_ended=True, values={"a": 1}))
-    assert saved.as_dict() == place(3, batch=2, values={"a": 1.0}).as_dict()
-
-
 def test_a_manifest_is_limited_in_size(store):
     path = store.folder / "00000120.1" / "manifest.json"
     path.write_bytes(path.read_bytes().ljust((1 << 20) + 1))
     assert problem(store) == "00000120.1/manifest.json has 1,048,577 bytes; a manifest has at most 1,048,576"
-
-
-def test_damage_is_an_error_when_that_checkpoint_is_read(store):
-    saved = store.saved()[1]
-    forge(store, epoch=-1)
-    with pytest.raises(BadFile, match="epoch is not an integer"):
-        store.read(saved)

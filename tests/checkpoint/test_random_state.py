@@ -37,7 +37,7 @@ def same(a, b):
     return a == b
 
 
-@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "SFC64"])
 def test_all_generators_continue_with_the_same_numbers(kind):
     numpy.random.set_bit_generator(getattr(numpy.random, kind)(3))
     for drawings in range(4):
@@ -62,18 +62,14 @@ def test_drawing_does_not_change_a_state():
     ("change", "text"),
     [
         (lambda state: state.pop("numpy"), r"numpy: 'numpy' is missing in the state"),
-        (lambda state: state["python"].pop("words"), r"python: 'words' is missing"),
         (lambda state: state["python"].update(words=torch.ones(3)), "python: state vector is the wrong"),
         (lambda state: state.update(torch=torch.zeros(7, dtype=torch.uint8)), "torch: .*RNG state size"),
-        (lambda state: state.update(torch=None), "torch: "),
-        (lambda state: state["numpy"]["state"].update(key=torch.ones(3)), "numpy: "),
         (lambda state: state.update(cuda=[torch.zeros(16)] * 99), "generators of 99 GPUs, but there are"),
         (
             lambda state: state["numpy"].update(bit_generator="PCG64"),
             "numpy's global generator was a PCG64 and is a MT19937 here; call numpy.random.set_bit_generator first",
         ),
     ],
-    ids=["no-numpy", "no-words", "few-words", "short", "none", "numpy-words", "gpus", "kind"],
 )
 def test_an_invalid_state_changes_nothing(change, text):
     state = random_state()
@@ -83,12 +79,6 @@ def test_an_invalid_state_changes_nothing(change, text):
     with pytest.raises(StateMismatch, match=text):
         set_random_state(state)
     assert same(random_state(), before)
-
-
-def test_all_problems_are_listed():
-    with pytest.raises(StateMismatch) as error:
-        set_random_state({})
-    assert [f"{name}: " in str(error.value) for name in ("torch", "cuda", "python", "numpy")] == [True] * 4
 
 
 # Snapshots
@@ -102,17 +92,7 @@ def draw_numpy():
     numpy.random.rand()
 
 
-def draw_torch():
-    torch.rand(())
-
-
-def draw_nothing():
-    pass
-
-
-@pytest.mark.parametrize(
-    "draw", [draw_nothing, draw_torch, draw_python, draw_numpy, draw_all], ids=lambda draw: draw.__name__
-)
+@pytest.mark.parametrize("draw", [draw_python, draw_numpy, draw_all], ids=lambda draw: draw.__name__)
 def test_snapshots_after_every_update_hold_the_whole_state(draw):
     """Also if Python's and numpy's generators are used: the first snapshot notices it."""
     watch = RandomWatch()
@@ -141,6 +121,7 @@ def test_a_generator_that_is_used_late_is_noticed():
     watch = RandomWatch()
     for _ in range(7):
         early = watch.snapshot()
+        assert early.python is None and early.numpy is None  # most snapshots read only torch's generator
     random.random()
     eighth, state = watch.snapshot(), random_state()
     random.random()
@@ -154,14 +135,6 @@ def test_numbers_that_were_drawn_and_undone_do_not_count():
     draw_all()
     set_random_state(state)
     assert same(watch.state_at(snapshot), state)
-
-
-def test_most_snapshots_read_only_torch():
-    watch = RandomWatch()
-    snapshots = [watch.snapshot() for _ in range(9)]
-    assert all(each.python is None and each.numpy is None for each in snapshots)
-    random.random()
-    assert [watch.snapshot().python is None for _ in range(8)] == [True] * 6 + [False] * 2  # the 10th to the 17th
 
 
 @pytest.mark.cuda

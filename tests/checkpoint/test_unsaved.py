@@ -61,29 +61,18 @@ def draw_from(generator):
 CHANGES = {
     "int": (lambda: 0, lambda value: value + 1),
     "float": (lambda: 0.5, lambda value: float("nan")),
-    "str": (lambda: "a", lambda value: value + "b"),
-    "bool": (lambda: False, lambda value: True),
-    "none": (lambda: None, lambda value: 1),
-    "to-none": (lambda: 1, lambda value: None),
     "int-to-bool": (lambda: 1, lambda value: True),
     "tuple": (lambda: (1, 2), lambda value: (1, 3)),
-    "numpy-number": (lambda: numpy.float32(1), lambda value: value + 1),
     "list": (list, append_to),
-    "list-of-objects": (lambda: [object()], append_to),
-    "element": (lambda: [1, 2], lambda value: [1, 3]),
-    "dict": (lambda: {"a": 1}, lambda value: value | {"a": 2}),
     "nested": (lambda: {"a": [1]}, lambda value: {"a": [2]}),
-    "set": (lambda: {1}, lambda value: {1, 2}),
     "deque": (lambda: deque([1]), append_to),
     "long": (lambda: list(range(500)), append_to),
     "written": (lambda: torch.zeros(2), write_to),
     "replaced": (lambda: torch.zeros(2), lambda value: torch.zeros(2)),
-    "made": (lambda: None, lambda value: torch.zeros(2)),
     "array": (lambda: numpy.zeros(3), lambda value: value + 1),
     "random": (lambda: random.Random(0), draw_from),
     "generator": (lambda: torch.Generator(), draw_from),
     "numpy-generator": (lambda: numpy.random.default_rng(0), draw_from),
-    "numpy-legacy": (lambda: numpy.random.RandomState(0), draw_from),
 }
 
 
@@ -100,20 +89,19 @@ def test_a_change_is_reported_once_by_name(kind, name):
     assert unsaved.find_changes() == []
 
 
-@pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("kind", [Answers, Passing, Extra, Fleeting], ids=lambda kind: kind.__name__)
-def test_objects_with_a_state_of_their_own_are_skipped(kind, name):
-    make, change = CHANGES[name]
-    thing = kind(make())
+def test_objects_with_a_state_of_their_own_are_skipped(kind):
+    thing = kind(0)
     unsaved = Unsaved(thing, []) if isinstance(thing, nn.Module) else Unsaved(nn.Linear(1, 1), [thing])
-    thing.kept = change(thing.kept)
+    thing.kept = 1
     assert unsaved.find_changes() == []
 
 
 def test_the_text_says_what_to_do():
     callback, model = Keeps(0), nn.ModuleDict({"body": Holds(0)})
     unsaved = Unsaved(model, [callback])
-    callback.kept = callback.setting = 9
+    del callback.kept
+    callback.setting = 9
     model["body"].fresh = "new"
     assert unsaved.find_changes() == [
         "Holds ('body' in the model) changes `fresh`, which is not in its state, so a resumed run starts with its "
@@ -122,13 +110,6 @@ def test_the_text_says_what_to_do():
         "Keeps changes `kept`, `setting`, which is not in its state, so a resumed run starts with its first value: "
         "give the callback state_dict and load_state_dict, or set transient = True in the class if that does no harm",
     ]
-
-
-def test_a_deleted_attribute_has_changed():
-    callback = Keeps(0)
-    unsaved = Unsaved(nn.Linear(1, 1), [callback])
-    del callback.kept
-    assert "`kept`" in unsaved.find_changes()[0]
 
 
 def test_training_a_model_changes_nothing_outside_its_state():
@@ -155,11 +136,6 @@ def test_a_new_tensor_at_the_same_address_is_a_change():
     holds.kept = None
     holds.kept = torch.zeros(4)
     assert len(unsaved.find_changes()) == 1
-
-
-def test_a_deleted_object_is_not_reported():
-    unsaved = Unsaved(nn.Linear(1, 1), [Keeps(0)])
-    assert unsaved.find_changes() == []
 
 
 def test_the_callbacks_of_stoker_have_complete_states(tmp_path):

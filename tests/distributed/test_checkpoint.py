@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stoker.checkpoint import Checkpoint, Place, Saver, Store, load_model_state, model_state
-from stoker.checkpoint._copies import StateCopier
+from stoker.checkpoint._saver import StateCopier
 from stoker.distributed import join, local_region
 from stoker.errors import BadFile, CheckpointFailed, InvalidArgument, PeerFailed
 from stoker.optim import AdamW

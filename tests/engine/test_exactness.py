@@ -180,7 +180,11 @@ def extras(folder):
 
 
 @pytest.mark.parametrize("extra", extras(Path()))
-@pytest.mark.parametrize("measured", [(), (metrics.Accuracy(), metrics.GradientNorm())], ids=["bare", "metrics"])
+@pytest.mark.parametrize(
+    "measured",
+    [pytest.param((), marks=pytest.mark.soak), (metrics.Accuracy(), metrics.GradientNorm())],
+    ids=["bare", "metrics"],
+)
 def test_validation_callbacks_runs_and_console_do_not_change_the_bits(extra, measured, tmp_path):
     plain = fitted(updates=25)
     arguments = {"show": False, "keep": "last", **extras(tmp_path)[extra]}

@@ -89,13 +89,6 @@ def test_a_final_value_replaces_a_running_one_of_the_same_update(tmp_path):
     assert found["all"] == ["1,5,5.0,1.0", "1,10,11.0,2.0"]
 
 
-def test_a_running_run_can_be_exported(tmp_path):
-    made = Run.create(tmp_path / "run")
-    made.record.append(Event("valid", 1.0, 1, 0, 1, {"a": 1.0}))
-    assert export(made, tmp_path / "x.csv").read_text().splitlines() == ["epoch,update,time,a", "1,1,1.0,1.0"]
-    made.close()
-
-
 def test_wrong_arguments_are_errors(run, tmp_path, monkeypatch):
     with pytest.raises(InvalidArgument, match=r"'out.xlsx': expected a name that ends in .csv, .parquet, .json"):
         export(run, "out.xlsx")

@@ -46,18 +46,7 @@ def test_a_long_incomplete_line_is_removed(tmp_path):
     assert path.read_bytes() == LINES[0]
 
 
-DAMAGED = [
-    b"{",
-    b"[]",
-    b"3",
-    b'{"kind": 3, "time": 1}',
-    b'{"kind": "x"}',
-    b'{"kind":"x","time":1,"values":3}',
-    b'{"kind":"x","time":1,"values":{"a":null}}',
-    b'{"kind":"x","time":"soon"}',
-    b"\0\0\0",
-    b"\xff",
-]
+DAMAGED = [b"{", b"[]", b'{"kind": 3, "time": 1}', b'{"kind":"x","time":1,"values":{"a":null}}', b"\xff"]
 
 
 @pytest.mark.parametrize("damaged", DAMAGED)
@@ -79,13 +68,6 @@ def test_a_path_without_a_run_is_an_error_with_a_suggestion(tmp_path):
         Record.open(tmp_path / "digit")
     with pytest.raises(BadFile, match="digits' is not a run: it has no events.jsonl"):
         Record.open(tmp_path / "digits")
-
-
-def test_a_line_is_in_the_file_when_append_returns(tmp_path):
-    record = Record(tmp_path / "events.jsonl")
-    for count in range(1, 5):
-        record.append(Event("note", 9.0, text="after"))
-        assert (tmp_path / "events.jsonl").read_bytes() == AFTER * count
 
 
 # Each line on stdin lets it write 200 events, so that readers can keep up.
@@ -250,14 +232,6 @@ def test_a_fork_that_ends_leaves_the_lock_and_its_note_to_the_parent(tmp_path):
         parent.communicate()
     assert parent.returncode == 0 and not (path / ".events.jsonl.lock").exists()
     assert [event.text for event in Record.open(path).events] == ["of the parent"]
-
-
-def test_a_directory_in_place_of_the_note_does_not_prevent_the_lock(tmp_path):
-    (tmp_path / ".events.jsonl.lock").mkdir()
-    run = Run.create(tmp_path)
-    assert Run.open(tmp_path).writer == "another process"
-    run.close()
-    assert Run.open(tmp_path).writer is None
 
 
 def test_a_program_that_closes_nothing_ends_silently(tmp_path):

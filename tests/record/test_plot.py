@@ -50,10 +50,6 @@ def test_it_draws_on_given_axes():
     assert figure_of(inside) is mine and figure_of(Figure().subplots()) is not mine
 
 
-def test_a_single_epoch_is_drawn_as_a_point():
-    assert History(record_of([0.5])).plot().axes[0].lines[0].get_marker() == "o"
-
-
 def test_train_and_valid_have_fixed_colors_and_pyplot_does_not_know_the_figure():
     known = plt.get_fignums()  # of other tests
     figure = History(example_record()).plot()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stoker.config import Config
-from stoker.errors import BadFile, InvalidArgument, MissingFile, RunExists
+from stoker.errors import BadFile, InvalidArgument, RunExists
 from stoker.record import Event, Record, Run, run_settings
 from tests.record.examples import WITHOUT_TORCH, append_fit
 
@@ -191,24 +191,6 @@ def test_resuming_completes_a_creation_that_was_interrupted(tmp_path, there):
     assert len(run.record.events) == 1 and Run.open(tmp_path).facts == run.facts
 
 
-def test_a_run_without_an_id_gets_one_and_keeps_its_config(tmp_path):
-    (tmp_path / "events.jsonl").touch()
-    (tmp_path / "run.json").write_text('{"started": 3.5, "seed": 7}')
-    (tmp_path / "config.json").write_text('{"lr": 0.1}')
-    run = Run.resume(tmp_path, config={"lr": 0.2}, facts={"seed": 8})
-    run.close()
-    assert Run.open(tmp_path).config == run.config == {"lr": 0.1}
-    assert (run.facts["started"], run.facts["seed"]) == (3.5, 7) and len(Run.open(tmp_path).id) == 16
-
-
-def test_resuming_without_a_run_is_an_error(tmp_path):
-    with pytest.raises(MissingFile, match="is not a run: it has no events.jsonl"):
-        Run.resume(tmp_path)
-    with pytest.raises(MissingFile, match="there is no run at '.*nowhere'"):
-        Run.resume(tmp_path / "nowhere")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_run_with_a_living_process_cannot_be_resumed_until_it_is_killed(tmp_path):
     text = (
         WITHOUT_TORCH
@@ -291,7 +273,6 @@ def test_facts_hold_the_git_commit_of_the_working_directory(tmp_path, monkeypatc
     ("old", "new", "differences"),
     [
         ({"lr": 0.1}, {"lr": 0.1}, None),
-        ({"lr": 0.1, "a": "x"}, {"lr": 0.2, "a": "y"}, "lr: 0.1 → 0.2, a: 'x' → 'y'"),
         ({"model": {"a": {"b": 1}}}, {"model": {"a": {"b": 2}}}, "model.a.b: 1 → 2"),
         ({"old": 1, "gone": None}, {"old": 1, "new": [1]}, "gone: None → nothing, new: nothing → [1]"),
         ({"a": {}}, {"a": {"b": 1}}, "a: {} → nothing, a.b: nothing → 1"),

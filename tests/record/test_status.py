@@ -68,14 +68,6 @@ def test_stop_and_end_do_not_start_an_epoch(run, text, epochs, fraction):
     assert (status.phase, status.phase_fraction, status.fraction) == ("over", 1.0, fraction)
 
 
-def test_a_run_that_reached_one_limit_is_complete(run):
-    plan = Event("begin", 1000.0, extra={"epochs": 100, "updates": 15})
-    last = (1010.0, 2, 5, 15)
-    ends = [Event("stop", *last, text="Completed 15 updates"), Event("end", *last)]
-    status = status_of(run, plan, progress(2, 4, 1009.0), *ends)
-    assert (status.fraction, status.seconds_left) == (1.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("plan", "fraction"),
     [({}, None), ({"epochs": 0}, None), ({"epochs": 4}, 0.25), ({"epochs": 4, "updates": 20}, 0.5)]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stoker.record import Event, Record
-from tests.record.examples import append_fit, example_record, record_of
+from tests.record.examples import example_record, record_of
 
 
 def test_a_finished_run():
@@ -74,26 +74,6 @@ def test_a_resumed_run_counts_the_seconds_of_its_valid_parts():
     assert record.summary()["state"] == "stopped"  # another fit, with half a minute of its own
 
 
-def test_a_finished_run_that_is_resumed_runs_again():
-    record = example_record(stop="Completed 5 epochs")
-    record.rewind(len(record), Event("resume", 5000.0))
-    summary = record.summary()
-    assert (summary["state"], summary["reason"], summary["seconds"]) == ("running", "", 50.0)
-
-
-def test_an_epoch_counts_when_it_is_complete():
-    record = example_record(epochs=2, end=False)
-    record.append(Event("train", 1100.0, epoch=3, values={"train/loss": 0.1}))
-    assert record.summary()["epochs"] == 2
-
-
-def test_the_highest_update_counts_wherever_it_is():
-    record = Record()
-    for update in (1, 9, 3, 4):
-        record.append(Event("log", 1.0, epoch=1, update=update))
-    assert record.summary()["updates"] == 9
-
-
 @pytest.mark.parametrize(
     ("names", "monitor"),
     [
@@ -127,9 +107,3 @@ def test_an_epoch_that_was_cut_short(batch, after, part):
     for event in (Event("end", 3.0, epoch=41, batch=batch, update=1003), *after):
         record.append(event)
     assert (record.summary()["epochs"], record.summary()["part"]) == (41, part)
-
-
-def test_warnings_are_counted():
-    record = append_fit(Record())
-    record.append(Event("warning", text="careful"))
-    assert record.summary()["warnings"] == 1

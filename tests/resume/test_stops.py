@@ -84,7 +84,7 @@ MOMENTS = [
 AROUND_VALIDATION = [moment for moment in MOMENTS if "valid" in moment[0] or "epoch" in moment[0]]
 
 
-@pytest.mark.parametrize(("moment", "way"), product(MOMENTS, WAYS))
+@pytest.mark.parametrize(("moment", "way"), product(MOMENTS, WAYS, every=2))
 def test_a_stop_at_any_moment(moment, way, tmp_path, references, fast):
     check(RICH, [Stop(way, *moment)], tmp_path, references)
 
@@ -165,6 +165,7 @@ FEATURES = [
     Scenario(samples=True, workers=2, accumulate=3, kind="ema", every=EVERY_BATCH),
     Scenario(compiled="aot_eager", callbacks=True),
 ]
+SLOW = [scenario for scenario in FEATURES if scenario.compiled or (scenario.workers and scenario.kind == "ema")]
 STOPS = {
     "exception": [Stop("raise", "on_train_batch_after_backward", 2, 4)],
     "interrupt": [Stop("int", "on_train_batch_after_loss", 2, 5)],
@@ -172,7 +173,13 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize(("scenario", "stops"), product(FEATURES, STOPS))
+@pytest.mark.parametrize(
+    ("scenario", "stops"),
+    [
+        *product([each for each in FEATURES if each not in SLOW], STOPS),
+        *(pytest.param(each, stops, marks=pytest.mark.soak, id=f"{each}: {stops}") for each in SLOW for stops in STOPS),
+    ],
+)
 def test_every_feature_resumes_exactly(scenario, stops, tmp_path, references, fast):
     check(scenario, STOPS[stops], tmp_path, references)
 

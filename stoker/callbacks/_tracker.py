@@ -5,13 +5,12 @@ hears to a `_Delivery`, whose thread calls the sink. Training therefore never wa
 """
 
 import contextlib
-import importlib
 import math
 import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -302,11 +301,11 @@ class _Delivery:
             self._problems.append(f"{self._owner} {text}")
 
 
-def import_package(module: str, *, owner: str, install: str | None = None) -> None:
-    """Imports a module; if that fails, the error says how to install its package."""
-    package = module.removeprefix("torch.utils.").partition(".")[0]
+@contextlib.contextmanager
+def needs_package(package: str, *, owner: str, install: str | None = None) -> Iterator[None]:
+    """Turns an `ImportError` inside the block into one that says how to install the package."""
     try:
-        importlib.import_module(module)
+        yield
     except ImportError as error:
         raise MissingExtra(f"{owner} needs {package}: pip install {install or package}") from error
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.callbacks._tracker import Ending, Tracked, Tracker, append_text, import_package
+from stoker.callbacks._tracker import Ending, Tracked, Tracker, append_text, needs_package
 from stoker.record import flatten_config
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class _EventFiles:
         self._writer: SummaryWriter | None = None
 
     def prepare(self) -> None:
-        import_package("torch.utils.tensorboard", owner="TensorBoard", install='"stoker[tensorboard]"')
+        with needs_package("tensorboard", owner="TensorBoard", install='"stoker[tensorboard]"'):
+            import torch.utils.tensorboard  # noqa: F401
 
     def open(self, run: Tracked) -> None:
         self.prepare()
@@ -126,7 +127,8 @@ class _MLflowSink:
         self._texts = ""
 
     def prepare(self) -> None:
-        import_package("mlflow.entities", owner="MLflow")
+        with needs_package("mlflow", owner="MLflow"):
+            import mlflow.entities  # noqa: F401
 
     def open(self, run: Tracked) -> Mapping[tuple[int, str], float]:
         self.prepare()
@@ -224,7 +226,8 @@ class _WandBSink:
         self._texts = ""
 
     def prepare(self) -> None:
-        import_package("wandb", owner="WandB")
+        with needs_package("wandb", owner="WandB"):
+            import wandb  # noqa: F401
 
     def open(self, run: Tracked) -> None:
         self.prepare()
@@ -285,7 +288,8 @@ class _TrackioSink:
         self._run: Any = None
 
     def prepare(self) -> None:
-        import_package("trackio", owner="Trackio")
+        with needs_package("trackio", owner="Trackio"):
+            import trackio  # noqa: F401
 
     def open(self, run: Tracked) -> Mapping[tuple[int, str], float]:
         self.prepare()

@@ -1,24 +1,12 @@
 """Parses the command line, runs the command, and turns errors into exit codes."""
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from stoker.errors import StokerError
 
-_COMMANDS = {  # the module and the function of each command; the function takes the command's arguments
-    "demo": ("_demo", "demo"),
-    "runs": ("_runs", "list_runs"),
-    "show": ("_runs", "show_run"),
-    "resume": ("_resume", "resume"),
-    "watch": ("_viewers", "watch_runs"),
-    "ui": ("_viewers", "serve_ui"),
-    "report": ("_viewers", "write_report"),
-    "export": ("_viewers", "export_run"),
-    "doctor": ("_doctor", "doctor"),
-}
 _RUN = "a run's directory, or its name in the directory runs"
 _FOLDER = "the directory to search, including its subdirectories (default: runs)"
 _RESUME = """Starts the script of a run again, in the same directory and with the same arguments, and lets it continue
@@ -64,15 +52,15 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("folder", nargs="?", default="runs", help=_FOLDER)
 
     show = commands.add_parser("show", help="show a run: its curves, numbers, config and end")
-    show.add_argument("name", metavar="RUN", help=_RUN)
+    show.add_argument("run", metavar="RUN", help=_RUN)
     show.add_argument("--verify", action="store_true", help="read all checkpoints, and name those that are damaged")
 
     resume = commands.add_parser("resume", help="continue a run that was interrupted", description=_RESUME)
-    resume.add_argument("name", metavar="RUN", help=_RUN)
+    resume.add_argument("run", metavar="RUN", help=_RUN)
     resume.add_argument("--yes", action="store_true", help="do not ask; use it only if you trust the run's directory")
 
     watch = commands.add_parser("watch", help="show runs on this terminal while they train", description=_WATCH)
-    watch.add_argument("names", metavar="RUN", nargs="*", help=f"{_RUN} (default: the newest run)")
+    watch.add_argument("runs", metavar="RUN", nargs="*", help=f"{_RUN} (default: the newest run)")
     watch.add_argument("--wait", action="store_true", help="wait for a run that has not started yet")
     watch.add_argument("--light", action="store_true", default=None, help="use colors for a light terminal")
 
@@ -81,16 +69,15 @@ def _parser() -> argparse.ArgumentParser:
     ui.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1, this machine)")
     ui.add_argument("--port", type=int, help="the port (default: 7070 or the next free one; 0: any free one)")
     ui.add_argument("--read-only", action="store_true", help="do not allow stopping or saving runs from the page")
-    ui.add_argument("--open", dest="open_browser", action="store_true", help="open the page in a browser")
+    ui.add_argument("--open", action="store_true", help="open the page in a browser")
 
     report = commands.add_parser("report", help="write one run, or a comparison of several, as one HTML file")
-    report.add_argument("names", metavar="RUN", nargs="+", help=_RUN)
+    report.add_argument("runs", metavar="RUN", nargs="+", help=_RUN)
     report.add_argument("-o", "--output", default="report.html", help="the file to write (default: report.html)")
 
     export = commands.add_parser("export", help="write a run's numbers as CSV, Parquet or JSON")
-    export.add_argument("name", metavar="RUN", help=_RUN)
-    files = "the file to write, ending in .csv, .parquet or .json"
-    export.add_argument("-o", "--output", dest="path", required=True, help=files)
+    export.add_argument("run", metavar="RUN", help=_RUN)
+    export.add_argument("-o", "--output", required=True, help="the file to write, ending in .csv, .parquet or .json")
     sources = ("epochs", "all", "running")
     export.add_argument("--source", choices=sources, default="epochs", help="which numbers (default: a row per epoch)")
     export.add_argument("--long", action="store_true", help="one row per number: name, epoch, update, time, value")
@@ -103,16 +90,42 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    options = vars(args)
-    command, print_version = options.pop("command"), options.pop("version")
-    del options["command_parser"]
-    if print_version:
+    if args.version:
         import stoker
 
         print(stoker.__version__)
-        return 0
-    if command is None:
+    elif args.command == "demo":
+        from stoker.cli import _demo
+
+        _demo.demo(args.folder)
+    elif args.command in ("runs", "show"):
+        from stoker.cli import _runs
+
+        if args.command == "runs":
+            _runs.list_runs(args.folder)
+        else:
+            _runs.show_run(args.run, verify=args.verify)
+    elif args.command == "resume":
+        from stoker.cli import _resume
+
+        return _resume.resume(args.run, yes=args.yes)
+    elif args.command in ("watch", "ui", "report", "export"):
+        from stoker.cli import _viewers
+
+        if args.command == "watch":
+            return _viewers.watch_runs(args.runs, wait=args.wait, light=args.light)
+        if args.command == "ui":
+            _viewers.serve_ui(
+                args.folder, host=args.host, port=args.port, read_only=args.read_only, open_browser=args.open
+            )
+        elif args.command == "report":
+            _viewers.write_report(args.runs, args.output)
+        else:
+            _viewers.export_run(args.run, args.output, source=args.source, long=args.long)
+    elif args.command == "doctor":
+        from stoker.cli import _doctor
+
+        _doctor.doctor()
+    else:
         _parser().print_help()
-        return 0
-    module, function = _COMMANDS[command]
-    return getattr(importlib.import_module(f"stoker.cli.{module}"), function)(**options) or 0
+    return 0

@@ -325,7 +325,7 @@ class TrainStep:
         if self.state.loss_scale is not None:  # callbacks, checks and clipping see the true gradients
             grads = self.state.loss_scale.unscale(grads)
         if self._shows_after:
-            grads = self._show_gradients(grads)
+            grads, lr = self._show_gradients(grads), self.ctx.lr  # a callback may set the learning rate here too
         if self.settings.accumulate == 1:
             return self._update(grads, loss.value, loss.weight, batch, lr, read=read)
         window = self.state.accumulators.get(loss.name)

@@ -95,7 +95,9 @@ class RunningTotals:
         for total in (*self._sums.values(), *self._weights.values()):
             if isinstance(total, Tensor):
                 total.zero_()
-        self._write_states(list(enumerate(fresh)), expand=True)
+        static = [(place, state) for place, state in enumerate(fresh) if self._is_static[place]]
+        self._states = [old if self._is_static[place] else fresh[place] for place, old in enumerate(self._states)]
+        self._write_states(static, expand=True)
 
     def add_loss(
         self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False, read: bool = True
@@ -112,9 +114,10 @@ class RunningTotals:
         else:
             wide = torch.float32 if loss.device.type == "mps" else torch.float64
             share = weight.to(wide) if isinstance(weight, Tensor) else weight
-            total = loss.detach().to(wide) * share if isinstance(share, Tensor) or share else 0.0
             if isinstance(share, Tensor):
-                total.masked_fill_(share <= 0, 0)
+                total = (loss.detach().to(wide) * share).masked_fill_(share <= 0, 0)
+            else:
+                total = loss.detach().to(wide) * share if share else 0.0
         if not self._in_place:
             self._sums[name] = self._sums.get(name, 0.0) + total
             self._weights[name] = self._weights.get(name, 0.0) + share

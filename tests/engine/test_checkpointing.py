@@ -113,19 +113,17 @@ def test_keep_best_of_a_logged_value_needs_a_direction(tmp_path):
 
 
 def test_keep_best_of_an_unknown_metric_is_an_error(tmp_path):
-    given = learner(metrics=[metrics.Accuracy()])
+    custom = learner(metrics=[metrics.Accuracy()])
     with pytest.raises(NoSuchMetric) as caught:
-        fit(tmp_path / "run", of=given, checkpoint=Checkpoint(keep_best="valid/acc"))
+        fit(tmp_path / "run", of=custom, checkpoint=Checkpoint(keep_best="valid/acc"))
     assert str(caught.value) == (
         "keep_best='valid/acc', but there is no such metric; did you mean 'valid/accuracy' or 'valid/loss'? "
         "The metrics are: valid/loss, valid/accuracy"
     )
-    with pytest.raises(
-        NoSuchMetric, match="keep_best='mine': there is no such metric"
-    ):  # a callback might have logged it
-        fit(tmp_path / "own", of=given, checkpoint=Checkpoint(keep_best="mine"))
-    resumed = fit(tmp_path / "run", of=given, checkpoint=Checkpoint(keep_best="valid/accuracy"))
-    assert result_of(resumed) == result_of(fit(of=given))
+    with pytest.raises(NoSuchMetric, match="keep_best='mine': there is no such metric"):
+        fit(tmp_path / "own", of=custom, checkpoint=Checkpoint(keep_best="mine"))
+    resumed = fit(tmp_path / "run", of=custom, checkpoint=Checkpoint(keep_best="valid/accuracy"))
+    assert result_of(resumed) == result_of(fit(of=custom))
 
 
 # --- on request of a callback
@@ -169,13 +167,13 @@ def test_a_requested_checkpoint_inside_an_accumulation_window_resumes(tmp_path):
         if (ctx.epoch, ctx.batch_number) == (2, 2):
             ctx.save("in a window")
 
-    given = learner(accumulate=4)
+    custom = learner(accumulate=4)
     run = tmp_path / "run"
-    fit(run, of=given, checkpoint=RARELY, callbacks=[callbacks.on(train_batch_end=request)])
+    fit(run, of=custom, checkpoint=RARELY, callbacks=[callbacks.on(train_batch_end=request)])
     assert places(run)[0] == (2, 2, "in a window")
     assert store_of(run).read(saved_checkpoints(run)[1])["accumulators"] != {}
     delete_last(run)
-    assert result_of(fit(run, of=given, checkpoint=RARELY)) == result_of(fit(of=given))
+    assert result_of(fit(run, of=custom, checkpoint=RARELY)) == result_of(fit(of=custom))
 
 
 @pytest.mark.parametrize("settings", [{"run": None}, {"checkpoint": False}], ids=["no run", "checkpoint=False"])
@@ -265,11 +263,11 @@ def test_an_exception_between_an_update_and_the_end_of_its_batch_saves_nothing(t
 
 
 def test_after_an_exception_inside_a_window_the_state_before_the_window_is_saved(tmp_path):
-    given = learner(accumulate=3)
+    custom = learner(accumulate=3)
     with pytest.raises(ValueError, match="boom"):
-        fit(tmp_path / "run", of=given, checkpoint=RARELY, callbacks=[raise_in("train_batch_begin", 2, 6)])
+        fit(tmp_path / "run", of=custom, checkpoint=RARELY, callbacks=[raise_in("train_batch_begin", 2, 6)])
     assert places(tmp_path / "run") == [(2, 3, "exception: ValueError")]
-    assert result_of(fit(tmp_path / "run", of=given)) == result_of(fit(of=given))
+    assert result_of(fit(tmp_path / "run", of=custom)) == result_of(fit(of=custom))
 
 
 def test_random_numbers_of_the_failed_batch_are_drawn_again(tmp_path):
@@ -302,12 +300,12 @@ class Diverging(Net):
 
 
 def test_the_state_before_a_nan_is_saved(tmp_path, monkeypatch):
-    given = learner(Diverging)
+    custom = learner(Diverging)
     with pytest.raises(NotFinite, match="epoch 2, batch 3"):
-        fit(tmp_path / "run", of=given, checkpoint=RARELY)
+        fit(tmp_path / "run", of=custom, checkpoint=RARELY)
     assert places(tmp_path / "run") == [(2, 2, "exception: NotFinite")]
     monkeypatch.setattr(Diverging, "diverges", False)
-    assert result_of(fit(tmp_path / "run", of=given)) == result_of(fit(of=learner(Diverging)))
+    assert result_of(fit(tmp_path / "run", of=custom)) == result_of(fit(of=learner(Diverging)))
 
 
 def test_an_exception_in_on_fit_begin_saves_nothing(tmp_path):
@@ -445,11 +443,11 @@ def test_extra_state_of_a_module_is_restored(tmp_path):
         def set_extra_state(self, state):
             self.seen = state["seen"]
 
-    given = learner(WithExtraState)
-    left, whole = killed_run(tmp_path, of=given)
-    resumed = fit(left, of=given)
+    custom = learner(WithExtraState)
+    left, whole = killed_run(tmp_path, of=custom)
+    resumed = fit(left, of=custom)
     assert result_of(resumed) == whole and texts(resumed.record) == []
-    assert resumed.model.seen == fit(of=given).model.seen
+    assert resumed.model.seen == fit(of=custom).model.seen
 
 
 def test_a_fit_that_changes_nothing_is_saved(tmp_path):

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.gradients import split_long
+from stoker.gradients._split import split_long
 
 LENGTHS = st.lists(st.integers(0, 20_000), min_size=1, max_size=12)
 

@@ -302,8 +302,8 @@ def test_a_fit_with_a_limit_in_minutes_resumes(start, whole, tmp_path):
     child = start(scripts.limit_minutes)
     assert child.wait() == 0, child.printed()
     assert printed(child)["stopped"] == "Stopped after 1e-09 minutes"
-    kept = [(saved.batch, saved.resumable) for saved in checkpoints_of(tmp_path / "run").saved()]
-    assert kept == [(1, True), (1, False)]
+    checkpoints = [(saved.batch, saved.resumable) for saved in checkpoints_of(tmp_path / "run").saved()]
+    assert checkpoints == [(1, True), (1, False)]
     assert_resumes(start, whole)
 
 

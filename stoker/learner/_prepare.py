@@ -30,8 +30,7 @@ from stoker.engine import (
 from stoker.errors import InvalidArgument
 from stoker.learner._arguments import FitArguments, make_model
 from stoker.learner._data import make_loaders
-from stoker.learner._describe import describe_plan
-from stoker.learner._identity import identity_of
+from stoker.learner._describe import describe_plan, identity_of
 from stoker.learner._ranks import (
     callbacks_of_rank,
     check_ranks_agree,

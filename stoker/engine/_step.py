@@ -35,6 +35,7 @@ from stoker.steps import Objective, Output, Supervised, SupervisedOutput
 
 HOOKS_BEFORE_GRADIENTS = ("on_train_batch_after_pred", "on_train_batch_after_loss")
 HOOKS_AFTER_GRADIENTS = ("on_train_batch_after_backward", "on_train_batch_after_step")
+HOOKS_BETWEEN_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_update")
 
 
 @dataclass(slots=True)
@@ -97,16 +98,19 @@ class TrainStep:
     flags: FiniteFlags = field(init=False)
     rates: "LearningRates" = field(init=False)
     _modules: list[nn.Module] = field(init=False)
+    _first_parameter: nn.Parameter | None = field(init=False)
     _differentiators: dict[str | None, Differentiator] = field(default_factory=dict)
     _buffers: list[Tensor] = field(default_factory=list)  # copies from before the batch or the epoch
     _suspect: tuple[str, str, str] | None = None  # a loss that was not finite within an accumulation window
     _shows_inside: bool = field(init=False)  # a callback listens between forward and backward
     _shows_after: bool = field(init=False)  # a callback listens between backward and the end of the step
+    _is_watched: bool = field(init=False)  # a callback listens after backward or between batches
 
     def __post_init__(self) -> None:
         self.flags, self.rates = FiniteFlags(self.device), LearningRates(self.device)
         self._shows_inside = any(map(self.hooks.has, HOOKS_BEFORE_GRADIENTS))
         self._shows_after = any(map(self.hooks.has, HOOKS_AFTER_GRADIENTS))
+        self._is_watched = self._shows_after or any(map(self.hooks.has, HOOKS_BETWEEN_BATCHES))
         self.refresh()
 
     # --- one batch
@@ -526,8 +530,7 @@ class TrainStep:
     @property
     def wants_output(self) -> bool:
         """Whether callbacks or metrics look at the outputs of a step after it has run."""
-        after_batch = ("on_train_batch_begin", "on_train_batch_end", "on_update")
-        return self._shows_after or self.state.totals.grows or any(map(self.hooks.has, after_batch))
+        return self._is_watched or self.state.totals.grows
 
     @property
     def has_begun(self) -> bool:
@@ -548,6 +551,7 @@ class TrainStep:
             module for module in (None if state.ema is None else state.ema.model, state.loss) if module is not None
         ]
         self._modules = [each for model in (state.model, *others) for each in model.modules()]
+        self._first_parameter = next(iter(state.model.parameters()), None)
         self._differentiators.clear()
 
     def find_obstacle(self) -> str:
@@ -621,9 +625,8 @@ class TrainStep:
 
     def note_weights_changed(self) -> None:
         """Tells autograd, and so resume points, that a replay has written to the parameters."""
-        parameter = next(iter(self.state.model.parameters()), None)
-        if parameter is not None:
-            torch.autograd.graph.increment_version(parameter)
+        if self._first_parameter is not None:
+            torch.autograd.graph.increment_version(self._first_parameter)
 
 
 class HostState(NamedTuple):

@@ -52,6 +52,7 @@ class RunningTotals:
         "_states",
         "_sums",
         "_weights",
+        "grows",
         "samples",
         "started",
     )
@@ -73,6 +74,7 @@ class RunningTotals:
             bool(getattr(metric, "static", False)) and _holds_only_tensors_on(device, state)
             for metric, state in zip(metrics, self._states, strict=True)
         ]
+        self.grows = not all(self._is_static)  # some metric is updated outside of CUDA graphs and compiled programs
         self.samples, self.started = 0, time.monotonic()
 
     def _initial_states(self) -> list[Any]:
@@ -156,7 +158,7 @@ class RunningTotals:
 
     def update_growing(self, output: Output | None) -> None:
         """Updates the metrics that are not static; what they keep of the output must not be overwritten later."""
-        if output is not None and not all(self._is_static):
+        if output is not None and self.grows:
             self.update(output, static=False)
 
     def _write_states(self, new_states: Sequence[tuple[int, Any]], *, expand: bool = False) -> None:
@@ -172,7 +174,7 @@ class RunningTotals:
                 continue
             pair = _matching_tensors(old, new, expand=expand)
             if pair is not None and _moves_values(*pair):
-                self._is_static[place], pair = False, None  # a compiler may overwrite a value before it has moved
+                self._is_static[place], self.grows, pair = False, True, None  # a compiler may overwrite a value before it has moved
             replaced[id(old)] = old if pair is not None else map_tensors(torch.clone, new)
             self._states[place] = replaced[id(old)]
             if pair is not None:
@@ -184,11 +186,6 @@ class RunningTotals:
     def metrics(self) -> Sequence[Metric]:
         """The metrics that are counted besides the losses."""
         return self._metrics
-
-    @property
-    def grows(self) -> bool:
-        """Whether some metric has to be updated outside of CUDA graphs and compiled programs."""
-        return not all(self._is_static)
 
     @property
     def losses(self) -> list[str]:

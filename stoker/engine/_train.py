@@ -12,7 +12,7 @@ from stoker.data import EpochBatches, PaddingBatch, RowSelection, move_batch, pr
 from stoker.engine._batch import Batch
 from stoker.engine._evaluate import validate
 from stoker.engine._fit import Fit
-from stoker.engine._step import StepResult, on_every_rank
+from stoker.engine._step import HOOKS_BETWEEN_BATCHES, StepResult, on_every_rank
 from stoker.engine._sync import report_progress, stop, synchronize_ranks
 from stoker.engine.executors import Executor
 from stoker.errors import BadData, NotFinite
@@ -56,7 +56,7 @@ def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
 def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
     """One pass over the training data."""
     ctx, state, fire = fit.ctx, fit.state, fit.hooks.fire
-    watches_batches = any(map(fit.hooks.has, ("on_train_batch_begin", "on_train_batch_end", "on_update")))
+    watches_batches = any(map(fit.hooks.has, HOOKS_BETWEEN_BATCHES))
     executor.invalidate()
     ctx.phase = ctx.set_name = "train"
     _validate_if_due(fit, executor)  # a resumed fit may have been stopped before or in it
@@ -67,8 +67,8 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
         ctx.accumulating = not batch.closes_window
         fire("on_train_batch_begin", ctx)
         batch.value, batch.mix = ctx.batch, ctx.loss_mix
-        result = executor.run(batch, ctx.lr)
-        _count(fit, batch, result)
+        ctx.pred = ctx.output = ctx.loss = None  # frees the outputs of the batch before
+        _count(fit, batch, executor.run(batch, ctx.lr))
         fire("on_train_batch_end", ctx)
         if watches_batches:
             executor.invalidate()  # a callback may have changed the model

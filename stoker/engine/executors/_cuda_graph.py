@@ -49,6 +49,7 @@ class CudaGraph(Replay):
         self._pool: GraphPool | None = None  # from the first graph on
         self._graph_bytes = 0
         self._is_first_step, self._may_lend, self._has_recorded = True, True, True
+        self._groups = False  # this step may be launched together with the next ones
         self._pending: list[list[Tensor]] = []  # batches that will be launched together
         self._outside = torch.cuda.current_stream(device)  # of the caller
         self._stack = ExitStack()
@@ -60,7 +61,8 @@ class CudaGraph(Replay):
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch, at once or together with the next ones."""
-        if self._pending and not self._can_group(lr):
+        self._groups = self._can_group(lr)
+        if self._pending and not self._groups:
             self._launch_pending()
         return super().run(batch, lr)
 
@@ -205,7 +207,7 @@ class CudaGraph(Replay):
         return same_rates and not step.wants_output and not self._exact
 
     def _replay(self, program: Program, batch: Batch, lr: Any, tensors: list[Tensor]) -> StepResult:
-        if program is not self._last or program.make_group is None or not self._can_group(lr):
+        if program is not self._last or program.make_group is None or not self._groups:
             return super()._replay(program, batch, lr, tensors)
         self._count(program, batch)
         self._pending.append(tensors)

@@ -280,7 +280,8 @@ class Replay:
     def _count(self, program: Program, batch: Batch) -> None:
         """Does on the host what the step's Python would have done."""
         self._log.add(batch)
-        self._step.note_weights_changed()
+        if self._exact:
+            self._step.note_weights_changed()
         for change in program.window_changes:
             _apply_window_change(self._step, change)
 

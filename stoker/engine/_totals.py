@@ -102,15 +102,15 @@ class RunningTotals:
         self._write_states(static, expand=True)
 
     def add_loss(
-        self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False, read: bool = True
+        self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False, sync: bool = True
     ) -> None:
         """Adds a batch's loss, weighted by what it is a mean over; a loss that is a sum is divided by its weight.
 
-        `read=False` forbids to read values on the host, as in a CUDA graph.
+        `sync=False`: no value is read on the host, as in a CUDA graph.
         """
         if is_sum:
             loss = loss / weight
-        if read and not self._in_place and loss.device.type == "cpu":  # plain numbers are faster, and float64 as well
+        if sync and not self._in_place and loss.device.type == "cpu":  # plain numbers are faster, and float64 as well
             share = float(weight)
             total: float | Tensor = loss.item() * share if share else 0.0  # a mean over nothing is NaN
         else:
@@ -419,10 +419,10 @@ def _mean(total: float | Tensor, weight: float | Tensor) -> float:
     return float(total) / whole if whole else float("nan")
 
 
-def loss_weight(output: Output, value: Any, *, read: bool = True) -> float | Tensor:
+def loss_weight(output: Output, value: Any, *, sync: bool = True) -> float | Tensor:
     """What the loss of an output is a mean over: what the output says, otherwise the samples in the batch."""
     if not hasattr(output, "count") and not hasattr(output, "targets"):
         return count_samples(value)
     weight = weight_of(output)
     # On the CPU nothing has to be waited for, and a plain number is cheaper for the accumulator.
-    return weight.item() if read and isinstance(weight, Tensor) and weight.device.type == "cpu" else weight
+    return weight.item() if sync and isinstance(weight, Tensor) and weight.device.type == "cpu" else weight

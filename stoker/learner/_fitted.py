@@ -269,7 +269,7 @@ class Fitted:
 def _share_batches(loader: Loader, world: World, split: World) -> Iterable[Any]:
     """This rank's share of every batch; all ranks have the same number of batches."""
     batches = loader.shared(split.rank, split.size).at(epoch=0)
-    return RankSync(world, split, agree=False).keep_in_step(loader, batches)
+    return RankSync(world, split, agree=False).stop_streams_together(loader, batches)
 
 
 def _result_of(prepared: Prepared) -> Result:

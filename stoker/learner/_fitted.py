@@ -298,8 +298,8 @@ def load_for_inference(run: str | os.PathLike[str], model: nn.Module) -> nn.Modu
     >>> import stoker
     >>> x = torch.randn(64, 3)
     >>> learner = stoker.Learner(nn.Linear(3, 1), loss=nn.MSELoss(), seed=0)
-    >>> fitted = learner.fit((x, x.sum(1, keepdim=True)), epochs=2, run="runs/sum", show=False)
-    >>> model = load_for_inference("runs/sum", nn.Linear(3, 1))
+    >>> fitted = learner.fit((x, x.sum(1, keepdim=True)), epochs=2, run="runs/inference", show=False)
+    >>> model = load_for_inference("runs/inference", nn.Linear(3, 1))
     >>> torch.equal(model.weight, fitted.model.weight)
     True
 

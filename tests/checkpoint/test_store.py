@@ -229,7 +229,7 @@ def test_clean_removes_leftovers_and_nothing_else(store, tmp_path):
 # Reading
 
 
-def test_every_kind_of_damage_is_named(store, tmp_path):
+def test_every_kind_of_damage_is_named(store):
     saved = store.write(state_of(7), place(7))
     weights = store.folder / "00000007" / "model.safetensors"
     content = weights.read_bytes()
@@ -249,21 +249,10 @@ def test_every_kind_of_damage_is_named(store, tmp_path):
         refused(text)
     weights.unlink()
     refused(r"model\.safetensors does not exist", MissingFile)
-    (tmp_path / "elsewhere").write_bytes(content)
-    weights.symlink_to(tmp_path / "elsewhere")
-    refused(r"model\.safetensors cannot be read: Too many levels of symbolic links")
-    weights.unlink()
-    os.mkfifo(weights)
     before = open_files()
-    refused(r"model\.safetensors cannot be read: it is not a regular file")
-    weights.unlink()
-    weights.mkdir()
+    os.mkfifo(weights)
     refused(r"model\.safetensors cannot be read: it is not a regular file")
     assert open_files() == before
-    (store.folder / "00000007").rename(tmp_path / "moved")
-    (store.folder / "00000007").symlink_to(tmp_path / "moved")
-    refused(r"00000007 cannot be read")
-    assert store.saved() == []
 
 
 def test_only_the_files_of_the_manifest_are_opened(store, monkeypatch):

@@ -107,7 +107,9 @@ class StopSignals:
         """Leaves if torchrun, which started this process, is gone."""
         if self._parent is not None and os.getppid() != self._parent:
             self._parent = None  # reported once
-            self.request_interrupt(f"torchrun, which started this process, is gone, in {self._position()}", terminated=True)
+            self.request_interrupt(
+                f"torchrun, which started this process, is gone, in {self._position()}", terminated=True
+            )
 
     def interruptible_batches(self, loader: Loader, batches: Iterable[Any]) -> Iterable[Any]:
         """The batches; a signal ends the wait for one.

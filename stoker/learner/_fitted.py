@@ -19,7 +19,7 @@ from stoker.learner._data import as_loader, as_ordered_loader
 from stoker.learner._prepare import Prepared, choose_device, device_of, loss_on_device, make_metrics
 from stoker.learner._resume import store_of
 from stoker.learner._run import continue_fit, on_device
-from stoker.metrics import Metric
+from stoker.metrics import Meter, Metric
 from stoker.record import Best, History, Record, Run
 from stoker.steps import Supervised
 
@@ -134,7 +134,7 @@ class Fitted:
         If several processes trained together, all of them have to call it, and each gets the whole result.
         """
         model, result = self.model, self._result
-        used = result.metrics if metrics is None else [m for m in make_metrics(metrics) if isinstance(m, Metric)]
+        used = result.metrics if metrics is None else [m for m in make_metrics(metrics) if not isinstance(m, Meter)]
         world, split = self._worlds()
         with propagate_failures(world), on_device(model, result.device, result.home):
             return evaluate(
@@ -336,7 +336,7 @@ def _load_result(run: str | os.PathLike[str], learner: "Learner | nn.Module | No
         updates=progress["update"],
         stopped=found.saved.ended or "",
         supervised=supervised,
-        metrics=[each for each in metrics if isinstance(each, Metric) and each.on != "train"],
+        metrics=[each for each in metrics if not isinstance(each, Meter) and each.on != "train"],
         precision=str(found.state["identity"]["fixed"]["precision"]),
         device=device,
         home=home,

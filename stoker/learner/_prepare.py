@@ -215,7 +215,7 @@ def make_metrics(metrics: Sequence[Any]) -> list[Metric | Meter]:
 
 
 def _metrics_of_phase(metrics: Sequence[Metric | Meter], phase: str) -> list[Metric]:
-    return [metric for metric in metrics if isinstance(metric, Metric) and metric.on in (phase, "both")]
+    return [metric for metric in metrics if not isinstance(metric, Meter) and metric.on in (phase, "both")]
 
 
 def _is_constant(lr: Any) -> bool:

@@ -45,7 +45,7 @@ class Callback:
         """Called with `ctx.batch` on the device; it may be replaced."""
 
     def on_train_batch_after_pred(self, ctx: Context) -> None:
-        """Called after the forward pass. With a `train_step` of the model, `ctx.pred` is `output.predictions`, if any."""
+        """Called after the forward pass. With a `train_step`, `ctx.pred` is `output.predictions` if there are any."""
 
     def on_train_batch_after_loss(self, ctx: Context) -> None:
         """Called with `ctx.output` and `ctx.loss`, before the backward pass."""

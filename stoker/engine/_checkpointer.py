@@ -96,9 +96,9 @@ class Checkpointer:
     def save_resumable_position(self, *, validating: bool = False) -> None:
         """Saves where a resumed run with larger limits continues, before the work that only an ending fit does.
 
-        A fit that stops inside an epoch still validates and closes the epoch. The same fit with more epochs would not do
-        that here, so the checkpoint of its end can't be resumed, and this one is. `validating`: the stop came during a
-        validation, which the resumed run repeats; what its hooks have counted is not kept.
+        A fit that stops inside an epoch still validates and closes the epoch. The same fit with more epochs would not
+        do that here, so the checkpoint of its end can't be resumed, and this one is. `validating`: the stop came during
+        a validation, which the resumed run repeats; what its hooks have counted is not kept.
         """
         if not self._resumable_saved:
             reason = f"stopped: {self._ctx.stopping}" if self._ctx.stopping else "before the last validation"

@@ -2,8 +2,8 @@
 
 `TrainStep.run(batch, lr)` reads top to bottom: forward, loss, backward, accumulate, clip, update, metrics, EMA. It
 reports by its `StepResult`. Executors (`stoker.engine.executors`) decide how it runs: operation by operation, recorded
-in a CUDA graph, or compiled. The latter two pass `sync=False`: then no value is read on the host (no `.item()`), and the
-device decides whether an update is applied, by `FiniteFlags`.
+in a CUDA graph, or compiled. The latter two pass `sync=False`: then no value is read on the host (no `.item()`), and
+the device decides whether an update is applied, by `FiniteFlags`.
 """
 
 import ctypes

@@ -174,11 +174,8 @@ class RunningTotals:
                 continue
             pair = _matching_tensors(old, new, expand=expand)
             if pair is not None and _moves_values(*pair):
-                self._is_static[place], self.grows, pair = (
-                    False,
-                    True,
-                    None,
-                )  # a compiler may overwrite a value before it has moved
+                # A compiler may overwrite a value before it has moved.
+                self._is_static[place], self.grows, pair = False, True, None
             replaced[id(old)] = old if pair is not None else map_tensors(torch.clone, new)
             self._states[place] = replaced[id(old)]
             if pair is not None:

@@ -177,8 +177,8 @@ def _values_on_device(fit: Fit, *, selects_rows: bool) -> Iterator[Any]:
 def _from_current_position(fit: Fit) -> Any:
     """The remaining batches of the epoch.
 
-    A torch `DataLoader` can't seek. It is read again from the start of the epoch, with the generator states of then, and
-    the current states are restored afterwards.
+    A torch `DataLoader` can't seek. It is read again from the start of the epoch, with the generator states of then,
+    and the current states are restored afterwards.
     """
     loader, progress, epoch, done = fit.train, fit.state.progress, fit.ctx.epoch - 1, fit.ctx.batch_number
     if not loader.needs_rng_state:

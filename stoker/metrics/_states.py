@@ -46,8 +46,8 @@ def add(total: Tensor, amount: Tensor | float, *, times: float = 1) -> Tensor:
 
 
 def add_sums(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of two sums. Two float32 sums are added element by element, whether they are compensated pairs or plain."""
-    if a.dtype == b.dtype == torch.float32:
+    """The sum of two sums. float32 means a compensated pair only on devices without float64."""
+    if b.dtype == torch.float32 and widest_float(b.device) != torch.float32:
         return a + b
     return add(add(a, b[0]), b[1]) if b.dtype == torch.float32 else add(a, b)
 

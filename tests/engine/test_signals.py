@@ -96,4 +96,4 @@ def test_an_exception_of_a_worker_is_raised():
         raise ValueError("boom")
 
     with pytest.raises(ValueError, match="boom"):
-        list(new_signals()[0].interruptible(FakeLoader(2, [1]), broken()))
+        list(new_signals()[0].interruptible_batches(FakeLoader(2, [1]), broken()))

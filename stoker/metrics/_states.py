@@ -46,9 +46,7 @@ def add(total: Tensor, amount: Tensor | float, *, times: float = 1) -> Tensor:
 
 
 def add_sums(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of two sums. float32 means a compensated pair only on devices without float64."""
-    if b.dtype == torch.float32 and widest_float(b.device) != torch.float32:
-        return a + b
+    """The sum of two sums."""
     return add(add(a, b[0]), b[1]) if b.dtype == torch.float32 else add(a, b)
 
 

@@ -41,7 +41,7 @@ class Executor(Protocol):
         ...
 
     def share_graph_pool(self) -> AbstractContextManager[PoolContext]:
-        """Lets validation allocate in the memory pool of CUDA graphs. Yields a context manager to use around a batch."""
+        """Lets validation allocate in the memory pool of CUDA graphs. Yields a context manager to use for a batch."""
         ...
 
     def close(self) -> None:

@@ -129,6 +129,9 @@ class NoSuchMetric(StokerError, KeyError, ValueError):
 class NotFinite(StokerError, ArithmeticError):
     """A loss or gradient is NaN or infinite; the text says where it came from."""
 
+    position: tuple[int, int] | None = None  # epoch and batch, if it was noticed in a later batch
+    on_every_rank: bool = False  # every rank raises it at the same place
+
 
 class RunExists(StokerError, FileExistsError):
     """A directory already contains a run."""

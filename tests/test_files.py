@@ -28,12 +28,6 @@ def test_a_new_file_replaces_the_old_one_and_open_readers_keep_the_old_content(t
     assert path.read_bytes() == b"two" and os.listdir(tmp_path) == ["file"]
 
 
-def test_the_file_has_the_permissions_of_any_new_file(tmp_path):
-    write(tmp_path / "file", b"")
-    (tmp_path / "usual").write_bytes(b"")
-    assert (tmp_path / "file").stat().st_mode == (tmp_path / "usual").stat().st_mode
-
-
 def test_a_symbolic_link_stays_a_link(tmp_path):
     (tmp_path / "real").write_bytes(b"old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -147,6 +141,7 @@ def test_a_file_name_that_is_not_utf8_survives(tmp_path):
     name = os.fsdecode(b"caf\xe9")  # holds a lone surrogate
     write_json(tmp_path / "x.json", [name])
     assert read_json(tmp_path / "x.json") == [name]
+    assert parse_json(b"\xef\xbb\xbf[1]", "memory") == [1]  # a byte order mark is accepted too
 
 
 def test_nan_is_not_written_and_the_old_file_stays(tmp_path):
@@ -159,14 +154,11 @@ def test_nan_is_not_written_and_the_old_file_stays(tmp_path):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"", "Expecting value"),
         (b'{"a": 1', "Expecting ',' delimiter"),
         (b'{"a": 1, "b": {"lr": 1, "lr": 2}}', "the key 'lr' appears twice"),
         (b'{"a": NaN}', 'NaN is not valid JSON; write the string "NaN"'),
-        (b"[-Infinity]", "-Infinity is not valid JSON"),
         (b"\xff\xfe\x00", "can't decode"),
         (b"[" * 100_000, "recursion"),
-        (b"1" * 10_000, "digits"),
     ],
 )
 def test_a_broken_file_is_named_with_the_reason(tmp_path, content, text):
@@ -187,7 +179,3 @@ def test_a_missing_file_and_a_directory_are_named(tmp_path):
     with pytest.raises(BadFile, match=r"is a directory; expected the path of a file with a config"):
         read_json(tmp_path, expected="a config")
     assert read_json(tmp_path / "none.json", missing_ok=True) is None
-
-
-def test_a_byte_order_mark_is_accepted():
-    assert parse_json(b"\xef\xbb\xbf[1]", "memory") == [1]

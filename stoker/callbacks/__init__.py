@@ -9,13 +9,10 @@ from stoker.callbacks._context import Context, Requests
 from stoker.callbacks._csv import CSV
 from stoker.callbacks._freeze import FreezeUntil
 from stoker.callbacks._mix import CutMix, MixUp, mixed_loss
-from stoker.callbacks._mlflow import MLflow
 from stoker.callbacks._profile import Profile
 from stoker.callbacks._stopping import EarlyStopping, ReduceLROnPlateau, StopOnTime
-from stoker.callbacks._tensorboard import TensorBoard
 from stoker.callbacks._tracker import Ending, Sink, Tracked, Tracker
-from stoker.callbacks._trackio import Trackio
-from stoker.callbacks._wandb import WandB
+from stoker.callbacks._trackers import MLflow, TensorBoard, Trackio, WandB
 
 __all__ = [
     "CSV",

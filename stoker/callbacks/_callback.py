@@ -45,7 +45,7 @@ class Callback:
         """Called with `ctx.batch` on the device; it may be replaced."""
 
     def on_train_batch_after_pred(self, ctx: Context) -> None:
-        """Called with `ctx.pred`, unless the model has its own `train_step`."""
+        """Called after the forward pass. With a `train_step`, `ctx.pred` is `output.predictions` if there are any."""
 
     def on_train_batch_after_loss(self, ctx: Context) -> None:
         """Called with `ctx.output` and `ctx.loss`, before the backward pass."""
@@ -90,7 +90,7 @@ class Callback:
         """Called at the end of the epoch; its metrics are in the record."""
 
     def on_interrupt(self, ctx: Context) -> None:
-        """Called after Ctrl-C; the end hooks still follow."""
+        """Called after a signal, a deadline or a viewer has stopped the fit; the end hooks still follow."""
 
     def on_exception(self, ctx: Context) -> None:
         """Called when an exception leaves `fit`."""

@@ -94,9 +94,8 @@ class Place:
     reason: str = ""
     ended: str | None = None  # why the fit ended; None while it is running
     resumable: bool = True  # False for the result of a fit that was cut short: resuming uses an earlier checkpoint
-    values: Mapping[str, float] = field(
-        default_factory=dict
-    )  # metrics of exactly these weights; empty if not validated
+    # Metrics of exactly these weights; empty if they were not validated.
+    values: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields of a `Place`, also of a subclass.

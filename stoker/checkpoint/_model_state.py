@@ -89,20 +89,13 @@ def has_extra_state(module: nn.Module) -> bool:
 
 def named_modules(model: nn.Module, *, wrappers: bool = False) -> Iterator[tuple[str, nn.Module]]:
     """Every module once, in torch's order; a wrapper (`torch.compile`, DDP) has the name of what it wraps."""
-    seen: set[int] = set()
-
-    def walk(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-        if id(module) in seen:
-            return
-        seen.add(id(module))
+    names = {"": ""}  # by torch's name, which comes before those of the children
+    for path, module in model.named_modules():
         inner = WRAPPERS.get(type(module).__name__)
         if inner is None or wrappers:
-            yield name, module
-        for key, child in module._modules.items():
-            if child is not None:
-                yield from walk(child, name if key == inner else _join(name, key))
-
-    return walk(model, "")
+            yield names[path], module
+        for key in module._modules:
+            names[_join(path, key)] = names[path] if key == inner else _join(names[path], key)
 
 
 # --- Slots: where a model holds its tensors

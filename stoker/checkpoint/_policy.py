@@ -78,9 +78,9 @@ class Policy:
             raise InvalidArgument(
                 f'every={every!r}: expected "epoch", a number of updates of at least 1, or a time such as "10 minutes"'
             )
-        if type(keep_last) is not int or keep_last < 1:
+        if keep_last < 1:
             raise InvalidArgument(f"keep_last={keep_last!r}: expected a number of checkpoints of at least 1")
-        if keep_best is not None and (not isinstance(keep_best, str) or not keep_best):
+        if keep_best == "":
             raise InvalidArgument(f'keep_best={keep_best!r}: expected the name of a metric, such as "valid/loss"')
         self._keep_last, self._keep_best, self._direction = keep_last, keep_best, direction
 

@@ -112,8 +112,6 @@ def _fingerprint(value: Any) -> Any:
         return bytes(value.get_state().numpy())
     if isinstance(value, numpy.random.Generator):
         return repr(value.bit_generator.state)
-    if isinstance(value, numpy.random.RandomState):
-        return repr(value.get_state())
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, numpy.ndarray) and value.dtype != object:

@@ -15,11 +15,7 @@ _MASK = 2**64 - 1
 
 
 def random_key(purpose: int, *numbers: int) -> int:
-    """Mixes its arguments to a 64-bit number that is the same on every machine.
-
-    >>> len({random_key(ORDER, 0, 1), random_key(ORDER, 0, 1), random_key(ORDER, 1, 0), random_key(SAMPLE, 0, 1)})
-    3
-    """
+    """Mixes its arguments to a 64-bit number that is the same on every machine."""
     state = purpose
     for number in numbers:  # the finaliser of splitmix64, once per number: all 64 bits depend on all earlier numbers
         state = (state + 0x9E3779B97F4A7C15 ^ number) & _MASK

@@ -67,11 +67,7 @@ def set_epoch(target: Any, epoch: int) -> None:
 
 
 def as_source(source: Any) -> "View | Source[Any] | Stream | DataLoader[Any]":
-    """Converts what the user passed to one of the kinds that a loader reads; data in memory becomes a view.
-
-    >>> type(as_source((np.zeros((4, 2)), np.zeros(4)))).__name__, type(as_source([1, 2])).__name__
-    ('Columns', 'list')
-    """
+    """Converts what the user passed to one of the kinds that a loader reads; data in memory becomes a view."""
     if isinstance(source, View | DataLoader):
         return source
     if isinstance(source, TensorDataset) and type(source).__getitem__ is TensorDataset.__getitem__:
@@ -288,11 +284,7 @@ def _is_column(value: Any) -> bool:
 
 
 def as_columns(tree: Any) -> Columns:
-    """Makes columns of tensors, arrays, series and tables in nested tuples and mappings, sharing their memory.
-
-    >>> as_columns((np.zeros((4, 2)), {"y": torch.arange(4)}))[1]
-    (tensor([0., 0.], dtype=torch.float64), {'y': tensor(1)})
-    """
+    """Makes columns of tensors, arrays, series and tables in nested tuples and mappings, sharing their memory."""
     tree = map_leaves(lambda leaf: leaf if (table := table_columns(leaf)) is None else table, tree, is_leaf=_is_column)
     named = list(named_leaves(tree, is_leaf=_is_column))
     if not named:

@@ -10,9 +10,10 @@ from stoker.checkpoint import Moment, Place, Saved, Saver, Unsaved
 from stoker.engine._rank_sync import RankSync
 from stoker.engine._signals import StopSignals
 from stoker.engine._state import ResumePoint, TrainState, is_storable
-from stoker.errors import CheckpointFailed
+from stoker.errors import CheckpointFailed, NotFinite
 from stoker.record import Event
 
+_POINTS = 4  # resume points that are kept: a step that is not finite may be noticed some batches later
 _NOT_SAVED = "the weights had changed since the last batch was done: that state was not saved"
 
 
@@ -39,9 +40,10 @@ class Checkpointer:
         self._is_requested = False  # all ranks were asked to save, because the clock says so
         self._unsaved: Unsaved | None = None
         self._warned: set[str] = set()  # about state that no checkpoint can hold
-        self._points: deque[ResumePoint] = deque(maxlen=4)  # a step that is not finite may be noticed late
+        self._points: deque[ResumePoint] = deque(maxlen=_POINTS)
+        self._weights_are_unchanged = False  # since the newest resume point, whatever their version counters say
         self._last_saved: Any = None  # the position that was saved last
-        self._is_cut_short = False  # the fit ends in a way that a longer one would not go through
+        self._resumable_saved = False  # by `save_resumable_position`, so that the end is not resumable
 
     @property
     def seconds_to_save(self) -> float:
@@ -50,7 +52,7 @@ class Checkpointer:
 
     def begin(self, *, is_resumed: bool) -> None:
         """Before the first batch: saves the beginning of a new run."""
-        self._is_cut_short, self._requests.can_save = False, True
+        self._resumable_saved, self._requests.can_save = False, True
         self._unsaved = Unsaved(self._state.model, list(self._state.hooks))
         self._state.track_changes()
         self.take_resume_point()
@@ -91,12 +93,14 @@ class Checkpointer:
             self._ctx.save(reason)
         return None
 
-    def cut_short(self, *, validating: bool = False) -> None:
-        """Saves the position that a longer fit continues from, before the fit ends otherwise than that one would.
+    def save_resumable_position(self, *, validating: bool = False) -> None:
+        """Saves where a resumed run with larger limits continues, before the work that only an ending fit does.
 
-        A validation that is left is repeated then: what its hooks have counted is not kept.
+        A fit that stops inside an epoch still validates and closes the epoch. The same fit with more epochs would not
+        do that here, so the checkpoint of its end can't be resumed, and this one is. `validating`: the stop came during
+        a validation, which the resumed run repeats; what its hooks have counted is not kept.
         """
-        if not self._is_cut_short:
+        if not self._resumable_saved:
             reason = f"stopped: {self._ctx.stopping}" if self._ctx.stopping else "before the last validation"
             if not validating:
                 self._save(reason)
@@ -104,7 +108,7 @@ class Checkpointer:
                 self._save(reason, at=point._replace(random=None))  # a validation restores the random numbers
             else:
                 self._ctx.note(_NOT_SAVED)
-        self._is_cut_short = True
+        self._resumable_saved = True
 
     def end(self) -> None:
         """Saves the outcome. No update can be lost any more, so a failure is a warning."""
@@ -112,26 +116,29 @@ class Checkpointer:
         try:
             self._wait_for_earlier()
             if not self._signals.interrupted:
-                self._save("the end", ended=self._ctx.stopping, resumable=not self._is_cut_short)
-            elif not self._is_cut_short:
-                self.cut_short()
+                self._save("the end", ended=self._ctx.stopping, resumable=not self._resumable_saved)
+            elif not self._resumable_saved:
+                self.save_resumable_position()
             self._saver.wait()
             self._report(self._saver.take_finished())
         except CheckpointFailed as error:
             self._ctx.warn(str(error))
 
-    def rescue(self, error: BaseException, bad_position: tuple[int, int] | None) -> None:
-        """After an exception: saves the last resume point, if the weights have not changed since.
+    def discard_points_from(self, position: tuple[int, int] | None) -> None:
+        """Drops resume points from a batch on whose values were not finite; no step since has changed a weight."""
+        if position is not None:
+            self._points = deque((each for each in self._points if each.position < position), maxlen=_POINTS)
+            self._weights_are_unchanged = True
 
-        `bad_position`: the batch whose values were not finite. No step since was allowed to change a weight.
-        """
-        if self._is_cut_short or isinstance(error, CheckpointFailed | KeyboardInterrupt):
+    def rescue(self, error: BaseException) -> None:
+        """After an exception: saves the last resume point, if the weights have not changed since."""
+        if self._resumable_saved or isinstance(error, CheckpointFailed | KeyboardInterrupt):
             return
-        if self._ranks.world.size > 1 and not getattr(error, "on_every_rank", False):
+        if self._ranks.world.size > 1 and not (isinstance(error, NotFinite) and error.on_every_rank):
             return  # ranks that are elsewhere can't send their part of the state
         try:
             self._wait_for_earlier()
-            point = self._valid_point(before=bad_position)
+            point = self._valid_point()
             if point is None:
                 self._ctx.note(_NOT_SAVED)
                 return
@@ -146,15 +153,11 @@ class Checkpointer:
         self._saver.close()
         self._points.clear()
 
-    def _valid_point(self, before: tuple[int, int] | None = None) -> ResumePoint | None:
+    def _valid_point(self) -> ResumePoint | None:
         """The newest resume point from which the whole state can be built, on all ranks."""
-        if before is not None:
-            point = next((each for each in reversed(self._points) if each.position < before), None)
-            is_valid = point is not None
-        else:
-            point = self._points[-1] if self._points else None
-            is_valid = point is not None and self._state.is_unchanged_since(point)
-        return point if self._ranks.world.all(is_valid) else None
+        point = self._points[-1] if self._points else None
+        is_unchanged = self._weights_are_unchanged or (point is not None and self._state.is_unchanged_since(point))
+        return point if self._ranks.world.all(point is not None and is_unchanged) else None
 
     def _wait_for_earlier(self) -> None:
         """Waits for the checkpoint that is being written; its failure does not prevent the next one."""

@@ -142,12 +142,12 @@ def validate(fit: Fit, executor: Executor) -> None:
         preserve_rng(),
         _preserve_generators(fit.valid.values()),
         state.optimizer.evaluation_weights(),
-        executor.lend_memory() as use_lent_memory,
+        executor.share_graph_pool() as use_pool,
     ):
         for name, loader in fit.valid.items():
             ctx.phase, ctx.set_name, ctx.batches = "valid", name, length_of(loader)
             fire("on_valid_begin", ctx)
-            values = _validate_on(fit, loader, name, use_lent_memory)
+            values = _validate_on(fit, loader, name, use_pool)
             if not fit.signals.interrupted:
                 ctx.metrics |= values
                 # The position is that of the training; batches of the validation set do not matter afterwards.
@@ -174,7 +174,7 @@ def _preserve_generators(loaders: Iterable[Loader]) -> Iterator[None]:
 
 
 def _validate_on(
-    fit: Fit, loader: Loader, name: str, use_lent_memory: Callable[[], AbstractContextManager[None]]
+    fit: Fit, loader: Loader, name: str, use_pool: Callable[[], AbstractContextManager[None]]
 ) -> dict[str, float]:
     """The values of one validation set; empty if a signal ends it."""
     ctx, fire = fit.ctx, fit.hooks.fire
@@ -198,14 +198,14 @@ def _validate_on(
         fit.step.supervised, fit.device, fit.settings.precision, after_pred=after_pred, after_loss=after_loss
     )
     # Always epoch 0: what a transform draws is the same in every validation.
-    batches = fit.ranks.keep_in_step(loader, fit.signals.interruptible(loader, loader.at(epoch=0)))
+    batches = fit.ranks.stop_streams_together(loader, fit.signals.interruptible_batches(loader, loader.at(epoch=0)))
     with eval_view(fit.state.eval_model) as view:
         for number, batch in enumerate(batches, start=1):
             ctx.is_padding = isinstance(batch, PaddingBatch)
             value, counted = (batch.batch, totals.empty_copy()) if ctx.is_padding else (batch, totals)
             ctx.batch_number, ctx.batch = number, move_batch(value, fit.device)
             fire("on_valid_batch_begin", ctx)
-            with torch.no_grad(), use_lent_memory():
+            with torch.no_grad(), use_pool():
                 evaluator.add(view, ctx.batch, counted)
             fire("on_valid_batch_end", ctx)
             counted.samples += count_samples(value)

@@ -19,7 +19,8 @@ _check_and_unscale: Any = torch._amp_foreach_non_finite_check_and_unscale_  # py
 _foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
 _ONE = torch.ones(())
 _TENSORS_PER_LAUNCH = 110  # of torch's foreach norm
-_SHORT, _JOINED = 2**14, 8  # elements of a gradient that is joined with others in a compiled check, and with how many
+_SHORT = 2**14  # elements of a gradient that a compiled check joins with others
+_JOINED = 8  # gradients that are joined
 
 
 def is_finite(loss: Tensor | None, grads: Gradients, norm: Tensor | None) -> bool:
@@ -28,7 +29,7 @@ def is_finite(loss: Tensor | None, grads: Gradients, norm: Tensor | None) -> boo
     On a GPU this waits for the device, once.
     """
     tensors = grads.tensors()
-    if norm is None and (found := _count_nonfinite(tensors)) is not None:
+    if norm is None and (found := _any_nonfinite(tensors)) is not None:
         return found.item() == 0 and (loss is None or math.isfinite(loss.item()))
     norms = [norm] if norm is not None else _norms(tensors)
     values = [*norms] if loss is None else [loss.detach(), *norms]
@@ -40,7 +41,7 @@ def is_finite(loss: Tensor | None, grads: Gradients, norm: Tensor | None) -> boo
     return finite or ((loss is None or bool(torch.isfinite(loss))) and bool(grads.all_finite()))
 
 
-def _count_nonfinite(tensors: list[Tensor]) -> Tensor | None:
+def _any_nonfinite(tensors: list[Tensor]) -> Tensor | None:
     """1 if any element is not finite, in one pass over plain CPU gradients; None for other gradients."""
     for tensor in tensors:
         if type(tensor) is not Tensor or tensor.dtype != torch.float32 or tensor.is_sparse or not tensor.is_cpu:
@@ -129,7 +130,8 @@ class FiniteFlags:
             self.nonfinite.add_(_nan_unless_finite(torch.where(weightless, 0, stacked)))
         else:
             self.nonfinite.add_(_nan_unless_finite(stacked).masked_fill_(weightless, 0))
-            self.allowed = weightless <= self.nonfinite  # 0 <= 0 is True; nothing is <= NaN
+            # (weightless, nonfinite): (0, 0) → True; (1, 0) → False; (any, NaN) → False. One kernel instead of two.
+            self.allowed = weightless <= self.nonfinite
         if device.type == "cpu":
             self.weightless.copy_(weightless)
 

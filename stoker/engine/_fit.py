@@ -22,7 +22,7 @@ from stoker.metrics import Meter, Metric
 
 @dataclass(slots=True)
 class Fit:
-    """One fit."""
+    """The parts of one fit: settings, data, state, step, plan, and the collaborators of the loop."""
 
     settings: Settings
     device: torch.device

@@ -62,7 +62,7 @@ class RankSync:
         if self.world.size > 1:
             self.world.broadcast([buffer for model in models if model is not None for buffer in model.buffers()])
 
-    def keep_in_step(self, loader: Loader, batches: Iterable[Any]) -> Iterable[Any]:
+    def stop_streams_together(self, loader: Loader, batches: Iterable[Any]) -> Iterable[Any]:
         """The batches. If their number is unknown, ranks ask each other before each one: none is left waiting."""
         if self.world.size == 1 or length_of(loader) is not None:
             return batches
@@ -117,10 +117,10 @@ class RankSync:
         return {**state, "share": self.split.rank, "ranks": others}
 
     def own_state(self, state: Mapping[str, Any], train: TrainState, metrics: Sequence[Metric]) -> dict[str, Any]:
-        """The state that this rank continues from, whether as many processes have saved it or not.
+        """The state for this rank to load.
 
-        As many: each continues with its own parts. Otherwise rank 0 continues with the totals and accumulators of all
-        ranks, the others start theirs at zero, and a rank that is new draws random numbers of its own.
+        If the number of ranks is unchanged, each rank loads its own parts. Otherwise rank 0 loads the merged totals and
+        accumulators, the others start at zero, and a new rank seeds its own random numbers.
         """
         rank, parts = self.world.rank, [state, *state.get("ranks", ())]
         own = {name: value for name, value in state.items() if name not in ("ranks", "share")}

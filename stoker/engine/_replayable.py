@@ -20,10 +20,10 @@ class CannotReplay(Exception):
 
 
 @contextmanager
-def tensors_only() -> Iterator[None]:
-    """Makes torch's optimizers compute with tensors instead of reading counters on the host.
+def pretend_compiling() -> Iterator[None]:
+    """Sets torch's is-compiling flag, so that its optimizers compute with tensors and read no counter on the host.
 
-    >>> with tensors_only():
+    >>> with pretend_compiling():
     ...     torch.compiler.is_compiling()
     True
 

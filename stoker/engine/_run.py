@@ -35,7 +35,7 @@ def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callabl
     """
     started = time.monotonic()
     ending = Ending(None, {}, 0.0)
-    with fit.signals.handle_signals(can_save=fit.checkpointer is not None):
+    with fit.signals.handle(can_save=fit.checkpointer is not None):
         try:
             with propagate_failures(fit.ranks.world), tf32_if_requested(fit.settings.precision):
                 _train(fit, resumed, on_begin)
@@ -62,7 +62,7 @@ def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callabl
 def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], None]) -> None:
     """Trains with an executor, and with the data where the executor wants it."""
     device = torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
-    with device, _placed_data(fit) as is_near, _executor(fit) as executor:
+    with device, _place_data(fit) as is_near, _executor(fit) as executor:
         selects_rows = (
             is_near
             and fit.plan.mode != "eager"
@@ -77,7 +77,7 @@ def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], N
 
 
 @contextmanager
-def _placed_data(fit: Fit) -> Iterator[bool]:
+def _place_data(fit: Fit) -> Iterator[bool]:
     """Moves data to the GPU for the length of a fit; yields whether columns are where the step runs."""
     train, valid, lines = fit.train, fit.valid, fit.describe()
     if fit.device.type == "cuda":
@@ -108,9 +108,10 @@ def _executor(fit: Fit) -> Iterator[Executor]:
         yield executor
     except NotFinite:
         raise
-    except BaseException as error:
-        with suppress(Exception):
-            error.position = executor.drain()  # pyright: ignore[reportAttributeAccessIssue]
+    except BaseException:
+        if fit.checkpointer is not None:
+            with suppress(Exception):
+                fit.checkpointer.discard_points_from(executor.drain())
         raise
     finally:
         if fit.checkpointer is not None:
@@ -120,13 +121,14 @@ def _executor(fit: Fit) -> Iterator[Executor]:
 
 def _handle_failure(fit: Fit, error: BaseException) -> None:
     """Records an exception, saves the last good state, and tells callbacks."""
-    position = getattr(error, "position", None)
-    if position is not None and isinstance(error, NotFinite):  # it was noticed some batches later
+    position = error.position if isinstance(error, NotFinite) else None
+    if position is not None:  # of a batch that was run before the current one
         fit.ctx.epoch, fit.ctx.batch_number = position
     fit.ctx.stopping = fit.ctx.stopping or f"{type(error).__name__}: {error}"
     fit.recorder.write_error(error)
     if fit.checkpointer is not None:
-        fit.checkpointer.rescue(error, position)
+        fit.checkpointer.discard_points_from(position)
+        fit.checkpointer.rescue(error)
     fit.hooks.fire("on_exception", fit.ctx)
 
 

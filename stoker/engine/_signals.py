@@ -39,7 +39,7 @@ class StopSignals:
         self.interrupted, self.reason = False, None
 
     @contextmanager
-    def handle_signals(self, *, can_save: bool) -> Iterator[None]:
+    def handle(self, *, can_save: bool) -> Iterator[None]:
         """Handles signals for the length of a fit, except for those that the user handles. Main thread only."""
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
@@ -60,10 +60,10 @@ class StopSignals:
             if pressed:
                 raise KeyboardInterrupt
             pressed.append(number)
-            self.leave(f"Interrupted in {self._position()}")
+            self.request_interrupt(f"Interrupted in {self._position()}")
 
         def terminate(*_: object) -> None:  # clusters send several: a second one changes nothing
-            self.leave(f"Terminated (SIGTERM) in {self._position()}", terminated=True)
+            self.request_interrupt(f"Terminated (SIGTERM) in {self._position()}", terminated=True)
 
         def save(*_: object) -> None:
             if self._requests.can_save:
@@ -80,20 +80,20 @@ class StopSignals:
     def _position(self) -> str:
         return f"epoch {self._ctx.epoch}, batch {self._ctx.batch_number}"
 
-    def leave(self, reason: str, *, terminated: bool = False) -> None:
+    def request_interrupt(self, reason: str, *, terminated: bool = False) -> None:
         """Ends the fit after this batch, to be resumed later. A wait for worker processes ends at once."""
         pending = self._requests.pending
         if pending is not None:
             pending.setdefault("leave", reason)
             pending["terminated"] = terminated or pending.get("terminated", False)
             return
-        self.accept(reason, terminated=terminated)
+        self.interrupt(reason, terminated=terminated)
         if self._is_waiting:
             self._is_waiting = False
             raise _Interrupted
 
-    def accept(self, reason: str, *, terminated: bool = False) -> None:
-        """What `leave` does once all ranks agree; of several reasons the first one is kept."""
+    def interrupt(self, reason: str, *, terminated: bool = False) -> None:
+        """What `request_interrupt` does once all ranks agree; of several reasons the first one is kept."""
         self.interrupted, self.terminated = True, self.terminated or terminated
         if self._ctx.stopping is None:
             self.reason = self._ctx.stopping = reason
@@ -101,15 +101,17 @@ class StopSignals:
     def check_deadline(self, seconds_to_save: float) -> None:
         """Leaves in time before the deadline."""
         if self.deadline is not None and time.time() > self.deadline - seconds_to_save:
-            self.leave(f"Stopped before the deadline, in {self._position()}")
+            self.request_interrupt(f"Stopped before the deadline, in {self._position()}")
 
     def check_parent(self) -> None:
         """Leaves if torchrun, which started this process, is gone."""
         if self._parent is not None and os.getppid() != self._parent:
             self._parent = None  # reported once
-            self.leave(f"torchrun, which started this process, is gone, in {self._position()}", terminated=True)
+            self.request_interrupt(
+                f"torchrun, which started this process, is gone, in {self._position()}", terminated=True
+            )
 
-    def interruptible(self, loader: Loader, batches: Iterable[Any]) -> Iterable[Any]:
+    def interruptible_batches(self, loader: Loader, batches: Iterable[Any]) -> Iterable[Any]:
         """The batches; a signal ends the wait for one.
 
         Only a wait for worker processes can be ended: batches made in this process draw random numbers.

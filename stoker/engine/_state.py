@@ -53,7 +53,7 @@ class Progress:
     needs_validation: bool = False  # the last update is one to validate after (`validate_every`), and it was not yet
     skipped: int = 0  # batches whose loss or gradients were not finite
     epoch_start: tuple[int, int] = (0, 0)  # updates and skipped batches when the epoch began
-    epoch_started: float = 0.0  # on the monotonic clock
+    epoch_start_time: float = 0.0  # on the monotonic clock
     loader_rng: Mapping[str, Any] = field(default_factory=dict)  # generators when the epoch began, for a DataLoader
 
 
@@ -84,10 +84,11 @@ class ResumePoint(NamedTuple):
 
 @dataclass(slots=True)
 class TrainState:
-    """The state of a training: model, optimizer, accumulators, totals, counters, random numbers, callbacks.
+    """Owns everything that a checkpoint saves: model, optimizer, accumulators, totals, counters, random numbers.
 
-    `state_dict` returns all of it, `load_state_dict` and `finish_loading` restore all of it. Tensors are allocated
-    once and written in place, so that a CUDA graph or a compiled program can refer to them.
+    `state_dict` returns all of it. `load_state_dict` restores it, and `finish_loading` the part that `on_fit_begin` may
+    change. The tensors that a training step writes are allocated once and written in place, so that a CUDA graph or a
+    compiled program can refer to them.
     """
 
     model: nn.Module
@@ -121,7 +122,7 @@ class TrainState:
         ctx, progress = self.ctx, self.progress
         ctx.epoch += 1
         ctx.batch_number, ctx.metrics = 0, {}
-        progress.epoch_started, progress.needs_validation = time.monotonic(), False
+        progress.epoch_start_time, progress.needs_validation = time.monotonic(), False
         progress.epoch_start = ctx.update, progress.skipped
 
     def reset_totals(self) -> None:
@@ -175,7 +176,7 @@ class TrainState:
             "stop_reason": stop_reason,
             "events": len(ctx.record),
             "seconds": now - ctx.started,
-            "epoch_seconds": now - progress.epoch_started,
+            "epoch_seconds": now - progress.epoch_start_time,
         }
 
     def is_unchanged_since(self, point: ResumePoint) -> bool:
@@ -264,7 +265,7 @@ class TrainState:
         if self.identity["limits"] == state["identity"]["limits"]:  # otherwise the run continues: with more epochs, say
             ctx.stopping = saved["stop_reason"]
         now = time.monotonic()
-        ctx.started, progress.epoch_started = now - saved["seconds"], now - saved["epoch_seconds"]
+        ctx.started, progress.epoch_start_time = now - saved["seconds"], now - saved["epoch_seconds"]
         ctx.metrics, ctx.state, progress.loader_rng = dict(saved["metrics"]), dict(saved["state"]), state["loader"]
         # A best value is only known together with its weights.
         has_weights = self.best_weights is not None or not self.keep_best

@@ -2,8 +2,8 @@
 
 `TrainStep.run(batch, lr)` reads top to bottom: forward, loss, backward, accumulate, clip, update, metrics, EMA. It
 reports by its `StepResult`. Executors (`stoker.engine.executors`) decide how it runs: operation by operation, recorded
-in a CUDA graph, or compiled. For the latter two, `read=False` forbids to read values on the host: whether an update is
-applied is then decided on the device, by `FiniteFlags`.
+in a CUDA graph, or compiled. The latter two pass `sync=False`: then no value is read on the host (no `.item()`), and
+the device decides whether an update is applied, by `FiniteFlags`.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from stoker.engine._finite import FiniteFlags, NonFiniteSearch, is_finite, large
 from stoker.engine._forward import call_as_forward
 from stoker.engine._precision import autocast
 from stoker.engine._rank_sync import RankSync
-from stoker.engine._replayable import CannotReplay, tensors_only
+from stoker.engine._replayable import CannotReplay, pretend_compiling
 from stoker.engine._settings import Settings
 from stoker.engine._state import TrainState
 from stoker.engine._totals import copy_all, loss_weight
@@ -35,6 +35,7 @@ from stoker.steps import Objective, Output, Supervised, SupervisedOutput
 
 HOOKS_BEFORE_GRADIENTS = ("on_train_batch_after_pred", "on_train_batch_after_loss")
 HOOKS_AFTER_GRADIENTS = ("on_train_batch_after_backward", "on_train_batch_after_step")
+HOOKS_BETWEEN_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_update")
 
 
 @dataclass(slots=True)
@@ -49,12 +50,12 @@ class StepResult:
     output: Output | None = None
 
 
-class Loss(NamedTuple):
+class LossTerm(NamedTuple):
     """A loss to differentiate."""
 
     name: str | None  # of an objective, and so of the parameters; None for all parameters
     value: Tensor
-    weight: float | Tensor  # what it is a mean over
+    weight: float | Tensor  # the number of samples or tokens that it averages over
 
 
 class Update(NamedTuple):
@@ -97,43 +98,46 @@ class TrainStep:
     flags: FiniteFlags = field(init=False)
     rates: "LearningRates" = field(init=False)
     _modules: list[nn.Module] = field(init=False)
+    _first_parameter: nn.Parameter | None = field(init=False)
     _differentiators: dict[str | None, Differentiator] = field(default_factory=dict)
     _buffers: list[Tensor] = field(default_factory=list)  # copies from before the batch or the epoch
     _suspect: tuple[str, str, str] | None = None  # a loss that was not finite within an accumulation window
-    _shows_inside: bool = field(init=False)  # a callback listens between forward and backward
-    _shows_after: bool = field(init=False)  # a callback listens between backward and the end of the step
+    _has_forward_hooks: bool = field(init=False)  # a callback listens between forward and backward
+    _has_gradient_hooks: bool = field(init=False)  # a callback listens between backward and the end of the step
+    _is_watched: bool = field(init=False)  # a callback listens after backward or between batches
 
     def __post_init__(self) -> None:
         self.flags, self.rates = FiniteFlags(self.device), LearningRates(self.device)
-        self._shows_inside = any(map(self.hooks.has, HOOKS_BEFORE_GRADIENTS))
-        self._shows_after = any(map(self.hooks.has, HOOKS_AFTER_GRADIENTS))
+        self._has_forward_hooks = any(map(self.hooks.has, HOOKS_BEFORE_GRADIENTS))
+        self._has_gradient_hooks = any(map(self.hooks.has, HOOKS_AFTER_GRADIENTS))
+        self._is_watched = self._has_gradient_hooks or any(map(self.hooks.has, HOOKS_BETWEEN_BATCHES))
         self.refresh()
 
     # --- one batch
 
-    def run(self, batch: Batch, lr: Any, *, read: bool = True) -> StepResult:
+    def run(self, batch: Batch, lr: Any, *, sync: bool = True) -> StepResult:
         """Forward, loss, backward, accumulate, clip, update, metrics, EMA."""
         result = self._start(batch)
         updates: list[Update] = []
         with _frozen_batch_norm(self.state.model) if batch.is_padding else nullcontext():
-            for loss in self._losses(batch, result, read=read):
+            for loss in self._losses(batch, result, sync=sync):
                 grads, reduced = self._differentiate(loss)
-                updates.append(self._use_gradients(grads, reduced, batch, lr, read=read))
+                updates.append(self._use_gradients(grads, reduced, batch, lr, sync=sync))
                 if not updates[-1].refused:
-                    self._count_loss(loss, batch, read=read)
-        return self._finish(batch, lr, result, updates, read=read)
+                    self._count_loss(loss, batch, sync=sync)
+        return self._finish(batch, lr, result, updates, sync=sync)
 
     def run_until_gradients(self, batch: Batch) -> LocalGradients:
         """The first half of `run`, on this rank alone and without reading values; `apply_gradients` is the rest."""
         result = self._start(batch)
         computed: LocalGradients | None = None
         with _frozen_batch_norm(self.state.model) if batch.is_padding else nullcontext():
-            for loss in self._losses(batch, result, read=False, alone=True):
+            for loss in self._losses(batch, result, sync=False, alone=True):
                 if loss.name is not None:
                     raise CannotReplay("the step yields objectives, and each is applied before the next is computed")
                 grads = self._differentiator(None)(loss.value)
                 computed = LocalGradients(loss.value.detach(), loss.weight, dict(grads.items()), result)
-                self._count_loss(loss, batch, read=False)
+                self._count_loss(loss, batch, sync=False)
         assert computed is not None
         if result.output is not None and not batch.is_padding:
             self.state.totals.update(result.output, static=True)
@@ -145,15 +149,15 @@ class TrainStep:
         if self.device.type == "cpu" and isinstance(weight, Tensor):
             weight = weight.item()  # as in a step that is not compiled
         grads = Gradients._of(dict(computed.tensors), named_parameters(model), model)
-        loss = Loss(None, computed.loss, weight)
+        loss = LossTerm(None, computed.loss, weight)
         if self.reducer is not None:
             loss = loss._replace(value=_zero_if_weightless(loss))
             if not self.sums_on_each_rank:
                 grads = self.reducer.reduce(grads, computed.loss, weight)
                 loss = loss._replace(weight=self.reducer.weight)
-        self._show(computed.result)
-        updates = [self._use_gradients(grads, loss, batch, lr, read=True)]
-        return self._finish(batch, lr, computed.result, updates, read=True, has_counted=True)
+        self._publish(computed.result)
+        updates = [self._use_gradients(grads, loss, batch, lr, sync=True)]
+        return self._finish(batch, lr, computed.result, updates, sync=True, has_counted=True)
 
     def _start(self, batch: Batch) -> StepResult:
         model = self.state.model
@@ -164,34 +168,34 @@ class TrainStep:
         return StepResult(batch=batch.gather(), skipped=batch.is_padding)
 
     def _finish(
-        self, batch: Batch, lr: Any, result: StepResult, updates: list[Update], *, read: bool, has_counted: bool = False
+        self, batch: Batch, lr: Any, result: StepResult, updates: list[Update], *, sync: bool, has_counted: bool = False
     ) -> StepResult:
         """Closes the window, updates metrics (unless the first half has) and the EMA."""
         result.skipped = batch.is_padding or any(update.refused for update in updates[-1:])
         if batch.closes_window:  # also for an objective that this batch did not yield, but an earlier one did
-            updates = [*updates, *self._close_windows(batch, lr, read=read)]
+            updates = [*updates, *self._close_windows(batch, lr, sync=sync)]
         result.updated = any(update.counts for update in updates)
         if result.output is not None and not result.skipped and not has_counted:
             self.state.totals.update(result.output, static=True)
         if self.state.ema is not None and any(update.moved for update in updates):
-            self.state.ema.update(None if read else self.flags.allowed)
+            self.state.ema.update(None if sync else self.flags.allowed)
         return result
 
     def flush_windows(self, last_batch: Batch, lr: Any) -> bool:
         """Applies the update of windows that the epoch ended in; returns whether there was one."""
-        updates = self._close_windows(last_batch, lr, read=True)
+        updates = self._close_windows(last_batch, lr, sync=True)
         if self.state.ema is not None and any(update.moved for update in updates):
             self.state.ema.update()
         return any(update.counts for update in updates)
 
-    def _count_loss(self, loss: Loss, batch: Batch, *, read: bool) -> None:
+    def _count_loss(self, loss: LossTerm, batch: Batch, *, sync: bool) -> None:
         if not batch.is_padding:
             is_sum = loss.name is None and self.state.reduce == "sum"
-            self.state.totals.add_loss(loss.name or "loss", loss.value, loss.weight, is_sum=is_sum, read=read)
+            self.state.totals.add_loss(loss.name or "loss", loss.value, loss.weight, is_sum=is_sum, sync=sync)
 
     # --- forward and loss
 
-    def _losses(self, batch: Batch, result: StepResult, *, read: bool, alone: bool = False) -> Iterator[Loss]:
+    def _losses(self, batch: Batch, result: StepResult, *, sync: bool, alone: bool = False) -> Iterator[LossTerm]:
         """Yields the losses of a batch; each is applied before the next is computed. Fills in the outputs of `result`.
 
         `alone`: other ranks do not take part.
@@ -214,13 +218,13 @@ class TrainStep:
                 return
             answer = as_output(answer, model)
             result.pred = getattr(answer, "predictions", None)
-            if self._shows_inside:
-                self._show(result, output=answer)
+            if self._has_forward_hooks:
+                self._publish(result, output=answer)
                 self.hooks.fire("on_train_batch_after_pred", self.ctx)
         result.output = answer
         # A compiled step keeps weights on the device, so that its eager batches do too.
-        weight = loss_weight(answer, result.batch, read=read and not self.settings.compile)
-        yield self._show_loss(Loss(None, answer.loss, 0 if batch.is_padding else weight), result)
+        weight = loss_weight(answer, result.batch, sync=sync and not self.settings.compile)
+        yield self._run_loss_hooks(LossTerm(None, answer.loss, 0 if batch.is_padding else weight), result)
 
     def _supervised_output(self, batch: Batch, result: StepResult, reducer: GradientReducer | None) -> Output:
         """The forward pass and the loss of a model without a `train_step`."""
@@ -235,8 +239,8 @@ class TrainStep:
                 if self.state.loss is not None:
                     self.ranks.broadcast_within_split(list(self.state.loss.buffers()))
                 result.pred = self._reduced_forward(reducer, batch, lambda: model(*parts.args, **parts.kwargs))
-        if self._shows_inside:
-            self._show(result)
+        if self._has_forward_hooks:
+            self._publish(result)
             self.hooks.fire("on_train_batch_after_pred", self.ctx)
             result.pred = self.ctx.pred
         with autocast(self.settings.precision, self.device):
@@ -260,7 +264,7 @@ class TrainStep:
 
     def _objectives(
         self, step: Generator[Any, Any, Any], batch: Batch, result: StepResult, *, alone: bool
-    ) -> Iterator[Loss]:
+    ) -> Iterator[LossTerm]:
         """Yields the losses of the objectives that a `train_step` yields."""
         model, weight = self.state.model, 0 if batch.is_padding else count_samples(result.batch)
         while True:
@@ -271,20 +275,20 @@ class TrainStep:
                 result.output = None if end.value is None else as_output(end.value, model)
                 return
             objective = as_objective(objective, model)
-            yield self._show_loss(Loss(objective.name, objective.loss, weight), result)
+            yield self._run_loss_hooks(LossTerm(objective.name, objective.loss, weight), result)
 
-    def _show(self, result: StepResult, output: Output | None = None) -> None:
-        """Lets callbacks see the batch on its way."""
+    def _publish(self, result: StepResult, output: Output | None = None) -> None:
+        """Makes the batch and its outputs visible to callbacks."""
         ctx = self.ctx
         ctx.batch, ctx.pred, ctx.output = result.batch, result.pred, result.output if output is None else output
         ctx.loss = result.loss
 
-    def _show_loss(self, loss: Loss, result: StepResult) -> Loss:
-        """The loss as callbacks of `on_train_batch_after_loss` leave it."""
+    def _run_loss_hooks(self, loss: LossTerm, result: StepResult) -> LossTerm:
+        """Calls `on_train_batch_after_loss`, which may replace the loss."""
         result.loss = loss.value
-        if self._shows_inside or self._shows_after:
-            self._show(result)
-        if not self._shows_inside:
+        if self._has_forward_hooks or self._has_gradient_hooks:
+            self._publish(result)
+        if not self._has_forward_hooks:
             return loss
         self.hooks.fire("on_train_batch_after_loss", self.ctx)
         result.loss, result.output = self.ctx.loss, self.ctx.output
@@ -308,7 +312,7 @@ class TrainStep:
             found = self._differentiators[name] = Differentiator(self.state.model, name)
         return found
 
-    def _differentiate(self, loss: Loss) -> tuple[Gradients, Loss]:
+    def _differentiate(self, loss: LossTerm) -> tuple[Gradients, LossTerm]:
         """The gradients, of all ranks if there are several, and the loss with the weight of the whole batch."""
         scale = self.state.loss_scale
         value = loss.value if scale is None else scale.scale(loss.value)
@@ -320,26 +324,26 @@ class TrainStep:
         grads = self.reducer.backward(value, loss.weight, part=loss.name)
         return grads, own._replace(weight=self.reducer.weight)
 
-    def _use_gradients(self, grads: Gradients, loss: Loss, batch: Batch, lr: Any, *, read: bool) -> Update:
+    def _use_gradients(self, grads: Gradients, loss: LossTerm, batch: Batch, lr: Any, *, sync: bool) -> Update:
         """Adds gradients to their accumulation window, or applies them."""
         if self.state.loss_scale is not None:  # callbacks, checks and clipping see the true gradients
             grads = self.state.loss_scale.unscale(grads)
-        if self._shows_after:
-            grads, lr = self._show_gradients(grads), self.ctx.lr  # a callback may set the learning rate here too
+        if self._has_gradient_hooks:
+            grads, lr = self._run_gradient_hooks(grads), self.ctx.lr  # a callback may set the learning rate here too
         if self.settings.accumulate == 1:
-            return self._update(grads, loss.value, loss.weight, batch, lr, read=read)
+            return self._update(grads, loss.value, loss.weight, batch, lr, sync=sync)
         window = self.state.accumulators.get(loss.name)
         if window is None:
             window = self.state.accumulators[loss.name] = Accumulator(self.state.reduce)
-        accepted, update = self._check_micro_batch(grads, loss, batch, read=read)
+        accepted, update = self._check_micro_batch(grads, loss, batch, sync=sync)
         if accepted is not None:
             is_plain_sum = self.state.reduce == "sum" and not batch.is_padding
             window.add(accepted, weight=1 if is_plain_sum else loss.weight)
         if batch.closes_window and len(window):
-            return self._close_window(window, batch, lr, read=read, refused=update.refused)
+            return self._close_window(window, batch, lr, sync=sync, refused=update.refused)
         return update
 
-    def _show_gradients(self, grads: Gradients) -> Gradients:
+    def _run_gradient_hooks(self, grads: Gradients) -> Gradients:
         ctx = self.ctx
         ctx.grads = grads
         self.hooks.fire("on_train_batch_after_backward", ctx)
@@ -352,11 +356,11 @@ class TrainStep:
         return shown
 
     def _check_micro_batch(
-        self, grads: Gradients, loss: Loss, batch: Batch, *, read: bool
+        self, grads: Gradients, loss: LossTerm, batch: Batch, *, sync: bool
     ) -> tuple[Gradients | None, Update]:
         """Checks a micro-batch before it joins its window, so that an error names it; returns the gradients to add."""
         if not self.sums_on_each_rank:
-            return self._check(grads, loss.value, loss.weight, None, batch, read=read)
+            return self._check(grads, loss.value, loss.weight, None, batch, sync=sync)
         fine = bool(loss.weight == 0) or is_finite(loss.value, grads, None)
         if self.settings.on_nan == "skip" or self.state.loss_scale is not None:
             return self._decide(self.ranks.world.all(fine), grads, loss.value, batch)
@@ -366,29 +370,29 @@ class TrainStep:
         self._suspect = self._suspect or self._locate(loss.value, grads, batch)
         return grads.scale(float("nan")), Update()
 
-    def _close_windows(self, batch: Batch, lr: Any, *, read: bool) -> list[Update]:
+    def _close_windows(self, batch: Batch, lr: Any, *, sync: bool) -> list[Update]:
         open_windows = [each for each in self.state.accumulators.values() if len(each)]
-        return [self._close_window(each, batch, lr, read=read) for each in open_windows]
+        return [self._close_window(each, batch, lr, sync=sync) for each in open_windows]
 
-    def _close_window(self, window: Accumulator, batch: Batch, lr: Any, *, read: bool, refused: bool = False) -> Update:
+    def _close_window(self, window: Accumulator, batch: Batch, lr: Any, *, sync: bool, refused: bool = False) -> Update:
         if self.sums_on_each_rank and self.reducer is not None:
             grads, weight = self.reducer.reduce_window(window)
         else:
             weight, grads = window.weight, window.take()
-        update = self._update(grads, None, weight, batch, lr, read=read)
+        update = self._update(grads, None, weight, batch, lr, sync=sync)
         return update._replace(refused=update.refused or refused)
 
     # --- the update: nothing else writes weights
 
     def _update(
-        self, grads: Gradients, loss: Tensor | None, weight: float | Tensor, batch: Batch, lr: Any, *, read: bool
+        self, grads: Gradients, loss: Tensor | None, weight: float | Tensor, batch: Batch, lr: Any, *, sync: bool
     ) -> Update:
         """Applies gradients, unless they or the loss are not finite."""
         settings, norms = self.settings, self.state.gradient_norms
         # Of shards, the norm is one message to the other ranks; checking each shard would be many.
-        needs_norm = settings.clip_norm is not None or norms or (self.ranks.model_is_distributed and read)
+        needs_norm = settings.clip_norm is not None or norms or (self.ranks.model_is_distributed and sync)
         norm = grads.norm() if needs_norm else None
-        accepted, update = self._check(grads, loss, weight, norm, batch, read=read)
+        accepted, update = self._check(grads, loss, weight, norm, batch, sync=sync)
         if accepted is None:
             # On a GPU a batch of weight 0 counts as an update: a CUDA graph can't tell the host in time.
             is_on_device = isinstance(weight, Tensor) and weight.device.type != "cpu"
@@ -398,10 +402,10 @@ class TrainStep:
         if settings.clip_norm is not None:
             grads = grads.clip_norm(settings.clip_norm, norm=norm if settings.clip_value is None else None)
         if norm is not None and norms:
-            self._count_norm(norm, read=read)
-        with tensors_only() if self.update_is_compiled else nullcontext():
-            self.state.optimizer.step(grads, lr=self._rates(lr, read=read), when=None if read else self.flags.allowed)
-        if self._shows_after:
+            self._count_norm(norm, sync=sync)
+        with pretend_compiling() if self.can_compile_update else nullcontext():
+            self.state.optimizer.step(grads, lr=self._rates(lr, sync=sync), when=None if sync else self.flags.allowed)
+        if self._has_gradient_hooks:
             self.hooks.fire("on_train_batch_after_step", self.ctx)
         return Update(counts=True, moved=True)
 
@@ -413,12 +417,12 @@ class TrainStep:
         norm: Tensor | None,
         batch: Batch,
         *,
-        read: bool,
+        sync: bool,
     ) -> tuple[Gradients | None, Update]:
         """The gradients if they may be used, otherwise None and what is done about it."""
         # A loss that is not finite has made the gradients of all ranks NaN, and all ranks have to see the same.
         own_loss = loss if self.reducer is None else None
-        if not read:
+        if not sync:
             self.flags.check(largest_values(own_loss, grads), weight)
             return grads, Update()
         finite = is_finite(own_loss, grads, norm)
@@ -449,9 +453,9 @@ class TrainStep:
             return None, Update(refused=refused)
         raise self._nonfinite_error(loss, grads, batch)
 
-    def _count_norm(self, norm: Tensor, *, read: bool) -> None:
+    def _count_norm(self, norm: Tensor, *, sync: bool) -> None:
         """Adds the gradient norm of an update; if the device allows no update, nothing changes."""
-        allowed = None if read else self.flags.allowed
+        allowed = None if sync else self.flags.allowed
         targets, values = list[Tensor](), list[Tensor]()
         for meter, state in self.state.gradient_norms.items():
             for name, new in meter.update(state, norm).items():
@@ -459,9 +463,9 @@ class TrainStep:
                 values.append(new if allowed is None else torch.where(allowed, new, state[name]))
         copy_all(targets, values)
 
-    def _rates(self, lr: Any, *, read: bool) -> Any:
+    def _rates(self, lr: Any, *, sync: bool) -> Any:
         """The learning rates: numbers, or tensors on the device that do not change the recorded operations."""
-        if not read and self.rates.tensors is not None:
+        if not sync and self.rates.tensors is not None:
             return self.rates.tensors
         if self.constant_rates or self.device.type != "cuda":
             return lr
@@ -507,9 +511,9 @@ class TrainStep:
         """Runs a batch again whose loss or gradients were not finite, and raises with their origin."""
         self.state.accumulators.clear()
         result = self._start(batch)
-        for loss in self._losses(batch, result, read=True):
+        for loss in self._losses(batch, result, sync=True):
             grads, reduced = self._differentiate(loss)
-            self._check(grads, reduced.value, reduced.weight, None, batch, read=True)
+            self._check(grads, reduced.value, reduced.weight, None, batch, sync=True)
         error = NotFinite(
             f"the loss or a gradient was not finite at epoch {batch.epoch}, batch {batch.number}; when the batch was "
             "run again for the search, they were finite: something in the step does not compute the same twice"
@@ -519,15 +523,14 @@ class TrainStep:
     # --- what executors have to know
 
     @property
-    def update_is_compiled(self) -> bool:
+    def can_compile_update(self) -> bool:
         """Whether the update is one that can be compiled; it then uses the same operations in every batch."""
         return self.settings.compile and self.ranks.world.size == 1
 
     @property
     def wants_output(self) -> bool:
         """Whether callbacks or metrics look at the outputs of a step after it has run."""
-        after_batch = ("on_train_batch_begin", "on_train_batch_end", "on_update")
-        return self._shows_after or self.state.totals.grows or any(map(self.hooks.has, after_batch))
+        return self._is_watched or self.state.totals.grows
 
     @property
     def has_begun(self) -> bool:
@@ -548,9 +551,10 @@ class TrainStep:
             module for module in (None if state.ema is None else state.ema.model, state.loss) if module is not None
         ]
         self._modules = [each for model in (state.model, *others) for each in model.modules()]
+        self._first_parameter = next(iter(state.model.parameters()), None)
         self._differentiators.clear()
 
-    def find_obstacle(self) -> str:
+    def find_reason_not_to_replay(self) -> str:
         """Why the step can't be replayed any more; empty if it can."""
         return next(iter(find_user_hooks(self.state.model)), "")
 
@@ -621,9 +625,8 @@ class TrainStep:
 
     def note_weights_changed(self) -> None:
         """Tells autograd, and so resume points, that a replay has written to the parameters."""
-        parameter = next(iter(self.state.model.parameters()), None)
-        if parameter is not None:
-            torch.autograd.graph.increment_version(parameter)
+        if self._first_parameter is not None:
+            torch.autograd.graph.increment_version(self._first_parameter)
 
 
 class HostState(NamedTuple):
@@ -692,7 +695,7 @@ def _frozen_batch_norm(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _zero_if_weightless(loss: Loss) -> Tensor:
+def _zero_if_weightless(loss: LossTerm) -> Tensor:
     """The loss as a value to check: zero if it has weight 0, as on a rank whose tokens are all masked."""
     value, weight = loss.value.detach(), loss.weight
     if isinstance(weight, Tensor):
@@ -728,5 +731,5 @@ def as_objective(objective: Any, model: nn.Module) -> Objective:
 
 def on_every_rank(error: NotFinite) -> NotFinite:
     """Marks an exception that every rank raises at the same place, so that they can save a checkpoint together."""
-    error.on_every_rank = True  # pyright: ignore[reportAttributeAccessIssue]
+    error.on_every_rank = True
     return error

@@ -26,7 +26,7 @@ def report_progress(fit: Fit, totals: RunningTotals) -> None:
         if request.action == "save" and fit.requests.can_save:
             ctx.save(f"requested{by}")
         elif request.action == "stop":
-            fit.signals.leave(f"Stop requested{by}, in epoch {ctx.epoch}, batch {ctx.batch_number}")
+            fit.signals.request_interrupt(f"Stop requested{by}, in epoch {ctx.epoch}, batch {ctx.batch_number}")
     synchronize_ranks(fit)
 
 
@@ -37,7 +37,7 @@ def synchronize_ranks(fit: Fit, *, wait: bool = False) -> None:
         return
     ctx = fit.ctx
     if agreed["leave"]:
-        fit.signals.accept(agreed["leave"], terminated=bool(agreed["terminated"]))
+        fit.signals.interrupt(agreed["leave"], terminated=bool(agreed["terminated"]))
     if agreed["stop"]:
         stop(fit, agreed["stop"])
     if agreed["save"] and fit.requests.can_save:

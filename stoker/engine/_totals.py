@@ -52,6 +52,7 @@ class RunningTotals:
         "_states",
         "_sums",
         "_weights",
+        "grows",
         "samples",
         "started",
     )
@@ -73,6 +74,7 @@ class RunningTotals:
             bool(getattr(metric, "static", False)) and _holds_only_tensors_on(device, state)
             for metric, state in zip(metrics, self._states, strict=True)
         ]
+        self.grows = not all(self._is_static)  # some metric is updated outside of CUDA graphs and compiled programs
         self.samples, self.started = 0, time.monotonic()
 
     def _initial_states(self) -> list[Any]:
@@ -100,15 +102,15 @@ class RunningTotals:
         self._write_states(static, expand=True)
 
     def add_loss(
-        self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False, read: bool = True
+        self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False, sync: bool = True
     ) -> None:
         """Adds a batch's loss, weighted by what it is a mean over; a loss that is a sum is divided by its weight.
 
-        `read=False` forbids to read values on the host, as in a CUDA graph.
+        `sync=False`: no value is read on the host, as in a CUDA graph.
         """
         if is_sum:
             loss = loss / weight
-        if read and not self._in_place and loss.device.type == "cpu":  # plain numbers are faster, and float64 as well
+        if sync and not self._in_place and loss.device.type == "cpu":  # plain numbers are faster, and float64 as well
             share = float(weight)
             total: float | Tensor = loss.item() * share if share else 0.0  # a mean over nothing is NaN
         else:
@@ -156,7 +158,7 @@ class RunningTotals:
 
     def update_growing(self, output: Output | None) -> None:
         """Updates the metrics that are not static; what they keep of the output must not be overwritten later."""
-        if output is not None and not all(self._is_static):
+        if output is not None and self.grows:
             self.update(output, static=False)
 
     def _write_states(self, new_states: Sequence[tuple[int, Any]], *, expand: bool = False) -> None:
@@ -172,7 +174,8 @@ class RunningTotals:
                 continue
             pair = _matching_tensors(old, new, expand=expand)
             if pair is not None and _moves_values(*pair):
-                self._is_static[place], pair = False, None  # a compiler may overwrite a value before it has moved
+                # A compiler may overwrite a value before it has moved.
+                self._is_static[place], self.grows, pair = False, True, None
             replaced[id(old)] = old if pair is not None else map_tensors(torch.clone, new)
             self._states[place] = replaced[id(old)]
             if pair is not None:
@@ -184,11 +187,6 @@ class RunningTotals:
     def metrics(self) -> Sequence[Metric]:
         """The metrics that are counted besides the losses."""
         return self._metrics
-
-    @property
-    def grows(self) -> bool:
-        """Whether some metric has to be updated outside of CUDA graphs and compiled programs."""
-        return not all(self._is_static)
 
     @property
     def losses(self) -> list[str]:
@@ -422,10 +420,10 @@ def _mean(total: float | Tensor, weight: float | Tensor) -> float:
     return float(total) / whole if whole else float("nan")
 
 
-def loss_weight(output: Output, value: Any, *, read: bool = True) -> float | Tensor:
+def loss_weight(output: Output, value: Any, *, sync: bool = True) -> float | Tensor:
     """What the loss of an output is a mean over: what the output says, otherwise the samples in the batch."""
     if not hasattr(output, "count") and not hasattr(output, "targets"):
         return count_samples(value)
     weight = weight_of(output)
     # On the CPU nothing has to be waited for, and a plain number is cheaper for the accumulator.
-    return weight.item() if read and isinstance(weight, Tensor) and weight.device.type == "cpu" else weight
+    return weight.item() if sync and isinstance(weight, Tensor) and weight.device.type == "cpu" else weight

@@ -12,7 +12,7 @@ from stoker.data import EpochBatches, PaddingBatch, RowSelection, move_batch, pr
 from stoker.engine._batch import Batch
 from stoker.engine._evaluate import validate
 from stoker.engine._fit import Fit
-from stoker.engine._step import StepResult, on_every_rank
+from stoker.engine._step import HOOKS_BETWEEN_BATCHES, StepResult, on_every_rank
 from stoker.engine._sync import report_progress, stop, synchronize_ranks
 from stoker.engine.executors import Executor
 from stoker.errors import BadData, NotFinite
@@ -35,10 +35,10 @@ def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
         if fit.settings.validate_every is None or _validation_is_due(fit):
             validate(fit, executor)
         elif (ctx.stopping is not None or _is_last_epoch(fit)) and progress.validated_update != ctx.update:
-            _cut_short(fit)  # a longer fit would not validate here
+            _save_resumable_position(fit)  # this validation belongs to the end of the fit
             validate(fit, executor)
         if fit.signals.interrupted:
-            _cut_short(fit, validating=True)
+            _save_resumable_position(fit, validating=True)
         _end_epoch(fit)
         synchronize_ranks(fit, wait=True)
         fit.ranks.check_replicas(fit.state.model, ctx.epoch)
@@ -56,7 +56,7 @@ def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
 def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
     """One pass over the training data."""
     ctx, state, fire = fit.ctx, fit.state, fit.hooks.fire
-    watches_batches = any(map(fit.hooks.has, ("on_train_batch_begin", "on_train_batch_end", "on_update")))
+    watches_batches = any(map(fit.hooks.has, HOOKS_BETWEEN_BATCHES))
     executor.invalidate()
     ctx.phase = ctx.set_name = "train"
     _validate_if_due(fit, executor)  # a resumed fit may have been stopped before or in it
@@ -67,8 +67,8 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
         ctx.accumulating = not batch.closes_window
         fire("on_train_batch_begin", ctx)
         batch.value, batch.mix = ctx.batch, ctx.loss_mix
-        result = executor.run(batch, ctx.lr)
-        _count(fit, batch, result)
+        ctx.pred = ctx.output = ctx.loss = None  # frees the outputs of the batch before
+        _count(fit, batch, executor.run(batch, ctx.lr))
         fire("on_train_batch_end", ctx)
         if watches_batches:
             executor.invalidate()  # a callback may have changed the model
@@ -79,7 +79,7 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
         if ctx.stopping is not None:
             break
     if ctx.stopping is not None and (ctx.batch_number != ctx.batches or _validation_is_due(fit)):
-        _cut_short(fit)
+        _save_resumable_position(fit)
     state.progress.needs_validation = False
     executor.synchronize()
     if batch is not None and fit.step.flush_windows(batch, ctx.lr):  # a stream's last window, or a stopped one
@@ -120,7 +120,7 @@ class Reading:
 
 def _end_epoch(fit: Fit) -> None:
     ctx, state = fit.ctx, fit.state
-    seconds = time.monotonic() - state.progress.epoch_started
+    seconds = time.monotonic() - state.progress.epoch_start_time
     lr = fit.learning_rates(ctx.update, ctx.lr_scale) if ctx.lr is None else ctx.lr  # None before the first batch
     reading = Reading(lr, sum(fit.ranks.split.all_gather(state.totals.samples)), seconds)
     for meter in fit.meters:
@@ -142,8 +142,8 @@ def _batches(fit: Fit, *, selects_rows: bool) -> Iterator[Batch]:
     if ctx.stopping is not None:  # a resumed fit had reached its limit
         return
     done = number = ctx.batch_number  # 0, unless the fit resumes inside an epoch
-    values = fit.signals.interruptible(fit.train, _values_on_device(fit, selects_rows=selects_rows))
-    for number, value in enumerate(fit.ranks.keep_in_step(fit.train, values), start=done + 1):
+    values = fit.signals.interruptible_batches(fit.train, _values_on_device(fit, selects_rows=selects_rows))
+    for number, value in enumerate(fit.ranks.stop_streams_together(fit.train, values), start=done + 1):
         if number == done + 1 and not _is_last_epoch(fit):
             fit.train.prepare(ctx.epoch)  # the first batches of the next epoch (counted from 0) are ready in time
         is_padding = isinstance(value, PaddingBatch) or (isinstance(value, RowSelection) and value.is_padding)
@@ -175,10 +175,10 @@ def _values_on_device(fit: Fit, *, selects_rows: bool) -> Iterator[Any]:
 
 
 def _from_current_position(fit: Fit) -> Any:
-    """The remaining batches of the epoch: at once, or of a torch DataLoader by reading the earlier ones again.
+    """The remaining batches of the epoch.
 
-    A DataLoader draws its order from generators when its first batch is requested. So these are set to where they were
-    then, and afterwards back to where they are now.
+    A torch `DataLoader` can't seek. It is read again from the start of the epoch, with the generator states of then,
+    and the current states are restored afterwards.
     """
     loader, progress, epoch, done = fit.train, fit.state.progress, fit.ctx.epoch - 1, fit.ctx.batch_number
     if not loader.needs_rng_state:
@@ -264,13 +264,13 @@ def _validate_if_due(fit: Fit, executor: Executor) -> None:
     validate(fit, executor)
     executor.invalidate()
     if fit.signals.interrupted:
-        _cut_short(fit, validating=True)  # a resumed fit repeats it
+        _save_resumable_position(fit, validating=True)  # a resumed fit repeats it
     fit.state.progress.needs_validation = False
 
 
-def _cut_short(fit: Fit, *, validating: bool = False) -> None:
+def _save_resumable_position(fit: Fit, *, validating: bool = False) -> None:
     if fit.checkpointer is not None:
-        fit.checkpointer.cut_short(validating=validating)
+        fit.checkpointer.save_resumable_position(validating=validating)
 
 
 def begin(fit: Fit, resumed: Mapping[str, Any] | None) -> None:

@@ -3,9 +3,8 @@
 This package has no training logic: it turns arguments into a `stoker.engine.Fit`, opens or resumes the run, and trains.
 """
 
-from stoker.learner._fitted import Fitted
+from stoker.learner._fitted import Fitted, load_for_inference
 from stoker.learner._learner import Learner
-from stoker.learner._load import load_for_inference
 from stoker.learner._lr_find import LrCurve, lr_find
 
 __all__ = ["Fitted", "Learner", "LrCurve", "load_for_inference", "lr_find"]

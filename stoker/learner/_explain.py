@@ -13,7 +13,7 @@ from stoker.data import Loader
 from stoker.distributed import local_device, world
 from stoker.engine import Fit, preserve_rng, upgrade_state
 from stoker.learner._arguments import FitArguments
-from stoker.learner._identity import list_changes
+from stoker.learner._describe import list_changes
 from stoker.learner._prepare import choose_fused, prepare
 from stoker.learner._resume import find_run, is_finished, seed_of, store_of
 

@@ -1,7 +1,7 @@
-"""`Fitted`: the result of a fit."""
+"""`Fitted`: the result of a fit or of a run, and `load_for_inference`."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
+from stoker.checkpoint import Found, load_model_state, model_state
 from stoker.data import Loader
-from stoker.distributed import World, joined, propagate_failures, run_on_rank_zero
-from stoker.engine import RankSync, evaluate, predict
-from stoker.errors import BadData, InvalidArgument, WrongType
+from stoker.distributed import World, as_parallel, data_world, joined, propagate_failures, run_on_rank_zero
+from stoker.engine import RankSync, evaluate, predict, restore_weights, upgrade_state
+from stoker.errors import BadData, InvalidArgument, MissingFile, StateMismatch, WrongType
+from stoker.learner._arguments import make_model
 from stoker.learner._data import as_loader, as_ordered_loader
-from stoker.learner._prepare import Prepared, make_metrics
+from stoker.learner._prepare import Prepared, choose_device, device_of, loss_on_device, make_metrics
+from stoker.learner._resume import store_of
 from stoker.learner._run import continue_fit, on_device
-from stoker.metrics import Metric
-from stoker.record import Best, History, Record
+from stoker.metrics import Meter, Metric
+from stoker.record import Best, History, Record, Run
 from stoker.steps import Supervised
 
 if TYPE_CHECKING:
@@ -78,12 +81,11 @@ class Fitted:
         True
         """
         from stoker.learner._learner import Learner
-        from stoker.learner._load import load_result
 
         if learner is not None and not isinstance(learner, Learner | nn.Module):
             given = f"the class {learner.__name__}" if isinstance(learner, type) else type(learner).__name__
             raise WrongType(f"Fitted.load takes a run, and a learner or a model to load its weights into; got {given}")
-        return cls(load_result(run, learner))
+        return cls(_load_result(run, learner))
 
     @property
     def model(self) -> nn.Module:
@@ -132,7 +134,7 @@ class Fitted:
         If several processes trained together, all of them have to call it, and each gets the whole result.
         """
         model, result = self.model, self._result
-        used = result.metrics if metrics is None else [m for m in make_metrics(metrics) if isinstance(m, Metric)]
+        used = result.metrics if metrics is None else [m for m in make_metrics(metrics) if not isinstance(m, Meter)]
         world, split = self._worlds()
         with propagate_failures(world), on_device(model, result.device, result.home):
             return evaluate(
@@ -267,7 +269,7 @@ class Fitted:
 def _share_batches(loader: Loader, world: World, split: World) -> Iterable[Any]:
     """This rank's share of every batch; all ranks have the same number of batches."""
     batches = loader.shared(split.rank, split.size).at(epoch=0)
-    return RankSync(world, split, agree=False).keep_in_step(loader, batches)
+    return RankSync(world, split, agree=False).stop_streams_together(loader, batches)
 
 
 def _result_of(prepared: Prepared) -> Result:
@@ -288,3 +290,78 @@ def _result_of(prepared: Prepared) -> Result:
         run=events.parent if events is not None else None,
         split=None if fit.parallel.mesh is None else fit.ranks.split,
     )
+
+
+def load_for_inference(run: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+    """Loads the weights of a run (the best so far, if it validates) into a model, and sets evaluation mode.
+
+    >>> import stoker
+    >>> x = torch.randn(64, 3)
+    >>> learner = stoker.Learner(nn.Linear(3, 1), loss=nn.MSELoss(), seed=0)
+    >>> fitted = learner.fit((x, x.sum(1, keepdim=True)), epochs=2, run="runs/inference", show=False)
+    >>> model = load_for_inference("runs/inference", nn.Linear(3, 1))
+    >>> torch.equal(model.weight, fitted.model.weight)
+    True
+
+    The run may be finished, killed or still running: the newest complete checkpoint is read, and nothing is written.
+    """
+    if not isinstance(model, nn.Module):
+        raise WrongType(f"load_for_inference takes a model instance to load weights into, got {model!r}")
+    _load_weights(model, _newest_checkpoint(Run.open(run)).state)
+    return model.eval()
+
+
+def _load_result(run: str | os.PathLike[str], learner: "Learner | nn.Module | None") -> Result:
+    """Returns the result of a run; with a learner or a model, the model has its weights."""
+    opened = Run.open(run)
+    found = _newest_checkpoint(opened)
+    assert found.saved is not None
+    progress = found.state["progress"]
+    own = None if isinstance(learner, nn.Module) else learner
+    model = make_model(own.model) if own is not None else learner if isinstance(learner, nn.Module) else None
+    home = device = torch.device("cpu")
+    supervised = None
+    if model is not None:
+        _load_weights(model, found.state)
+        home, device = device_of(model), choose_device(None if own is None else own.device, model)
+        if not callable(getattr(model, "train_step", None)):
+            supervised = Supervised(model, None if own is None else loss_on_device(own.loss, device))
+    metrics = [] if own is None else make_metrics(own.metrics)
+    parallel = None if own is None else as_parallel(own.parallel)
+    return Result(
+        model=model,
+        record=Record.open(opened.path),
+        best=None if progress["best"] is None else Best(*progress["best"]),
+        epochs=progress["epoch"],
+        updates=progress["update"],
+        stopped=found.saved.ended or "",
+        supervised=supervised,
+        metrics=[each for each in metrics if not isinstance(each, Meter) and each.on != "train"],
+        precision=str(found.state["identity"]["fixed"]["precision"]),
+        device=device,
+        home=home,
+        run=opened.path,
+        split=None if parallel is None or parallel.mesh is None else data_world(joined(device), parallel),
+    )
+
+
+def _newest_checkpoint(run: Run) -> Found:
+    found = store_of(run).newest()
+    if found.saved is None:
+        reason = "\n  ".join(["", *found.problems]) if found.problems else " It was not saved, or ended too early"
+        raise MissingFile(f"there is no complete checkpoint in {str(run.path)!r}.{reason}")
+    return found._replace(state=upgrade_state(found.state))
+
+
+def _load_weights(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Loads the weights that `fit` would have returned: the best, the EMA, the optimizer's, or the last."""
+    ema = state["average"] and {**state["average"]["parameters"], **state["average"]["buffers"]}
+    chosen = state["best"] or ema or state["eval_weights"]
+    own = model_state(model)
+    modes = {name: own[name] for name in ("trainable", "evaluating")}  # these stay as they are in the model
+    try:
+        load_model_state(model, {**state["model"], **modes})
+        if chosen is not None:
+            restore_weights(model, chosen)
+    except StateMismatch as error:
+        raise StateMismatch(str(error).replace("the state does", "the weights of the run do")) from None

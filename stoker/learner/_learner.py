@@ -47,7 +47,8 @@ class Learner:
       differently from the eager step. `explain` describes the rest.
     - `parallel`: how several processes train together, if torchrun has started the script several times. "auto" is
       "ddp", unless the model is already distributed; "fsdp" keeps a shard of the model on each process. Nothing else
-      in the script changes, and the result does not depend on the number of processes.
+      in the script changes. Up to rounding the result does not depend on the number of processes, unless the model
+      draws random numbers (dropout) or normalises over a batch.
     """
 
     model: nn.Module | Callable[..., nn.Module]

@@ -30,8 +30,7 @@ from stoker.engine import (
 from stoker.errors import InvalidArgument
 from stoker.learner._arguments import FitArguments, make_model
 from stoker.learner._data import make_loaders
-from stoker.learner._describe import describe_plan
-from stoker.learner._identity import identity_of
+from stoker.learner._describe import describe_plan, identity_of
 from stoker.learner._ranks import (
     callbacks_of_rank,
     check_ranks_agree,
@@ -216,7 +215,7 @@ def make_metrics(metrics: Sequence[Any]) -> list[Metric | Meter]:
 
 
 def _metrics_of_phase(metrics: Sequence[Metric | Meter], phase: str) -> list[Metric]:
-    return [metric for metric in metrics if isinstance(metric, Metric) and metric.on in (phase, "both")]
+    return [metric for metric in metrics if not isinstance(metric, Meter) and metric.on in (phase, "both")]
 
 
 def _is_constant(lr: Any) -> bool:

@@ -10,8 +10,8 @@ from stoker.distributed import World, is_sharded, run_on_rank_zero
 from stoker.engine import Checkpointer, Ending, Fit, upgrade_state, use_best_weights
 from stoker.errors import BadFile, NoSuchMetric, StateMismatch, did_you_mean
 from stoker.learner._arguments import FitArguments
-from stoker.learner._describe import facts_of
-from stoker.learner._identity import (
+from stoker.learner._describe import (
+    facts_of,
     has_other_data,
     has_other_metrics,
     has_other_parameters,

@@ -80,7 +80,11 @@ class Torchmetric(Metric):
 
     def update(self, state: State, output: Any) -> State:
         own = self._load(state)
-        if any(_is_stacked(part, name) for _, part in _parts(own) for name in part.metric_state):
+        states = [(part, name, value) for _, part in _parts(own) for name, value in part.metric_state.items()]
+        if any(
+            part._reductions[name] is None and _ndim(value) > _ndim(part._defaults[name])
+            for part, name, value in states
+        ):
             raise InvalidArgument(
                 f"{self.name} stores the parts of several processes side by side once they are merged, and cannot be "
                 "updated then: resume with as many processes as before, or from the end of an epoch"
@@ -156,10 +160,8 @@ def _reduce(part: Any, name: str, values: list[Any], counts: list[int]) -> Any:
     return reduction(torch.stack(values))
 
 
-def _is_stacked(part: Any, name: str) -> bool:
-    """Whether a state without a reduction has the values of several processes."""
-    value = getattr(part, name)
-    return part._reductions[name] is None and isinstance(value, Tensor) and value.ndim > part._defaults[name].ndim
+def _ndim(value: Any) -> int:
+    return value.ndim if isinstance(value, Tensor) else 0
 
 
 def _extract_state(metric: Any) -> State:

@@ -144,14 +144,12 @@ class R2(Metric):
         }
 
     def compute(self, state: State) -> float:
-        mean, spread, residual, weight, count = (
-            state[name].cpu().double().reshape(-1) for name in ("mean", "spread", "residual", "weight", "count")
-        )
-        if (count < 2).any():
+        read = {name: each.cpu().double().reshape(-1) for name, each in state.items()}
+        if (read["count"] < 2).any():
             return float("nan")
         # For constant targets, rounding of the mean leaves up to this much.
-        constant = spread <= weight * (1e-12 * mean).square()
-        values = torch.where(constant, (residual == 0).double(), 1 - residual / spread)
+        constant = read["spread"] <= read["weight"] * (1e-12 * read["mean"]).square()
+        values = torch.where(constant, (read["residual"] == 0).double(), 1 - read["residual"] / read["spread"])
         return values.mean().item()
 
 

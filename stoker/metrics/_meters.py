@@ -1,6 +1,5 @@
 """Meters: numbers about the training and the machine. Those of the machine need `stoker[monitor]`."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -184,7 +183,16 @@ class _GPUMeter(Meter):
         _nvml()
 
     def read(self, ctx: Readings | None) -> dict[str, float]:
-        return {self.name: _query_gpu(self.gpu, self.query)}
+        if not torch.cuda.is_available():
+            return {self.name: _UNKNOWN}
+        nvml = _nvml()
+        try:
+            nvml.nvmlInit()  # counts its calls: only the first one costs time
+            # NVML numbers the GPUs of the machine, torch those visible to the process: the UUID is the same.
+            uuid = torch.cuda.get_device_properties(self.gpu).uuid  # None is the current device
+            return {self.name: float(self.query(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")))}
+        except nvml.NVMLError:
+            return {self.name: _UNKNOWN}
 
 
 class GPUUse(_GPUMeter):
@@ -239,24 +247,6 @@ class GPUTemperature(_GPUMeter):
 
     unit = "°C"
     query = staticmethod(lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0))  # sensor 0 is on the chip
-
-
-def _query_gpu(gpu: int | None, query: Callable[[Any, Any], float]) -> float:
-    if not torch.cuda.is_available():
-        return _UNKNOWN
-    nvml = _nvml()
-    try:
-        _start_nvml()
-        # NVML numbers the GPUs of the machine, torch those visible to the process: the UUID is the same.
-        uuid = torch.cuda.get_device_properties(torch.cuda.current_device() if gpu is None else gpu).uuid
-        return float(query(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")))
-    except nvml.NVMLError:
-        return _UNKNOWN
-
-
-@functools.cache
-def _start_nvml() -> None:
-    _nvml().nvmlInit()
 
 
 def _psutil() -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker.config import Config
-from stoker.metrics._states import add_sums
+from stoker.metrics._states import add_sums, widest_float
 
 State = dict[str, Tensor]
 Value = float | list[Any] | dict[str, float]
@@ -81,11 +81,17 @@ class Metric(Config):
 
     def merge(self, a: State, b: State) -> State:
         """One state from the states of two shards or processes. The default adds sums."""
-        return {name: add_sums(each, b[name]) for name, each in a.items()}
+        return {name: _add(each, b[name]) for name, each in a.items()}
 
     def compute(self, state: State) -> Value:
         """The number, or several; NaN if nothing was counted. Only this method waits for the device."""
         raise NotImplementedError
+
+
+def _add(a: Tensor, b: Tensor) -> Tensor:
+    """Adds two states. Only on a device without float64 is a float32 tensor one of our compensated sums."""
+    is_plain = a.dtype == b.dtype == torch.float32 and widest_float(a.device) != torch.float32
+    return a + b if is_plain else add_sums(a, b)
 
 
 def to_snake_case(name: str) -> str:

@@ -37,14 +37,6 @@ class Scores(NamedTuple):
         return self.weights.to(dtype)
 
 
-class Numbers(NamedTuple):
-    """The predictions and targets of a regression in one shape, samples first."""
-
-    predictions: Tensor
-    targets: Tensor
-    weights: Tensor | None  # in the same shape; None: 1 each
-
-
 def read_scores(metric: str, output: Any, *, task: Task | None, ignore: int) -> Scores:
     """The scores and targets of a classification; `task` is needed only if the shapes are ambiguous."""
     scores, targets = read_pair(output)
@@ -64,8 +56,8 @@ def read_scores(metric: str, output: Any, *, task: Task | None, ignore: int) -> 
     return _read_labels(metric, output, scores, targets, found)
 
 
-def read_numbers(metric: str, output: Any) -> Numbers:
-    """The predictions and targets of a regression, in the widest floating point type of the device."""
+def read_numbers(metric: str, output: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The predictions and targets of a regression in the device's widest type, and weights in their shape (or None)."""
     predictions, targets = getattr(output, "predictions", None), getattr(output, "targets", None)
     if not isinstance(predictions, Tensor) or not isinstance(targets, Tensor) or hasattr(output, "logits"):
         raise _wrong_output(metric, "predictions that are numbers, and targets", output)
@@ -76,7 +68,7 @@ def read_numbers(metric: str, output: Any) -> Numbers:
         )
     dtype = widest_float(predictions.device)
     weights = read_weights(metric, output, predictions.shape)
-    return Numbers(predictions.to(dtype), targets.to(dtype), weights)
+    return predictions.to(dtype), targets.to(dtype), weights
 
 
 def read_pair(output: Any) -> tuple[Any, Any]:
@@ -166,9 +158,8 @@ def _read_labels(metric: str, output: Any, scores: Tensor, targets: Tensor, task
 
 def _flat_weights(metric: str, output: Any, shape: torch.Size) -> Tensor | None:
     """Weight and mask of an output as one flat tensor for the positions in `shape`; None if all weigh 1."""
-    weight, mask = getattr(output, "weight", None), getattr(output, "mask", None)
-    named = [(name, each) for name, each in (("weight", weight), ("mask", mask)) if each is not None]
-    parts = [_expand_weight(metric, name, each, shape) for name, each in named]
+    given = [(name, getattr(output, name, None)) for name in ("weight", "mask")]
+    parts = [_expand_weight(metric, name, each, shape) for name, each in given if each is not None]
     if len(parts) == 2:
         return parts[0].where(parts[1] != 0, 0)
     return parts[0] if parts else None

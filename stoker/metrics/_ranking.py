@@ -48,16 +48,12 @@ class _Ranking(Metric):
         yes = targets if targets.ndim == 2 else targets[:, None] == torch.arange(columns, device=scores.device)
         cell = (scores * self.bins).long().clamp(0, self.bins - 1)
         cell = cell + self.bins * torch.arange(columns, device=scores.device)
-        masses = weights[:, None].expand_as(scores)
-        return {
-            name: add(
-                state[name],
-                weighted_bincount(cell.flatten(), masses.where(flag, 0).flatten(), columns * self.bins).view(
-                    columns, self.bins
-                ),
-            )
-            for name, flag in (("yes", yes), ("no", ~yes))
-        }
+        new: State = {}
+        for name, flag in (("yes", yes), ("no", ~yes)):
+            masses = weights[:, None].where(flag, 0).flatten()
+            counts = weighted_bincount(cell.flatten(), masses, columns * self.bins)
+            new[name] = add(state[name], counts.view(columns, self.bins))
+        return new
 
     def merge(self, a: State, b: State) -> State:
         return merge_rows(a, b) if self.bins is None else super().merge(a, b)

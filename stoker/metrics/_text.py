@@ -77,12 +77,8 @@ class ErrorRate(Metric):
 
     def update(self, state: State, output: Any) -> State:
         predicted, expected = read_pair(output)
-        if (
-            not isinstance(predicted, Tensor)
-            or not isinstance(expected, Tensor)
-            or expected.ndim != 2
-            or predicted.ndim not in (2, 3)
-        ):
+        tensors = isinstance(predicted, Tensor) and isinstance(expected, Tensor)
+        if not tensors or expected.ndim != 2 or predicted.ndim not in (2, 3):
             raise WrongType(
                 f"{self.name} needs predictions and targets that are tensors [samples, tokens]; "
                 f"{type(output).__name__} does not have them"

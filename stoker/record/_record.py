@@ -40,9 +40,9 @@ class Record:
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._events: list[Event] = []
-        self._by_kind: dict[str, list[Event]] = {}
         self._rows: dict[int, dict[str, float]] = {}  # the final numbers of each epoch
         self._columns = Columns()
+        self._progress_time = -_PROGRESS_SECONDS  # of the last progress event that was kept
         self._listeners: list[Listener] = []
         self._undelivered: deque[Event] = deque()
         self._warned: set[int] = set()  # ids of listeners that failed, and 0 for the file
@@ -66,7 +66,7 @@ class Record:
         """Adds an event, writes it to the file if there is one, and calls the listeners."""
         if any(type(value) is not float for value in event.values.values()):
             event = replace(event, values=float_values(event))
-        if event.kind != "progress" or self._is_progress_due(event):
+        if event.kind != "progress" or not 0 <= event.time - self._progress_time < _PROGRESS_SECONDS:
             self._add(event)
             if self._journal is not None:
                 try:
@@ -129,7 +129,7 @@ class Record:
 
     def events_of(self, kind: str) -> list[Event]:
         """The events of one kind, in order."""
-        return list(self._by_kind.get(kind, ()))
+        return [event for event in self._events if event.kind == kind]
 
     @property
     def names(self) -> list[str]:
@@ -207,10 +207,6 @@ class Record:
         if self._journal is not None:
             self._journal.close()
 
-    def _is_progress_due(self, event: Event) -> bool:
-        kept = self._by_kind.get("progress")
-        return not kept or not 0 <= event.time - kept[-1].time < _PROGRESS_SECONDS
-
     def _load(self, events: Iterable[Event]) -> None:
         valid: list[Event] = []
         for event in events:  # void events are dropped first, so that the others are added only once
@@ -223,16 +219,16 @@ class Record:
     def _add(self, event: Event) -> None:
         if event.kind == "resume" and (kept := kept_count(event)) < len(self._events):
             del self._events[kept:]
-            self._by_kind, valid = {}, self._events
             self._rows.clear()
-            for each in valid:
-                self._index(each)
+            for each in self._events:
+                self._add_to_row(each)
+        elif event.kind == "progress":
+            self._progress_time = event.time
         self._events.append(event)
-        self._index(event)
+        self._add_to_row(event)
         self._columns.add(event)
 
-    def _index(self, event: Event) -> None:
-        self._by_kind.setdefault(event.kind, []).append(event)
+    def _add_to_row(self, event: Event) -> None:
         if event.kind in _FINAL and event.epoch > 0 and event.values:
             self._rows.setdefault(event.epoch, {}).update(event.values)
 

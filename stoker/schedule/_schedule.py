@@ -39,7 +39,8 @@ class Shape(Config):
 
     def __post_init__(self) -> None:
         least = {**dict.fromkeys(_AT_LEAST_0, 0), **dict.fromkeys(_AT_LEAST_1, 1), "steps": self.least_steps}
-        for name, value in vars(self).items():
+        # Not `vars(self)`: once an object's `__dict__` exists, CPython reads all its attributes more slowly.
+        for name, value in ((field.name, getattr(self, field.name)) for field in fields(self)):
             self.require(name, not isinstance(value, float) or math.isfinite(value), "a finite number")
             if name in least:
                 self.require(name, value >= least[name], f"at least {least[name]}")
@@ -412,11 +413,13 @@ class WarmupStableDecay(Shape):
         self.require("decay", self.decay <= rest, f"at most updates - warmup, which is {rest}")
 
     def __call__(self, update: int) -> float:
+        if update >= self.steps:
+            return self.end if self.decay else self.peak
         if update < self.warmup:
             return _warm_up(self.peak, update, self.warmup)
-        if update <= self.steps - self.decay or not self.decay:
+        if update <= self.steps - self.decay:
             return self.peak
-        fraction = min((update - (self.steps - self.decay)) / self.decay, 1.0)
+        fraction = (update - (self.steps - self.decay)) / self.decay
         if self.shape == "cosine":
             fraction = _cosine_fraction(fraction)
         elif self.shape == "sqrt":

@@ -181,10 +181,8 @@ def parse_info(file: str, tensors: dict[str, Entry], metadata: dict[str, str], f
     if not isinstance(found, dict) or set(found) != fields or type(found["precision"]) is not str:
         raise BadFile(f"{file}: stoker's entry in the header is damaged")
     texts = {field: parse_strings(file, f"{field!r}", found[field]) for field in ("aliases", "dtypes", "crc32")}
-    if texts["crc32"].keys() != tensors.keys():
-        raise BadFile(f"{file}: the checksums and the tensors have different names")
-    if not tensors.keys() >= set(texts["aliases"].values()):
-        raise BadFile(f"{file}: the tied names refer to tensors that are not in the file")
+    if texts["crc32"].keys() != tensors.keys() or not tensors.keys() >= set(texts["aliases"].values()):
+        raise BadFile(f"{file}: the names of the checksums or tied tensors are not those of the tensors")
     for name, entry in tensors.items():
         original = DTYPES.get(texts["dtypes"].get(name, ""), entry.dtype)
         if original.is_complex and entry.dtype == torch.float64 and entry.shape[-1:] == (2,):  # pairs

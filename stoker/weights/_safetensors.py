@@ -13,15 +13,7 @@ from torch import Tensor
 
 from stoker._files import parse_json
 from stoker.errors import BadFile, InvalidArgument
-from stoker.weights._header import (
-    Header,
-    Reader,
-    check_fields,
-    parse_entry,
-    parse_info,
-    parse_strings,
-    shorten,
-)
+from stoker.weights._header import Header, Reader, check_fields, parse_entry, parse_info, parse_strings, shorten
 from stoker.weights._tensors import DTYPES, Entry, check_tensor, tensor_bytes
 
 MAX_HEADER = 100_000_000  # bytes; the same bound as the safetensors package

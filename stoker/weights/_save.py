@@ -156,12 +156,7 @@ def _target(path: Path, suffix: str, compress: bool) -> Path:
     name = path.name.removesuffix(".gz") if compress else path.name
     name = name if name.endswith(suffix) else name + suffix
     path = path.with_name(f"{name}.gz" if compress else name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise InvalidArgument(f"cannot write {str(path)!r}: {str(path.parent)!r} is not a directory") from error
-    if path.is_dir():
-        raise InvalidArgument(f"cannot write {str(path)!r}: it is a directory")
+    path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 

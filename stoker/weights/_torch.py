@@ -33,8 +33,6 @@ def load_torch(path: str | os.PathLike[str], *, key: str | None = None) -> dict[
     path = Path(path)
     with open_reader(path, limit=1 << 20) as reader:
         start = reader.read(9)
-    if not start and not reader.is_compressed:
-        raise BadFile(f"{path} is empty")
     if reader.is_compressed or start[8:9] == b"{" or start[:1] == b"{":
         raise BadFile(f"{path} was not written by torch.save; stoker.load reads safetensors, MessagePack and JSON")
     found = _read(path, mmap=start[:4] == b"PK\x03\x04")

@@ -1,4 +1,4 @@
-"""A fit by hand: a context, a real record, and a plain loop that fires the milestones in their order."""
+"""A fit by hand: a context, a real record, and a plain loop that fires the hooks in their order."""
 
 import torch
 from torch import nn
@@ -44,7 +44,7 @@ def drive(callback, numbers, *, name="valid_loss", ctx=None):
 
 
 def train(callbacks, *, epochs=3, batches=4, model=None, optimizer=None, after_epoch=None):
-    """Real training of a small model, with every milestone that a training batch has."""
+    """Real training of a small model, with every hook that a training batch has."""
     torch.manual_seed(0)
     model = model or nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = optimizer or optim.Adam().init(model)

@@ -7,7 +7,7 @@ import math
 import pandas
 import pytest
 
-from stoker import BadFile, StateMismatch
+from stoker import BadFile
 from stoker.callbacks import CSV, Hooks
 from tests.callbacks.fits import context, drive, epoch_end
 
@@ -71,13 +71,6 @@ def test_an_incomplete_last_line_does_not_damage_the_next_row(tmp_path, wider):
     assert rows(path)[2][:2] == ["2", "2"]
 
 
-def test_an_empty_file_is_filled(tmp_path):
-    path = tmp_path / "epochs.csv"
-    path.touch()
-    drive(CSV(path), [1.0])
-    assert len(rows(path)) == 2
-
-
 def test_a_file_with_another_table_is_rejected_and_kept(tmp_path):
     path = tmp_path / "people.csv"
     path.write_text("name,age\nada,36\n")
@@ -127,8 +120,3 @@ def test_rows_that_were_deleted_stay_deleted(tmp_path):
     Hooks([again]).fire("on_fit_begin", context())
     again.load_state_dict(state)
     assert again.state_dict()["rows"] == 0 and not path.exists()
-
-
-def test_a_state_with_other_entries_is_rejected(tmp_path):
-    with pytest.raises(StateMismatch, match="the state of CSV has the entries rows, columns; got no entries"):
-        CSV(tmp_path / "epochs.csv").load_state_dict({})

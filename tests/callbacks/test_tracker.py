@@ -256,14 +256,6 @@ def test_a_sink_is_prepared_in_the_main_thread_before_the_fit_and_may_fail_there
     assert [call[0] for call in sink.calls] == ["open", "close"] and len(prepared) == 1
 
 
-def test_a_tracker_that_writes_files_needs_a_run_or_a_folder(tmp_path):
-    with pytest.raises(InvalidArgument, match=r"Tracker writes files: give fit run=\.\.\., or Tracker folder=\.\.\."):
-        fit(Tracker(Listed(), needs_folder=True))
-    sink = Listed()
-    fit(Tracker(sink, needs_folder=True, folder=tmp_path / "here"), epochs=1)
-    assert sink.run.folder == tmp_path / "here" and sink.run.name == "fit" and sink.run.facts["model"] == "Linear"
-
-
 def test_wrong_arguments_and_states_are_rejected():
     with pytest.raises(InvalidArgument, match="progress is a number of seconds of at least 0"):
         Tracker(Listed(), progress=-1)

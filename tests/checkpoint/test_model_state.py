@@ -9,7 +9,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from stoker import InvalidArgument, StateMismatch
 from stoker.checkpoint import load_model_state, model_state
-from tests.checkpoint.states import write_and_read
+from tests.checkpoint.states import same, write_and_read
 
 
 class Net(nn.Module):
@@ -49,19 +49,11 @@ def trained(model, batches=3):
     return model
 
 
-def equal(a, b):
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(equal(a[name], b[name]) for name in a)
-    return a == b
-
-
 def test_everything_is_restored_in_place():
     model, other = trained(Net()), Net()
     own = dict(other.named_parameters())
     load_model_state(other, write_and_read(model_state(model)))
-    assert equal(model_state(other), model_state(model))
+    assert same(model_state(other), model_state(model))
     assert all(own[name] is parameter for name, parameter in other.named_parameters())
     assert other.head.weight is other.embed.weight
     assert other.words == ["a", "b", "b", "b"]
@@ -69,7 +61,7 @@ def test_everything_is_restored_in_place():
     assert not other.frozen.weight.requires_grad and other.norm.weight.requires_grad
     assert "cache" not in other.state_dict() and "scale" in other.state_dict()
     tokens = torch.randint(5, (6,))
-    assert torch.equal(model(tokens), other(tokens)) and equal(model_state(other), model_state(model))
+    assert torch.equal(model(tokens), other(tokens)) and same(model_state(other), model_state(model))
 
 
 def test_names_are_in_the_order_of_the_model():
@@ -103,10 +95,10 @@ def compiled(model):
 def test_wrappers_do_not_appear_in_names(wrap):
     model, plain = trained(Net()), Net()
     state = model_state(wrap(model))
-    assert equal(state, model_state(model))
+    assert same(state, model_state(model))
     wrapped = wrap(plain.eval())
     load_model_state(wrapped, write_and_read(state))
-    assert equal(model_state(plain), state) and wrapped.training and plain.training
+    assert same(model_state(plain), state) and wrapped.training and plain.training
 
 
 def test_buffers_are_restored_to_none_and_to_other_shapes():
@@ -153,7 +145,7 @@ def assert_refused(model, state, *texts):
     lines = str(error.value).split("\n  ")
     assert lines[0] == "the state does not match the model"
     assert lines[1:] == list(texts)
-    assert equal(model_state(model), before), "nothing is changed"
+    assert same(model_state(model), before), "nothing is changed"
 
 
 def test_all_differences_are_listed():
@@ -217,7 +209,7 @@ def test_extra_state_that_raises_leaves_the_tensors_unchanged():
     before = copy.deepcopy(model_state(model))
     with pytest.raises(KeyError):
         load_model_state(model, state)
-    assert equal(model_state(model), before)
+    assert same(model_state(model), before)
 
 
 def test_a_lazy_module_has_no_state():

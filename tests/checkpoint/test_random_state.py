@@ -1,7 +1,6 @@
 """The state of the global random generators, and cheap snapshots of it."""
 
 import random
-from collections.abc import Mapping
 
 import numpy
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 from stoker import StateMismatch
 from stoker.checkpoint import RandomWatch, random_state, set_random_state
-from tests.checkpoint.states import write_and_read
+from tests.checkpoint.states import same, write_and_read
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +26,6 @@ def draw_all():
         *torch.randn(3).tolist(),
         torch.rand(()).item(),
     )
-
-
-def same(a, b):
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
-    return a == b
 
 
 @pytest.mark.parametrize("kind", ["MT19937", "PCG64", "SFC64"])

@@ -78,6 +78,8 @@ def test_checkpoints_at_the_same_update_are_numbered(store):
     store.write(state_of(99), place(4))
     assert [each.name for each in store.saved()] == ["00000004", *names[:3], *names[4:]]
     assert store.newest().state["update"] == 11
+    store.write(state_of(100), place(100_000_000))
+    assert store.newest().state["update"] == 100  # sorted by number, not by text
     assert store.write({}, place(5)).name == "00000005.12"  # the highest number plus one, so that it is the newest
 
 
@@ -90,13 +92,6 @@ def test_other_names_are_not_checkpoints(store):
         shutil.copytree(store.folder / "00000007", store.folder / name)
     assert [each.name for each in store.saved()] == ["00000007"]
     assert store.newest().problems == []
-
-
-def test_updates_with_more_than_eight_digits_are_sorted_by_number(store):
-    for update in (10**17, 99_999_999, 100_000_000, 10):
-        store.write({}, place(update))
-    expected = ["00000010", "99999999", "100000000", "100000000000000000"]
-    assert [each.name for each in store.saved()] == expected
 
 
 def test_newest_finds_the_newest_that_is_wanted_and_intact(store):
@@ -234,7 +229,7 @@ def test_clean_removes_leftovers_and_nothing_else(store, tmp_path):
 # Reading
 
 
-def test_every_kind_of_damage_is_named(store, tmp_path):
+def test_every_kind_of_damage_is_named(store):
     saved = store.write(state_of(7), place(7))
     weights = store.folder / "00000007" / "model.safetensors"
     content = weights.read_bytes()
@@ -254,21 +249,10 @@ def test_every_kind_of_damage_is_named(store, tmp_path):
         refused(text)
     weights.unlink()
     refused(r"model\.safetensors does not exist", MissingFile)
-    (tmp_path / "elsewhere").write_bytes(content)
-    weights.symlink_to(tmp_path / "elsewhere")
-    refused(r"model\.safetensors cannot be read: Too many levels of symbolic links")
-    weights.unlink()
-    os.mkfifo(weights)
     before = open_files()
-    refused(r"model\.safetensors cannot be read: it is not a regular file")
-    weights.unlink()
-    weights.mkdir()
+    os.mkfifo(weights)
     refused(r"model\.safetensors cannot be read: it is not a regular file")
     assert open_files() == before
-    (store.folder / "00000007").rename(tmp_path / "moved")
-    (store.folder / "00000007").symlink_to(tmp_path / "moved")
-    refused(r"00000007 cannot be read")
-    assert store.saved() == []
 
 
 def test_only_the_files_of_the_manifest_are_opened(store, monkeypatch):
@@ -326,21 +310,6 @@ def test_a_disk_that_writes_something_else_is_noticed(store, monkeypatch):
     with pytest.raises(BadFile, match=r"00000002/model\.safetensors is damaged: its checksum does not match"):
         store.write(state_of(2), place(2))
     assert entries(store) == ["00000001"]
-
-
-def test_an_interrupt_right_after_the_directory_was_made_leaves_nothing(store, monkeypatch):
-    store.write(state_of(1), place(1))
-    real, calls = _disk.make_folder, []
-
-    def interrupted(name, within=None):
-        real(name, within)
-        calls.append(name)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_disk, "make_folder", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        store.write(state_of(2), place(2))
-    assert len(calls) == 1 and entries(store) == ["00000001"]
 
 
 def test_new_directories_are_synced(store, tmp_path, monkeypatch):

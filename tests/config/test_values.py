@@ -5,8 +5,7 @@ import enum
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal, NewType, Optional, Union
 
 import numpy as np
@@ -192,14 +191,12 @@ def take(value: Any, hint: Any, *, json: bool) -> Any:
     [
         (float, 3, 3.0),
         (float, np.float32(0.5), 0.5),
-        (float, Fraction(1, 4), 0.25),
         (int, np.int64(3), 3),
         (int, Level.LOW, 1),
         (str, Word.HI, "hi"),
         (bool, True, True),
         (None, None, None),
         (Optional[int], None, None),  # noqa: UP045
-        (int | None, 3, 3),
         (int | float, 3, 3),
         (float | int, 3, 3),
         (float | None, 3, 3.0),
@@ -208,7 +205,6 @@ def take(value: Any, hint: Any, *, json: bool) -> Any:
         (Path, "a/b", Path("a/b")),
         (str | Path, "a", "a"),
         (Path | str, "a", "a"),
-        (PurePosixPath, PurePosixPath("a"), PurePosixPath("a")),
         (Paint, Paint.RED, Paint.RED),
         (Literal["a", 1, None], 1, 1),
         (Literal[Paint.RED], Paint.RED, Paint.RED),
@@ -216,7 +212,6 @@ def take(value: Any, hint: Any, *, json: bool) -> Any:
         (list[int], (1, 2), [1, 2]),
         (list[float] | list[int], [1], [1]),
         (tuple[float, int], [1, 2], (1.0, 2)),
-        (tuple[float, ...], (), ()),
         (tuple[()], (), ()),
         (tuple, (1, "a"), (1, "a")),
         (Sequence[int], [1], (1,)),
@@ -261,11 +256,9 @@ def test_json_converts_to_the_type_of_its_field(hint, value, expected):
     ("hint", "value", "text"),
     [
         (int, "512", 'f: expected int, got "512"'),
-        (int, 1.0, "f: expected int, got 1.0"),
         (int, True, "f: expected int, got true"),
         (bool, 1, "f: expected bool, got 1"),
         (str, None, "f: expected str, got null"),
-        (None, 0, "f: expected None, got 0"),
         (float, "nan", 'f: expected float, got "nan"'),
         (float, 10**400, "exceeds the largest float"),
         (Paint, "RDE", "f: expected Paint (RED, BLUE), got \"RDE\"; did you mean 'RED'?"),
@@ -282,7 +275,6 @@ def test_json_converts_to_the_type_of_its_field(hint, value, expected):
         (int | None, "a", 'f: expected int | None, got "a"'),
         (list[int] | None, ["a"], 'f[0]: expected int, got "a"'),
         (list[int] | list[str], [None], "f: expected list[int] | list[str], got [null]"),
-        (Left | None, {"x": "a"}, 'f.x: expected int, got "a"'),
         (Left | Right, {"kind": "Right", "x": "a"}, 'f.x: expected int, got "a"'),
         (Left | Right, {"x": 1}, 'f.kind: missing, expected "Left" or "Right"'),
         (Left | Right, {"kind": "b"}, 'f.kind: expected "Left" or "Right", got "b"'),

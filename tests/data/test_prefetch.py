@@ -277,6 +277,15 @@ def test_abandoning_the_iterator_ends_the_thread_and_closes_the_source(how):
 
 
 @cuda
+def test_many_iterations_in_sequence_and_at_once():
+    for _ in range(20):
+        assert len(list(prefetch(numbers(5), GPU))) == 5
+    pairs = zip(prefetch(numbers(9), GPU), prefetch(numbers(9), GPU), strict=True)
+    both = [(float(value(a)), float(value(b))) for a, b in pairs]
+    assert both == [(float(number), float(number)) for number in range(9)]
+
+
+@cuda
 def test_a_cuda_graph_can_be_captured_meanwhile():
     """The allocations of the thread do not break a capture in thread-local mode."""
     static = torch.zeros(1000, device=GPU)

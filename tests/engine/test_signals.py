@@ -22,25 +22,25 @@ def new_signals(**fields):
 def test_the_first_reason_to_stop_is_kept():
     signals, ctx, _ = new_signals()
     ctx.stop("enough")
-    signals.leave("Interrupted")
+    signals.request_interrupt("Interrupted")
     assert ctx.stopping == "enough" and signals.interrupted and signals.reason is None
 
 
 def test_with_several_processes_a_signal_is_a_request():
     signals, ctx, requests = new_signals(pending={})
-    signals.leave("Terminated", terminated=True)
-    signals.leave("Interrupted")
+    signals.request_interrupt("Terminated", terminated=True)
+    signals.request_interrupt("Interrupted")
     assert requests.pending == {"leave": "Terminated", "terminated": True}
     assert not signals.interrupted and ctx.stopping is None
-    signals.accept("Terminated", terminated=True)
+    signals.interrupt("Terminated", terminated=True)
     assert signals.interrupted and signals.terminated and ctx.stopping == signals.reason == "Terminated"
 
 
 def test_sigusr1_requests_a_checkpoint_while_one_can_be_saved():
     signals, ctx, requests = new_signals(can_save=True)
-    with signals.installed(can_save=False):
+    with signals.handle(can_save=False):
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-    with signals.installed(can_save=True):
+    with signals.handle(can_save=True):
         signal.raise_signal(signal.SIGUSR1)
         assert requests.save_reason == "requested by SIGUSR1" and ctx.stopping is None
         requests.can_save, requests.save_reason = False, None
@@ -63,7 +63,7 @@ class FakeLoader:
 def two_batches(signals):
     """A signal arrives while the second batch is computed."""
     yield 1
-    signals.leave("Interrupted")
+    signals.request_interrupt("Interrupted")
     yield 2
 
 
@@ -78,15 +78,15 @@ def two_batches(signals):
 )
 def test_a_signal_ends_the_wait_for_a_worker_only(loader, batches):
     signals, _, _ = new_signals()
-    assert list(signals.interruptible(loader, two_batches(signals))) == batches
+    assert list(signals.interruptible_batches(loader, two_batches(signals))) == batches
     assert signals.interrupted
 
 
 def test_a_signal_between_two_batches_raises_nothing():
     signals, _, _ = new_signals()
-    batches = signals.interruptible(FakeLoader(2, [1]), iter([1, 2]))
+    batches = signals.interruptible_batches(FakeLoader(2, [1]), iter([1, 2]))
     assert next(batches) == 1
-    signals.leave("Interrupted")
+    signals.request_interrupt("Interrupted")
     assert list(batches) == [2]
 
 
@@ -96,4 +96,4 @@ def test_an_exception_of_a_worker_is_raised():
         raise ValueError("boom")
 
     with pytest.raises(ValueError, match="boom"):
-        list(new_signals()[0].interruptible(FakeLoader(2, [1]), broken()))
+        list(new_signals()[0].interruptible_batches(FakeLoader(2, [1]), broken()))

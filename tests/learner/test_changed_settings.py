@@ -251,11 +251,6 @@ def test_validation_metrics_may_change(tmp_path):
     assert "valid/accuracy" in resumed.history.columns
 
 
-def test_the_initial_weights_are_those_of_the_run(tmp_path):
-    left, whole = killed_run(tmp_path)
-    assert result_of(fit(left, of=learner(lambda: Net().requires_grad_(True), lr=RATE))) == whole
-
-
 def test_many_changes_of_a_model_are_shortened(tmp_path):
     left, _ = killed_run(tmp_path)
     deep = learner(lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(9)), nn.Linear(6, 4)), lr=RATE)

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import math
 import re
 import threading
 
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import BadData, InvalidArgument, WrongType, callbacks, data, metrics, optim, schedule
+from stoker import BadData, InvalidArgument, callbacks, data, metrics, optim, schedule
 from tests.learner.fits import Net, copy_state, learner, line, linear, same, samples
 
 
@@ -61,19 +60,6 @@ def test_continuing_by_updates_and_minutes():
     assert result.stopped == f"Completed {result.updates} updates"
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "text"),
-    [
-        ({}, InvalidArgument, "say how long to train"),
-        ({"epochs": -1}, InvalidArgument, "epochs must be above 0, got -1"),
-        ({"epochs": 0.5}, WrongType, "epochs is a whole number"),
-    ],
-)
-def test_continuing_needs_a_limit(given, error, text):
-    with pytest.raises(error, match=text):
-        linear().fit(line(), epochs=1, show=False).continue_(show=False, **given)
-
-
 def test_continuing_writes_to_the_same_run_and_saves_there(tmp_path):
     result = linear().fit(line(), epochs=1, run=tmp_path / "run", show=False)
     result.continue_(epochs=2, show=False)
@@ -90,29 +76,6 @@ def test_continuing_after_a_callback_stopped_the_fit():
     result = linear().fit(line(), epochs=5, callbacks=[stop], show=False)
     assert result.stopped == "enough"
     assert result.continue_(epochs=2, show=False).stopped == "Completed 3 epochs"
-
-
-def test_metrics_are_in_the_history():
-    result = learner(metrics=[metrics.Accuracy(on="valid")]).fit(
-        samples(), valid=0.2, epochs=3, batch_size=20, show=False
-    )
-    assert (result.epochs, result.updates) == (3, 18)
-    assert {"train/loss", "valid/loss", "valid/accuracy"} <= set(result.history.columns)
-    assert "train/accuracy" not in result.history.columns
-    assert len(result.history["valid/accuracy"]) == 3
-    assert result.best.value == min(result.history["valid/loss"])
-    with pytest.raises(stoker.NoSuchMetric, match="valid/accuracy"):
-        result.history["valid/acuracy"]
-    assert linear().fit(line(), epochs=1, show=False).best is None  # without validation
-
-
-def test_the_train_loss_is_the_mean_over_the_samples():
-    """With a learning rate of 0 every batch has the same weights, so the epoch's loss is that of the data."""
-    model = nn.Linear(3, 1)
-    result = linear(model=model, lr=0.0).fit(line(50), epochs=1, batch_size=16, show=False)
-    x, y = line(50)
-    assert result.history["train/loss"][0] == pytest.approx(nn.functional.mse_loss(model(x), y).item(), rel=1e-6)
-    assert not math.isnan(result.history["train/loss"][0])
 
 
 def test_the_result_is_an_ordinary_module(tmp_path):

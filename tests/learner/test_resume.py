@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import stoker
-from stoker import Checkpoint, InvalidArgument, RunExists, callbacks, metrics
+from stoker import Checkpoint, RunExists, callbacks, metrics
 from stoker.record import Run
 from tests.learner.fits import (
     CopyRun,
@@ -106,12 +106,6 @@ def test_with_higher_limits_a_run_continues_to_the_bits_of_one_long_fit(tmp_path
     whole = fit(**then, **{name: value for name, value in common.items() if name != "checkpoint"})
     assert result_of(longer) == result_of(whole)
     assert texts(longer.record) == texts(longer.record, "note") == []
-
-
-def test_a_run_can_be_continued_several_times(tmp_path):
-    for epochs in (1, 2, 5):
-        longer = fit(tmp_path / "run", epochs=epochs)
-    assert result_of(longer) == result_of(fit(epochs=5)) == result_of(fit(tmp_path / "run", epochs=5))
 
 
 def test_a_run_that_a_callback_stopped_is_finished_until_the_limits_are_raised(tmp_path):
@@ -311,12 +305,6 @@ def test_an_existing_run_is_an_error_without_resume(finished):
     with pytest.raises(RunExists, match="already holds a run; choose another path.*resume=True continues it"):
         fit(run, resume=False)
     assert list_files(run) == before
-
-
-def test_a_file_is_not_a_run(tmp_path):
-    (tmp_path / "run").touch()
-    with pytest.raises(InvalidArgument, match="is a file; expected a directory"):
-        fit(tmp_path / "run")
 
 
 def test_a_run_without_checkpoints_starts_again(tmp_path):

@@ -34,7 +34,7 @@ def same(a, b):
 
 
 @EACH
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     cuts=st.lists(st.integers(0, 24), max_size=5), seed=st.integers(0, 2**32), order=st.randoms(use_true_random=False)
 )

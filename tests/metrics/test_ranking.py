@@ -28,7 +28,7 @@ def column_mean(score, truth, scores, weight=None):
 
 
 @pytest.mark.parametrize(("kind", "score"), KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 12), share=st.sampled_from([0.0, 0.5, 1.0]))
 def test_binary_areas_are_exact_with_ties_and_weights(kind, score, seed, n, share):
     draw = torch.Generator().manual_seed(seed)
@@ -40,7 +40,7 @@ def test_binary_areas_are_exact_with_ties_and_weights(kind, score, seed, n, shar
 
 
 @pytest.mark.parametrize(("kind", "score"), KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 12), present=st.integers(1, 4))
 def test_classes_are_ranked_one_against_the_rest(kind, score, seed, n, present):
     draw = torch.Generator().manual_seed(seed)

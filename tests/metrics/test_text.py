@@ -49,7 +49,7 @@ def padded(rows, padding):
 SENTENCES = st.lists(st.integers(0, 3), max_size=7)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pairs=st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=4), cut=st.integers(0, 4))
 def test_error_rates_equal_torchmetrics(pairs, cut):
     """Tokens 1 to 3 are letters, 0 is the space; -1 pads."""

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 from stoker.config import Config
 from stoker.errors import BadFile, InvalidArgument, RunExists
 from stoker.record import Event, Record, Run, run_settings
-from tests.record.examples import WITHOUT_TORCH, append_fit
+from tests.record.examples import append_fit
 
 
 class Training(Config):
@@ -189,28 +188,6 @@ def test_resuming_completes_a_creation_that_was_interrupted(tmp_path, there):
     run.record.rewind(0, Event("resume"))
     run.close()
     assert len(run.record.events) == 1 and Run.open(tmp_path).facts == run.facts
-
-
-def test_a_run_with_a_living_process_cannot_be_resumed_until_it_is_killed(tmp_path):
-    text = (
-        WITHOUT_TORCH
-        + "from stoker.record import Run; run = Run.create(sys.argv[1]); print(run.id, flush=True); input()"
-    )
-    command = [sys.executable, "-c", text, str(tmp_path / "run")]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert other.stdout is not None
-        name = other.stdout.readline().strip()
-        assert Run.open(tmp_path / "run").writer == f"process {other.pid}"
-        with pytest.raises(RunExists, match=f"is being written by process {other.pid}; wait until it has ended"):
-            Run.resume(tmp_path / "run")
-    finally:
-        other.send_signal(signal.SIGKILL)
-        other.communicate()
-    run = Run.resume(tmp_path / "run")
-    assert run.id == name and run.writer == "this process"
-    run.close()
-    assert run.writer is None
 
 
 def test_the_log_holds_checkpoints(tmp_path):

@@ -146,11 +146,14 @@ def test_forged_messagepack_is_refused(tmp_path):
 
     for forged, text in [
         (with_bias({"dtype": "int32", "shape": [1]}), "checksum of its names"),
-        (changed(tensors={"weight": content["tensors"]["weight"]}, data={"weight": b""}), "have different names"),
+        (
+            changed(tensors={"weight": content["tensors"]["weight"]}, data={"weight": b""}),
+            "are not those of the tensors",
+        ),
         (changed(tensors=[1, 2]), "list of tensors is"),
         (changed(metadata={"run": "8"}), "checksum of its names"),
         (changed(stoker=None), "stoker's entry in the header is damaged"),
-        (with_info(aliases={"x": "y"}), "not in the file"),
+        (with_info(aliases={"x": "y"}), "are not those of the tensors"),
         (with_info(precision=3), "stoker's entry in the header is damaged"),
         (with_info(precision="half"), "checksum of its names"),
         (changed(data={"weight": b"123", "bias": b"1234"}), "expected the tensor 'weight' of 4 bytes"),
@@ -316,12 +319,3 @@ def test_a_damaged_file_is_refused_or_harmless(tmp_path, format, compress, count
     tracemalloc.stop()
     assert refused > 0.8 * count
     assert peak < 32 << 20
-
-
-def test_random_bytes_are_refused(tmp_path):
-    chance, path = random.Random(0), tmp_path / "noise"
-    starts = [b"", b"{", b"\x84", b"\x84\xa6stoker", b"\x1f\x8b\x08\x00", b"\x20\0\0\0\0\0\0\0{", b'{"tensors": {"w": ']
-    for number in range(140):
-        path.write_bytes(starts[number % len(starts)] + chance.randbytes(chance.randrange(1, 200)))
-        with pytest.raises(BadFile):
-            load(nn.Linear(1, 1), path)

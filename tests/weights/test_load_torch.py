@@ -65,15 +65,10 @@ def test_other_files_are_refused(tmp_path):
         load_torch(save(nn.Linear(1, 1), tmp_path / "m"))
     with pytest.raises(MissingFile, match=r"there is no file"):
         load_torch(tmp_path / "absent.pt")
-    (tmp_path / "x.pt").write_bytes(b"")
-    with pytest.raises(BadFile, match=r"is empty"):
-        load_torch(tmp_path / "x.pt")
-    (tmp_path / "x.pt").write_bytes(b"hello")
-    with pytest.raises(BadFile, match=r"cannot be read by torch.load"):
-        load_torch(tmp_path / "x.pt")
-    (tmp_path / "x.pt").write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(BadFile):
-        load_torch(tmp_path / "x.pt")
+    for content in (b"", b"hello", pickle.dumps({"a": 1})):
+        (tmp_path / "x.pt").write_bytes(content)
+        with pytest.raises(BadFile):
+            load_torch(tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize("zipped", [True, False])

@@ -1,7 +1,16 @@
 """How the training step runs: eagerly, recorded in CUDA graphs, or compiled.
 
-An executor has six methods (`Executor`). It needs two things from a step: the tensors that the step writes, and a
-fingerprint of what the step's Python depends on. All executors do the same to the same tensors.
+An executor has six methods (`Executor`). All executors do the same to the same tensors. Those that replay a step
+(`Replay`) rely on two ideas: `TrainStep.tensors()` are the tensors that a step writes, always the same ones, and
+`TrainStep.fingerprint()` changes if anything changes that the step's Python depends on. `Replay` also undoes what
+recording a step changes on the host (`host_state`, `side_effects`).
+
+| plan       | CPU        | GPU         |
+|------------|------------|-------------|
+| eager      | `Eager`    | `Eager`, or `DeferredEager` with several processes |
+| captured   | –          | `CudaGraph` |
+| compiled   | `Compiled` | `CudaGraph` of the compiled program |
+| gradient   | `Compiled`, up to the gradients | `Compiled`, up to the gradients |
 """
 
 from typing import Any

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker._tree import OpaqueValue, Structure, flatten, unflatten
 from stoker.engine._batch import Batch
-from stoker.engine._replayable import CannotReplay, tensors_only
+from stoker.engine._replayable import CannotReplay, pretend_compiling
 from stoker.engine._step import LocalGradients, StepResult, TrainStep
 from stoker.engine.executors._dropout import fast_dropout
 from stoker.engine.executors._plan import Plan
@@ -102,7 +102,7 @@ def trace(step: TrainStep, flat: FlatBatch, run: Callable[[Batch], Any]) -> Trac
             torch.no_grad(),
             enable_python_dispatcher(),
             torch.autograd.set_multithreading_enabled(False),
-            tensors_only(),
+            pretend_compiling(),
         ):
             graph = make_fx(function, replacements, tracing_mode="fake")(*fixed, *flat.tensors)
     except OpaqueValue as error:
@@ -186,7 +186,7 @@ class Compiled(Replay):
 
     def __init__(self, step: TrainStep, plan: Plan, *, exact: bool) -> None:
         super().__init__(step, plan, exact=exact)
-        self._fell_back_silently = False  # the fall back is reported once the smaller program works
+        self._has_unreported_fall_back = False  # the fall back is reported once the smaller program works
 
     @property
     def _only_gradients(self) -> bool:
@@ -209,7 +209,7 @@ class Compiled(Replay):
                 computed = step.run_until_gradients(batch)
                 result = detach_outputs(computed.result, wanted=step.wants_output)
                 return computed._replace(result=result)
-            return detach_outputs(step.run(batch, lr, read=False), wanted=step.wants_output)
+            return detach_outputs(step.run(batch, lr, sync=False), wanted=step.wants_output)
 
         traced, compiled = trace_and_compile(step, self.plan, flat, run, exact=self._exact)
 
@@ -222,22 +222,22 @@ class Compiled(Replay):
 
     def _make(self, flat: FlatBatch, lr: Any) -> Program | None:
         program = super()._make(flat, lr)
-        if program is not None and self._fell_back_silently:
-            self._fell_back_silently = False
+        if program is not None and self._has_unreported_fall_back:
+            self._has_unreported_fall_back = False
             self._report_fall_back()
         return program
 
-    def _give_up(self, reason: str) -> None:
+    def _disable(self, reason: str) -> None:
         if self._only_gradients or self._step.device.type != "cpu":
-            super()._give_up(reason)
+            super()._disable(reason)
             return
         self.plan.fall_back("gradient", reason)
-        self._fell_back_silently = True
+        self._has_unreported_fall_back = True
         self._start_over()
 
-    def _count(self, program: Program, batch: Batch) -> None:
+    def _apply_host_effects(self, program: Program, batch: Batch) -> None:
         if not self._only_gradients:
-            super()._count(program, batch)
+            super()._apply_host_effects(program, batch)
             return
         self._log.add(batch)
         self._step.broadcast_buffers()  # every rank starts from the first one's running statistics

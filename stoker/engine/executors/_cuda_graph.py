@@ -15,7 +15,7 @@ from stoker.engine._batch import Batch
 from stoker.engine._replayable import CannotReplay, explain_failure
 from stoker.engine._step import StepResult, TrainStep
 from stoker.engine.executors._compiled import trace_and_compile
-from stoker.engine.executors._executor import MemoryLoan, StepQueue
+from stoker.engine.executors._executor import PoolContext, StepQueue
 from stoker.engine.executors._graph_memory import (
     GraphPool,
     allocate_workspaces,
@@ -48,7 +48,8 @@ class CudaGraph(Replay):
         self._queue = StepQueue(device, flag_per_step=False)
         self._pool: GraphPool | None = None  # from the first graph on
         self._graph_bytes = 0
-        self._is_first_step, self._may_lend, self._has_recorded = True, True, True
+        self._is_first_step, self._may_share_pool, self._has_recorded = True, True, True
+        self._groups = False  # this step may be launched together with the next ones
         self._pending: list[list[Tensor]] = []  # batches that will be launched together
         self._outside = torch.cuda.current_stream(device)  # of the caller
         self._stack = ExitStack()
@@ -60,7 +61,8 @@ class CudaGraph(Replay):
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch, at once or together with the next ones."""
-        if self._pending and not self._can_group(lr):
+        self._groups = self._can_group(lr)
+        if self._pending and not self._groups:
             self._launch_pending()
         return super().run(batch, lr)
 
@@ -79,10 +81,10 @@ class CudaGraph(Replay):
         return None
 
     @contextmanager
-    def lend_memory(self) -> Iterator[MemoryLoan]:
+    def share_graph_pool(self) -> Iterator[PoolContext]:
         """Lends the graphs' memory between two launches, and checks that nothing is left there."""
         pool = self._pool
-        if pool is None or self._has_given_up or not self._may_lend:
+        if pool is None or self._is_disabled or not self._may_share_pool:
             yield nullcontext
             return
         self.synchronize()
@@ -91,7 +93,7 @@ class CudaGraph(Replay):
             yield pool.allocate_here
         finally:
             if pool.addresses_in_use() - before:  # a launch would overwrite it: new graphs get another pool
-                self._may_lend, self._pool = False, None
+                self._may_share_pool, self._pool = False, None
                 self.plan.notes.append("recorded again: a validation left tensors in memory that graphs write to")
                 self._start_over()
 
@@ -138,7 +140,7 @@ class CudaGraph(Replay):
         step, wanted = self._step, self._step.wants_output
 
         def run(batch: Batch) -> StepResult:
-            return detach_outputs(step.run(batch, lr, read=False), wanted=wanted)
+            return detach_outputs(step.run(batch, lr, sync=False), wanted=wanted)
 
         def run_operations(batch: Batch, tensors: list[Tensor]) -> StepResult:
             result = run(batch)
@@ -205,9 +207,9 @@ class CudaGraph(Replay):
         return same_rates and not step.wants_output and not self._exact
 
     def _replay(self, program: Program, batch: Batch, lr: Any, tensors: list[Tensor]) -> StepResult:
-        if program is not self._last or program.make_group is None or not self._can_group(lr):
+        if program is not self._last or program.make_group is None or not self._groups:
             return super()._replay(program, batch, lr, tensors)
-        self._count(program, batch)
+        self._apply_host_effects(program, batch)
         self._pending.append(tensors)
         if len(self._pending) == GROUP_SIZE:
             self._launch_pending()
@@ -267,7 +269,7 @@ class CudaGraph(Replay):
         return launch
 
     def _run_without_programs(self, batch: Batch, lr: Any) -> StepResult:
-        if self._has_given_up and self._has_recorded:
+        if self._is_disabled and self._has_recorded:
             self._has_recorded = False
             clear_workspaces()  # with the memory of the graphs
         return super()._run_without_programs(batch, lr)

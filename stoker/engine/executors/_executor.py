@@ -16,11 +16,11 @@ from stoker.errors import NotFinite
 _REMEMBERED_STEPS = 32  # whose finite check may still be pending
 _STEPS_IN_FLIGHT = 2  # the device never waits for the host, and a NaN is noticed soon
 
-MemoryLoan = Callable[[], AbstractContextManager[None]]
+PoolContext = Callable[[], AbstractContextManager[None]]
 
 
 class Executor(Protocol):
-    """Runs training steps."""
+    """Runs training steps: one operation after the other, as a CUDA graph, or compiled."""
 
     plan: Plan
 
@@ -40,8 +40,8 @@ class Executor(Protocol):
         """Tells the executor that a callback may have changed the model or anything else."""
         ...
 
-    def lend_memory(self) -> AbstractContextManager[MemoryLoan]:
-        """Lends memory that only steps use to what is computed between two of them, batch by batch."""
+    def share_graph_pool(self) -> AbstractContextManager[PoolContext]:
+        """Lets validation allocate in the memory pool of CUDA graphs. Yields a context manager to use for a batch."""
         ...
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Eager:
         """Nothing but the list of modules is cached."""
         self._step.refresh()
 
-    def lend_memory(self) -> AbstractContextManager[MemoryLoan]:
+    def share_graph_pool(self) -> AbstractContextManager[PoolContext]:
         """All memory is shared anyway."""
         return nullcontext(nullcontext)
 
@@ -75,7 +75,7 @@ class Eager:
 
 
 class StepInFlight(NamedTuple):
-    """A step that was started."""
+    """A step that was started, and whose finite check the host has not read yet."""
 
     number: int
     batch: Batch
@@ -114,7 +114,7 @@ class StepLog:
         try:
             self._step.diagnose(bad)
         except NotFinite as error:
-            error.position = bad.position  # pyright: ignore[reportAttributeAccessIssue]
+            error.position = bad.position
             raise
 
 
@@ -184,7 +184,7 @@ class DeferredEager:
         if not step.constant_rates:
             step.rates.set(lr)
         self._log.add(batch)
-        result = step.run(batch, lr, read=False)
+        result = step.run(batch, lr, sync=False)
         step.flags.end_step()
         self._queue.send_flag(step.flags.nonfinite)
         self._queue.add(self._log.number)
@@ -212,7 +212,7 @@ class DeferredEager:
         """Nothing but the list of modules is cached."""
         self._step.refresh()
 
-    def lend_memory(self) -> AbstractContextManager[MemoryLoan]:
+    def share_graph_pool(self) -> AbstractContextManager[PoolContext]:
         """All memory is shared anyway."""
         return nullcontext(nullcontext)
 

@@ -17,7 +17,7 @@ from stoker.engine._batch import Batch
 from stoker.engine._fingerprint import Identity
 from stoker.engine._replayable import CannotReplay, explain_failure
 from stoker.engine._step import HostState, StepResult, TrainStep
-from stoker.engine.executors._executor import MemoryLoan, StepLog
+from stoker.engine.executors._executor import PoolContext, StepLog
 from stoker.engine.executors._plan import Plan
 
 _MOST_PROGRAMS = 12  # batches of further kinds run eagerly
@@ -90,7 +90,7 @@ class Replay:
     def __init__(self, step: TrainStep, plan: Plan, *, exact: bool) -> None:
         self._step, self.plan, self._exact = step, plan, exact
         self._log = StepLog(step)
-        self._has_given_up = False
+        self._is_disabled = False
         self._start_over()
 
     def _start_over(self) -> None:
@@ -106,7 +106,7 @@ class Replay:
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch."""
-        if self._has_given_up:
+        if self._is_disabled:
             return self._run_without_programs(batch, lr)
         last = self._last
         if last is not None and self._is_same_kind(last, batch, lr):
@@ -115,10 +115,10 @@ class Replay:
         try:
             flat = flatten_batch(batch)
         except OpaqueValue as error:
-            self._give_up(f"a batch holds a {error}, which can't be separated into tensors")
+            self._disable(f"a batch holds a {error}, which can't be separated into tensors")
             return self._run_eagerly(batch, lr)
         program = self._find(flat, lr)
-        if program is None and self._fingerprint is None and not self._has_given_up:
+        if program is None and self._fingerprint is None and not self._is_disabled:
             program = self._find(flat, lr)  # it fell back to a smaller program: this batch is not run otherwise
         if program is None:
             return self._run_eagerly(batch, lr)
@@ -137,7 +137,7 @@ class Replay:
         """Waits for steps in flight; here there are none."""
         return None
 
-    def lend_memory(self) -> AbstractContextManager[MemoryLoan]:
+    def share_graph_pool(self) -> AbstractContextManager[PoolContext]:
         """All memory is shared anyway."""
         return nullcontext(nullcontext)
 
@@ -176,8 +176,8 @@ class Replay:
         step, batch = self._step, flat.batch
         self._set_rates(lr)
         if self._fingerprint is None:
-            if reason := step.find_obstacle():
-                self._give_up(reason)
+            if reason := step.find_reason_not_to_replay():
+                self._disable(reason)
                 return None
             self._fingerprint = self._fingerprints.setdefault(step.fingerprint(), len(self._fingerprints))
         state = (self._fingerprint, self._batch_fingerprint(batch, lr))
@@ -226,7 +226,7 @@ class Replay:
             error = CannotReplay(change)
         reason = explain_failure(error)
         del error
-        self._give_up(reason)
+        self._disable(reason)
         effects.undo()
         gc.collect()  # the exception held autograd nodes, which belong to the stream of a recording
         return None
@@ -235,9 +235,9 @@ class Replay:
         """Records or compiles a step; raises `CannotReplay`, or whatever the user's code raises."""
         raise NotImplementedError
 
-    def _give_up(self, reason: str) -> None:
+    def _disable(self, reason: str) -> None:
         """Runs everything eagerly from here on."""
-        self._has_given_up = True
+        self._is_disabled = True
         self.plan.fall_back("eager", reason)
         self._programs.clear()
         self._last = None
@@ -252,13 +252,13 @@ class Replay:
     def _run_eagerly(self, batch: Batch, lr: Any) -> StepResult:
         self.synchronize()
         self._last, self._fingerprint = None, None  # a first step creates state
-        is_restless = not self._programs and len(self._fingerprints) > _MOST_PROGRAMS
-        effects = self._step.side_effects() if is_restless else None
+        always_misses = not self._programs and len(self._fingerprints) > _MOST_PROGRAMS
+        effects = self._step.side_effects() if always_misses else None
         result = self._run_without_programs(batch, lr)
         self._after_eager_step()
-        if effects is not None and not self._has_given_up:
+        if effects is not None and not self._is_disabled:
             change = effects.describe_change(self._step.side_effects(), generators=False)
-            self._give_up(
+            self._disable(
                 change or "what the step's Python depends on differs in every batch: for example a module's attribute"
             )
         return result
@@ -271,16 +271,17 @@ class Replay:
 
     def _replay(self, program: Program, batch: Batch, lr: Any, tensors: list[Tensor]) -> StepResult:
         self._before_launch()
-        self._count(program, batch)
+        self._apply_host_effects(program, batch)
         answer = program.launch(tensors)
         self._last = program
         self._after_launch()
         return self._complete(answer, batch, lr)
 
-    def _count(self, program: Program, batch: Batch) -> None:
+    def _apply_host_effects(self, program: Program, batch: Batch) -> None:
         """Does on the host what the step's Python would have done."""
         self._log.add(batch)
-        self._step.note_weights_changed()
+        if self._exact:
+            self._step.note_weights_changed()
         for change in program.window_changes:
             _apply_window_change(self._step, change)
 

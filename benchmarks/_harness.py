@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-# XLA, JAX's compiler, has thread pools of its own.
+# XLA, JAX's compiler, has its own thread pools.
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -26,7 +26,7 @@ _STARTED = "STOKER_BENCH_STARTED"  # seconds since 1970 at which the process was
 def run_tasks(module, tasks, *, environment=None, seconds=None):
     """Yields each task with what it printed as JSON, or with its error text: `python -m module --measure *task`.
 
-    Every task runs in a process of its own, which is killed after `seconds` if that is given.
+    Every task runs in a new process, which is killed after `seconds` if that is given.
     """
     for number, task in enumerate(tasks, 1):
         print(f"\r  measuring {number} of {len(tasks)}: {', '.join(task):<48}", end="", file=sys.stderr, flush=True)

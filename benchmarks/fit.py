@@ -5,7 +5,7 @@
     python -m benchmarks.fit toy -c keras,ignite  some contenders, with the plain loops
     python -m benchmarks.fit --quick              checks that everything runs; the times mean nothing
 
-Every contender runs in processes of its own, one after the other and several times, on one thread, with progress bars,
+Every contender runs several times, each time in a new process, one after the other, on one thread, with progress bars,
 logs and checkpoints off. The time of an update is taken inside one fit, from the end of one epoch to the end of a later
 one, after a warm-up. `start` is the time before that (Python, imports, set-up, compilation); `program` is the whole fit
 including it. A contender that makes another number of updates, or ends at another loss than the plain loop, is refused.

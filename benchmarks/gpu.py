@@ -5,7 +5,7 @@
     python -m benchmarks.gpu --workload gpt --contender compile,stoker-compile
     python -m benchmarks.gpu --device cpu --tiny                checks that everything runs, on any machine
 
-Every contender runs in a process of its own. The time of an update is taken inside one fit, from the end of one epoch
+Every contender runs in its own process. The time of an update is taken inside one fit, from the end of one epoch
 to the end of a later one, each after a synchronisation, after a warm-up epoch. `start` is the time before that (Python,
 imports, set-up, compilation, capture); `program` is the whole fit including it. Memory is the maximum that torch has
 reserved (JAX: has used). A contender that makes another number of updates, or does not end at the loss of the plain

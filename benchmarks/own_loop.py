@@ -3,7 +3,7 @@
     make bench                                  all workloads
     python -m benchmarks.own_loop --help        fewer rounds, one workload, no file
 
-Every contender runs in processes of its own, one after the other and several times, on one thread. The time covers
+Every contender runs several times, each time in a new process, one after the other, on one thread. The time covers
 whole epochs in steady state: batches, forward, backward, update. Results are written to benchmarks/results/.
 """
 

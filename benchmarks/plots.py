@@ -18,7 +18,7 @@ from benchmarks._harness import RESULTS, merged
 
 PICTURES = RESULTS.parent.parent / "docs" / "pictures"
 BASELINES = ("dataloader", "fused")  # the first that was measured is 1
-# Okabe and Ito's blue can be told from grey by colour-blind people and in print.
+# Okabe and Ito's blue can be distinguished from grey by colour-blind people and in print.
 OWN, OTHER, INK, PAPER = "#0072b2", "#b3b3b3", "#262626", "#ffffff"
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.record                 5, 50 and 200 values an event; runs of 100,000 and 1,000,000 events
     python -m benchmarks.record --help          fewer passes, no file; --quick for a short check
 
-Every contender runs in processes of its own, one after the other and several times, and writes to the directory for
+Every contender runs several times, each time in a new process, one after the other, and writes to the directory for
 temporary files (TMPDIR). Writing compares `Record.append` to a file with `json.dumps` and `write` of the same line,
 both unbuffered: an event survives a kill once the call has returned. Opening measures the time to the first useful
 picture and to the last event, and how much the process grows. Most events of a large run are progress; each epoch has

@@ -3,7 +3,7 @@
     python -m benchmarks.save                   10 MB, 500 MB and 2 GB of state: a model and Adam's moments
     python -m benchmarks.save --help            fewer rounds, one size, no file; --quick for a short check
 
-Every contender runs in processes of its own, one after the other and several times, on one thread, and writes to the
+Every contender runs several times, each time in a new process, one after the other, on one thread, and writes to the
 directory for temporary files (TMPDIR). `held` is the time for which one save blocks the training thread; `whole` the
 time until it is on the disk (stoker also reads it back and deletes the previous one); `beside` how much slower updates
 are meanwhile; `lost` the total time that the loop loses. Results are written to benchmarks/results/.

@@ -47,7 +47,7 @@ def sync_directory(path: Path) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Writes `data` as indented JSON, atomically; raises `ValueError` for NaN and infinities."""
     # A lone surrogate (in a file name that is not UTF-8) becomes its JSON escape.
-    content = (_indented(data) + "\n").encode("utf-8", "backslashreplace")
+    content = (_format_json(data) + "\n").encode("utf-8", "backslashreplace")
     write_atomically(path, lambda file: file.write(content))
 
 
@@ -92,7 +92,7 @@ def _reject_constant(word: str) -> NoReturn:
     raise ValueError(f'{word} is not valid JSON; write the string "{word}"')
 
 
-def _indented(data: Any, margin: str = "") -> str:
+def _format_json(data: Any, margin: str = "") -> str:
     """JSON with one line per entry, and short lists of plain values on one line."""
     flat = json.dumps(data, ensure_ascii=False, allow_nan=False)
     if not data or not isinstance(data, dict | list | tuple):
@@ -101,6 +101,8 @@ def _indented(data: Any, margin: str = "") -> str:
         return flat
     inner = margin + "  "
     if isinstance(data, dict):
-        lines = [f"{json.dumps(str(key), ensure_ascii=False)}: {_indented(item, inner)}" for key, item in data.items()]
+        lines = [
+            f"{json.dumps(str(key), ensure_ascii=False)}: {_format_json(item, inner)}" for key, item in data.items()
+        ]
         return "{\n" + ",\n".join(inner + line for line in lines) + f"\n{margin}}}"
-    return "[\n" + ",\n".join(inner + _indented(value, inner) for value in data) + f"\n{margin}]"
+    return "[\n" + ",\n".join(inner + _format_json(value, inner) for value in data) + f"\n{margin}]"

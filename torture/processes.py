@@ -89,7 +89,7 @@ _TIMEOUTS = "join_timeout=60,last_call_timeout=1,close_timeout=5,read_timeout=20
 
 
 class Launch:
-    """`torchrun *arguments` in a process of its own; with `host`, in the network namespace of that name."""
+    """`torchrun *arguments` in a new process; with `host`, in the network namespace of that name."""
 
     def __init__(
         self, *arguments: str, prints: Path, environment: Mapping[str, str] | None = None, host: str | None = None

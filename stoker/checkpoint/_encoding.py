@@ -59,14 +59,15 @@ def encode(state: State) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
 def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
     if len(path) > MAX_DEPTH:
         raise InvalidArgument(
-            f"{_shown(path[:4])} is nested deeper than {MAX_DEPTH} levels, or contains itself; make the state flatter"
+            f"{_format_path(path[:4])} is nested deeper than {MAX_DEPTH} levels, or contains itself; "
+            "make the state flatter"
         )
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
         if value.bit_length() > _MAX_BITS:
             raise InvalidArgument(
-                f"{_shown(path)} is an integer of {value.bit_length()} bits; at most {_MAX_BITS} are saved"
+                f"{_format_path(path)} is an integer of {value.bit_length()} bits; at most {_MAX_BITS} are saved"
             )
         return int(value)
     if isinstance(value, float):
@@ -85,7 +86,7 @@ def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> An
     if isinstance(value, torch.dtype):
         return {"$dtype": str(value).removeprefix("torch.")}
     if not isinstance(value, list | tuple | deque) or hasattr(value, "_fields"):  # a namedtuple would lose its names
-        raise WrongType(f"{_shown(path)} is a {_kind(value)}, which cannot be saved; a state holds {_KINDS}")
+        raise WrongType(f"{_format_path(path)} is a {_kind(value)}, which cannot be saved; a state holds {_KINDS}")
     items = [_encode(item, (*path, str(number)), tensors) for number, item in enumerate(value)]
     if isinstance(value, deque):
         return {"$deque": items, "maxlen": value.maxlen}
@@ -96,7 +97,7 @@ def _encode_key(key: Any, path: tuple[str, ...]) -> Any:
     inside: dict[str, Tensor] = {}
     plain = _encode(key, (*path, str(key)), inside)
     if inside:
-        raise WrongType(f"{_shown(path)} has a tensor as a key, which cannot be saved; use a name or a number")
+        raise WrongType(f"{_format_path(path)} has a tensor as a key, which cannot be saved; use a name or a number")
     return plain
 
 
@@ -116,7 +117,7 @@ def _kind(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _shown(path: tuple[str, ...]) -> str:
+def _format_path(path: tuple[str, ...]) -> str:
     return repr(".".join(path))
 
 

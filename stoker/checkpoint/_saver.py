@@ -181,7 +181,7 @@ class _Task:
 
     @contextmanager
     def _explain_failure(self) -> Iterator[None]:
-        """Raises an exception as `CheckpointFailed`, which says what failed, where, and what is left."""
+        """Raises an exception as `CheckpointFailed`, which says what failed, and which checkpoints are complete."""
         try:
             yield
         except Exception as error:

@@ -60,7 +60,7 @@ class Unsaved:
                 continue
             now = _fingerprints(owner)
             names = [
-                name for name in {**before, **now} if not _same(before.get(name, _UNKNOWN), now.get(name, _UNKNOWN))
+                name for name in {**before, **now} if not _is_same(before.get(name, _UNKNOWN), now.get(name, _UNKNOWN))
             ]
             if names:
                 sentences.append(_describe(title, names, owner))
@@ -131,7 +131,7 @@ def _plain_fingerprint(value: Any, depth: int = 3) -> Any:
     return len(value) if any(each is _UNKNOWN for each in found) else repr(found)
 
 
-def _same(before: Any, now: Any) -> bool:
+def _is_same(before: Any, now: Any) -> bool:
     if isinstance(before, _TensorVersion) and isinstance(now, _TensorVersion):
         return before.tensor() is now.tensor() and before.version == now.version
     return type(before) is type(now) and (before == now or (before != before and now != now))

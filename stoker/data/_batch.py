@@ -161,7 +161,7 @@ class Recipe:
     def build(self, task: Task, stack: Stack = torch.stack) -> Any:
         """Reads, transforms and collates the samples; leaves torch's, numpy's and Python's generators seeded."""
         samples = [self._load(task, place) for place in range(len(task.numbers))]
-        # Rank 0 draws what a single process draws; every other rank has random numbers of its own.
+        # Rank 0 draws what a single process draws; every other rank draws other random numbers.
         rank = (task.rank,) if task.rank else ()
         seed_generators(random_key(BATCH, self.seed, task.epoch, task.batch, *rank))
         try:

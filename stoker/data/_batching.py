@@ -152,7 +152,7 @@ class SampleBatches(NumberedBatches):
         return self.builder.build(self._tasks(epoch, batch), start=(epoch, batch))
 
     def for_rank(self, share: Share) -> "Batches":
-        # A copy of the builder has workers of its own: what the others prepare for an epoch is not this share.
+        # A copy of the builder has its own workers: batches that the original prepares are of another share.
         return SampleBatches(replace(self.plan, share=share), copy.copy(self.builder))
 
     def prepare(self, epoch: int) -> None:
@@ -289,7 +289,7 @@ class DataLoaderBatches:
     def describe_sharing(self) -> str:
         sampler = self._distributed_sampler()
         ranks = "ranks" if sampler is None else f"{sampler.num_replicas} ranks"
-        note = f"each of the {ranks} has a DataLoader of its own, with batches of its own"
+        note = f"each of the {ranks} has its own DataLoader, with its own batches"
         if not isinstance(sampler, DistributedSampler) or not isinstance(sampler.dataset, Sized):
             return note
         count = len(sampler.dataset)

@@ -224,7 +224,7 @@ class _Pool:
         return number
 
     def receive(self, number: int) -> Any:
-        """Returns the batch of a task, or raises its exception; earlier batches that nobody received are dropped."""
+        """Returns the batch of a task, or raises its exception; earlier batches that were not received are dropped."""
         turn, worker = divmod(number, self.count)
         while self._received[worker] < turn:
             self._receive_next(worker)

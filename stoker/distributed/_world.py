@@ -160,7 +160,7 @@ class World:
         self.any(False)
 
     def with_own_group(self) -> "World":
-        """The same ranks with a process group of its own, for a thread whose messages must not mix with others."""
+        """The same ranks with a separate process group, for a thread whose messages must not mix with others."""
         if self.size == 1:
             return self
         made = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))

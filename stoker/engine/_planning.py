@@ -1,4 +1,4 @@
-"""Which plan a fit can have, and where its data goes on a GPU."""
+"""Chooses the plan of a fit, and where its data is kept on a GPU."""
 
 from collections.abc import Iterator, Sequence
 
@@ -60,7 +60,7 @@ def _reasons_against_update(fit: Fit) -> Iterator[str]:
         yield f"{size} processes add up their gradients between backward and step"
     yield from _listeners(fit, HOOKS_AFTER_GRADIENTS)
     if not optimizer.is_functional:
-        yield f"{optimizer!r} wraps an optimizer with a step of its own"
+        yield f"{optimizer!r} wraps an optimizer with its own step"
 
 
 def _reasons_against_replay(fit: Fit) -> Iterator[str]:
@@ -102,14 +102,14 @@ def _can_defer_check(fit: Fit) -> bool:
 
 
 def warn_about_plan(fit: Fit) -> None:
-    """Warns if a plan was requested that the fit can't have, and if a resumed run may not come to the same bits."""
+    """Warns if a plan was requested that the fit can't have, and if a resumed run may not give the same bits."""
     if fit.settings.compile and fit.plan.reason:
         fit.ctx.warn(fit.plan.warning)
     benchmarks = fit.device.type == "cuda" and torch.backends.cudnn.benchmark and fit.checkpointer is not None
     if benchmarks and any(isinstance(module, _CONVOLUTIONS) for module in fit.state.model.modules()):
         fit.ctx.warn(
             "torch.backends.cudnn.benchmark is on: cuDNN chooses kernels by their time, and another process may choose "
-            "others, so that this run may come to other bits once it is resumed; set it to False to prevent that"
+            "others, so that a resumed run may not give the same bits; set it to False to prevent that"
         )
 
 

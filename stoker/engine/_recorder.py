@@ -71,5 +71,5 @@ class Recorder:
         return request
 
     def drop_pending(self) -> None:
-        """Forgets a progress report whose values have not arrived: its phase is over."""
+        """Drops a progress report whose values have not arrived when its phase ends."""
         self._pending = None

@@ -31,7 +31,7 @@ class StopSignals:
         self.terminated = False  # by SIGTERM: the process exits with its status
         self.deadline: float | None = None  # seconds since 1970: the end of a cluster job, less a margin
         self._is_waiting = False  # for a batch that worker processes make: an interrupt need not wait for it
-        # torchrun's process: if it is gone, nobody supervises this one.
+        # torchrun's process: if it is gone, this one has no supervisor.
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
     def reset(self) -> None:

@@ -83,7 +83,7 @@ class RunningTotals:
         for key, metric in zip(keys, self._metrics, strict=True):
             if key not in states:
                 state = metric.init(self._device)
-                # In place, every tensor needs memory of its own: an initial state may hold one tensor twice.
+                # In-place updates need separate memory for each tensor: an initial state may hold one tensor twice.
                 states[key] = map_tensors(torch.clone, state) if self._in_place else state
         return [states[key] for key in keys]
 

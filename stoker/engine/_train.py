@@ -279,7 +279,7 @@ def begin(fit: Fit, resumed: Mapping[str, Any] | None) -> None:
     saved = dict(ctx.state), ctx.lr_scale, ctx.lr, dict(ctx.metrics)
     fit.hooks.fire("on_fit_begin", ctx)
     if resumed is not None:
-        # The hook starts as in a new fit; what the run had come to replaces what it set.
+        # The hook starts as in a new fit; the resumed values replace those that it set.
         ctx.state, ctx.lr_scale, ctx.lr, ctx.metrics = {**ctx.state, **saved[0]}, *saved[1:]
         for name in fit.state.finish_loading(resumed):
             ctx.note(f"the callback {name} is not there any more; its saved state is dropped")

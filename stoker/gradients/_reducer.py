@@ -245,7 +245,7 @@ def _place(total: Tensor, parameter: nn.Parameter) -> Tensor:
 class _ObjectiveCheck:
     """Compares, during the first batches, which objective each process is at.
 
-    It has a process group of its own, so that a process which has one objective fewer, and is at its next batch
+    It has its own process group, so that a process which has one objective fewer, and is at its next batch
     already, still answers this question, and all can raise. In the common group gloo would abort.
     """
 

@@ -82,17 +82,17 @@ class Follower:
         return not self._unreadable and self._events.unread > 0
 
     @property
-    def damaged(self) -> int:
+    def damaged_lines(self) -> int:
         """The number of lines that could not be read."""
         return self._columns.damaged
 
     @property
     def problem(self) -> str:
         """Problems with reading the run; "" if there are none."""
-        lines = f"{self.damaged} damaged lines were" if self.damaged > 1 else "a damaged line was"
+        lines = f"{self.damaged_lines} damaged lines were" if self.damaged_lines > 1 else "a damaged line was"
         problems = [
             self._unreadable,
-            f"{lines} skipped" if self.damaged else "",
+            f"{lines} skipped" if self.damaged_lines else "",
             f"{EVENTS} was replaced and read again" if self._replaced else "",
         ]
         return "; ".join(filter(None, problems))
@@ -110,17 +110,17 @@ class Follower:
     @property
     def begin(self) -> Event | None:
         """The latest "begin" event: the plan, and what is known about the metrics."""
-        return self._shown.begin
+        return self._visible_columns.begin
 
     @property
     def names(self) -> list[str]:
         """The names of all numbers, in order of first appearance."""
-        return list(self._shown.names)
+        return list(self._visible_columns.names)
 
     @property
     def messages(self) -> list[Event]:
         """Notes, warnings, stops, errors, resumes and checkpoints, in order."""
-        return [event for _, event in self._shown.events if event.kind in _MESSAGES]
+        return [event for _, event in self._visible_columns.events if event.kind in _MESSAGES]
 
     @property
     def log(self) -> list[str]:
@@ -143,34 +143,34 @@ class Follower:
         "epochs" gives the latest value of each epoch, "running" the values of progress events, "all" both and every
         validation; a final value then replaces a running one of the same update.
         """
-        return self._shown.points(name, source)
+        return self._visible_columns.points(name, source)
 
     def direction(self, name: str) -> Direction | None:
         """Whether less ("min") or more ("max") is better, as the metric declared it; for a loss less is."""
-        return self._shown.direction(name)
+        return self._visible_columns.direction(name)
 
     def unit(self, name: str) -> str:
         """The unit of a number, as its metric declared it."""
-        return self._shown.unit(name)
+        return self._visible_columns.unit(name)
 
     def best(self, name: str) -> Best | None:
         """The best value of a number; `None` if there is none or the direction is unknown."""
-        return self._shown.best(name)
+        return self._visible_columns.best(name)
 
     def request(self, action: Action, *, by: str = "") -> None:
         """Asks the run to stop or to save; raises if it has no living process."""
         send_request(self.path, action, by=by)
 
     @property
-    def _shown(self) -> Columns:
+    def _visible_columns(self) -> Columns:
         return self._columns if self._sample is None else self._sample.columns
 
     def _summarize(self) -> None:
-        summary = {"name": self.name, "path": str(self.path), **summarize(self._shown)}
+        summary = {"name": self.name, "path": str(self.path), **summarize(self._visible_columns)}
         if summary["state"] == "running" and not self._alive:
             summary.update(state="died", reason=DIED)
         self.summary = summary
-        self.status = status_of(self._shown, summary)
+        self.status = status_of(self._visible_columns, summary)
 
     def _read_events(self, seconds: float | None) -> bool:
         try:
@@ -188,7 +188,7 @@ class Follower:
         return changed
 
     def _read_new_events(self, seconds: float | None) -> None:
-        """Samples the file first if it is large and time is limited; then reads blocks until the time is over."""
+        """Samples the file first if it is large and time is limited; then reads blocks until the time is used up."""
         if self._sample is not None and not self._sample.read_new():
             self._start_again()
         large = self._events.unread > max(_LARGE, self._events.offset)
@@ -399,11 +399,11 @@ def find_runs(folder: str | os.PathLike[str] = "runs", *, read: bool = True) -> 
                 continue
             found[-1].refresh(seconds=None if read else 0)
 
-    def started(run: Follower) -> float:
+    def start_time(run: Follower) -> float:
         time = run.facts.get("started")
         return float(time) if isinstance(time, int | float) else run.summary["started"] or 0.0
 
-    return sorted(found, key=lambda run: (started(run), str(run.path)))
+    return sorted(found, key=lambda run: (start_time(run), str(run.path)))
 
 
 class CheckpointInfo(NamedTuple):

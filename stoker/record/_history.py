@@ -113,7 +113,9 @@ class History:
         not registered with pyplot: a notebook shows it, `figure.savefig(path)` writes it.
         """
         series = {name: self[name] for name in names or self.columns}
-        return plot_series(self.epochs, series, self.best, one_panel=bool(names), minimized=self._minimized(), ax=ax)
+        return plot_series(
+            self.epochs, series, self.best, one_panel=bool(names), minimized=self._minimized_columns(), ax=ax
+        )
 
     def __str__(self) -> str:
         return _text_table(self._record.rows, self.columns, self.best)
@@ -129,12 +131,14 @@ class History:
         if len(self) and drawn:
             series = {name: self[name] for name in drawn}
             with contextlib.suppress(MissingExtra):
-                figure = plot_series(self.epochs, series, self.best, one_panel=False, minimized=self._minimized())
+                figure = plot_series(
+                    self.epochs, series, self.best, one_panel=False, minimized=self._minimized_columns()
+                )
                 image = figure_to_html(figure)
         html = f"<div>{image}{table}</div>"
         return html.encode("utf-8", "backslashreplace").decode()  # a lone surrogate in a name can't be sent
 
-    def _minimized(self) -> frozenset[str]:
+    def _minimized_columns(self) -> frozenset[str]:
         """The columns of which less is better."""
         return frozenset(name for name in self.columns if self._record.direction(name) == "min")
 

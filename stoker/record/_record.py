@@ -12,7 +12,7 @@ from stoker.errors import InvalidArgument
 from stoker.record._columns import Best, Columns, Direction, Points, Source
 from stoker.record._event import Event, float_values, kept_count, to_line
 from stoker.record._journal import EVENTS, Journal, read_events
-from stoker.record._summary import monitored, summarize
+from stoker.record._summary import find_monitor, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -174,7 +174,7 @@ class Record:
     @property
     def monitor(self) -> str | None:
         """The number that epochs are compared by: the one the run declared, else a loss."""
-        return monitored(self._columns)
+        return find_monitor(self._columns)
 
     def direction(self, name: str) -> Direction | None:
         """Whether less ("min") or more ("max") is better, as the metric declared it; for a loss less is."""

@@ -19,7 +19,7 @@ def summarize(columns: Columns) -> dict[str, Any]:
     plan = columns.plan
     state, reason = _state(columns)
     epochs = np.array(columns.epochs)[np.array(columns.kinds) == EPOCH]
-    name = monitored(columns)
+    name = find_monitor(columns)
     best = columns.best(name) if name is not None else None
     return {
         "state": state,
@@ -39,7 +39,7 @@ def summarize(columns: Columns) -> dict[str, Any]:
     }
 
 
-def monitored(columns: Columns) -> str | None:
+def find_monitor(columns: Columns) -> str | None:
     """The number that epochs are compared by: the declared one, else a loss, else one with a known direction."""
     names = columns.epoch_names
     directed = [name for name in names if columns.direction(name) is not None]

@@ -2,7 +2,7 @@
 
 Switching the model itself with `.eval()` would change it for a training in another thread, and `.train()` afterwards
 forgets which parts were in eval mode before. So `valid` copies the structure: every module of the view is an instance
-of the same class with attributes of its own, and `.eval()` is called on the copy. What is copied and what is shared:
+of the same class with its own attributes, and `.eval()` is called on the copy. What is copied and what is shared:
 
 - Modules are copied, and so is everything that holds modules: containers, objects, bound methods, closures, hooks.
   In the copies they hold the view's modules.

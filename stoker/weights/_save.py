@@ -75,7 +75,7 @@ def save(
 
     def write(fetch: Fetch) -> Path:
         # A first pass over the tensors computes their checksums, which stand in the header.
-        sums = {name: checksum(tensor_bytes(tensor)) for name, tensor in _converted(fetch, order, precision)}
+        sums = {name: checksum(tensor_bytes(tensor)) for name, tensor in _convert_tensors(fetch, order, precision)}
         dtypes = {
             name: dtype_name(stored[name].dtype)
             for name, entry in entries.items()
@@ -84,7 +84,7 @@ def save(
         crc32 = {name: sums[name] for name in entries}
         header = Header(entries, dict(metadata or {}), precision, aliases, dtypes, crc32)
         target = _target(Path(path), f".{format}", compress)
-        pairs = _unchanged(sums, _converted(fetch, order, precision))
+        pairs = _check_unchanged(sums, _convert_tensors(fetch, order, precision))
         write_atomically(target, lambda file: _write(file, format, compress, header, pairs))
         return target
 
@@ -132,7 +132,7 @@ def _save_on_rank_zero(tensors: Mapping[str, Tensor], write: Callable[[Fetch], P
     return written
 
 
-def _converted(fetch: Fetch, order: Iterable[str], precision: str) -> Iterator[tuple[str, Tensor]]:
+def _convert_tensors(fetch: Fetch, order: Iterable[str], precision: str) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors as the file stores them: contiguous, in CPU memory, one at a time."""
     for name in order:
         tensor = fetch(name).detach().cpu()
@@ -142,7 +142,8 @@ def _converted(fetch: Fetch, order: Iterable[str], precision: str) -> Iterator[t
         yield name, made.resolve_conj().resolve_neg().contiguous()
 
 
-def _unchanged(sums: Mapping[str, str], tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def _check_unchanged(sums: Mapping[str, str], tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors; raises if one has another checksum than before."""
     for name, tensor in tensors:
         if checksum(tensor_bytes(tensor)) != sums[name]:
             raise InvalidArgument(f"{name!r} changed while it was being saved; nothing was written")

@@ -233,7 +233,7 @@ def test_wrong_arguments_are_rejected(kinds, arguments, text):
 
 
 class Clock:
-    """Seconds that advance when the test says so."""
+    """A clock that the test advances."""
 
     def __init__(self):
         self.now = 1000.0

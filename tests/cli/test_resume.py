@@ -1,4 +1,4 @@
-"""`stoker resume RUN`: scripts that are killed, shown, asked about and started again."""
+"""`stoker resume RUN`: shows the script of a killed run, asks, and starts it again."""
 
 import os
 import signal

@@ -121,7 +121,7 @@ def test_killed_and_stuck_viewers_and_a_damaged_record(tmp_path, unwatched, ui):
         assert training.finish() == unwatched
     follower = Follower(path)
     follower.refresh()
-    assert (follower.state, follower.damaged) == ("finished", 1)
+    assert (follower.state, follower.damaged_lines) == ("finished", 1)
 
 
 @pytest.mark.soak

@@ -291,7 +291,7 @@ def test_a_stream_that_is_split_already_raises():
         split_already.shared(0, 2)
 
 
-OWN_BATCHES = "each of the {} ranks has a DataLoader of its own, with batches of its own"
+OWN_BATCHES = "each of the {} ranks has its own DataLoader, with its own batches"
 
 
 def with_sampler(count, rank, size, **options):

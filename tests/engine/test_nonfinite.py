@@ -38,13 +38,13 @@ def data_with(value, *, batch):
     return stoker.data.Loader((x, y), batch_size=16)
 
 
-def assert_stops(learner, train, *, where, says):
+def assert_stops(learner, train, *, where, message):
     """The fit stops with this error, and the weights are those before the batch."""
     before, model = {}, learner.model
     keep = callbacks.on(train_batch_begin=lambda ctx: before.update(copy_state(model)))
     with pytest.raises(NotFinite, match=where) as caught:
         learner.fit(train, epochs=2, callbacks=[keep], show=False)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "on_nan='skip'" in str(caught.value)
     parameters = {name for name, _ in model.named_parameters()}
     assert same(*({name: each[name] for name in parameters} for each in (before, model.state_dict())))
@@ -55,11 +55,11 @@ def test_a_nan_in_the_batch_is_found():
         linear(),
         data_with(torch.nan, batch=3),
         where="epoch 1, batch 3",
-        says="the batch[0] already holds NaN or infinity",
+        message="the batch[0] already holds NaN or infinity",
     )
     x, y = line()
     y[20] = torch.inf
-    assert_stops(linear(), {"input": x, "y": y}, where="epoch 1", says="the batch['y'] already holds NaN")
+    assert_stops(linear(), {"input": x, "y": y}, where="epoch 1", message="the batch['y'] already holds NaN")
 
 
 def test_a_nan_in_a_parameter_is_found():
@@ -71,7 +71,7 @@ def test_a_nan_in_a_parameter_is_found():
 
 def test_the_first_module_with_an_infinite_output_is_named():
     learner = linear(model=Overflows())
-    assert_stops(learner, data_with(1e3, batch=2), where="epoch 1, batch 2", says="that of 'middle' (Burst)")
+    assert_stops(learner, data_with(1e3, batch=2), where="epoch 1, batch 2", message="that of 'middle' (Burst)")
 
 
 def test_an_infinity_of_the_models_own_forward_is_found():
@@ -79,7 +79,7 @@ def test_an_infinity_of_the_models_own_forward_is_found():
         def forward(self, x):
             return torch.where(x.amax() > 50, torch.inf, super().forward(x))
 
-    assert_stops(linear(model=Alone(3, 1)), data_with(1e3, batch=2), where="batch 2", says="the model's own")
+    assert_stops(linear(model=Alone(3, 1)), data_with(1e3, batch=2), where="batch 2", message="the model's own")
 
 
 def test_a_step_that_yields_objectives_is_searched():
@@ -88,7 +88,7 @@ def test_a_step_that_yields_objectives_is_searched():
             yield Objective("*", F.mse_loss(self(batch[0]), batch[1]))
 
     assert_stops(
-        linear(model=Yields(), loss=None), data_with(1e3, batch=2), where="batch 2", says="that of 'middle' (Burst)"
+        linear(model=Yields(), loss=None), data_with(1e3, batch=2), where="batch 2", message="that of 'middle' (Burst)"
     )
 
 
@@ -100,7 +100,7 @@ def test_a_nan_that_is_only_in_a_gradient_is_found():
     x, y = line()
     x[35] = 0  # sqrt(0) is 0, with an infinite derivative
     data = stoker.data.Loader((x, y), batch_size=16)
-    assert_stops(linear(model=Root(3, 1)), data, where="batch 3", says="the gradient of 'weight' is not")
+    assert_stops(linear(model=Root(3, 1)), data, where="batch 3", message="the gradient of 'weight' is not")
 
 
 def test_a_nan_of_the_loss_function_is_found():
@@ -110,7 +110,7 @@ def test_a_nan_of_the_loss_function_is_found():
     x, y = line()
     y[40] = 99
     data = stoker.data.Loader((x, y), batch_size=16)
-    assert_stops(linear(loss=loss), data, where="batch 3", says="it is the loss itself")
+    assert_stops(linear(loss=loss), data, where="batch 3", message="it is the loss itself")
 
 
 def test_the_search_changes_neither_random_numbers_nor_running_statistics():
@@ -164,7 +164,7 @@ def test_the_micro_batch_is_named_and_not_the_end_of_its_window():
         linear(accumulate=4),
         data_with(torch.nan, batch=1),
         where="epoch 1, batch 1: ",
-        says="the batch[0] already holds NaN",
+        message="the batch[0] already holds NaN",
     )
 
 

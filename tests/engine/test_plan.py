@@ -32,7 +32,7 @@ def test_a_callback_between_forward_and_step_is_named(name):
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"optimizer": optim.wrap(torch.optim.SGD)}, "wrap(SGD) wraps an optimizer with a step of its own"),
+        ({"optimizer": optim.wrap(torch.optim.SGD)}, "wrap(SGD) wraps an optimizer with its own step"),
         ({"precision": "fp16"}, "precision='fp16' reads every update to find its scale; bf16 needs none"),
         ({"on_nan": "skip"}, "on_nan='skip' reads every batch before it continues"),
     ],

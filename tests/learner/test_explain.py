@@ -1,4 +1,4 @@
-"""What a fit says about itself: explain, the facts of a run, and the first event."""
+"""Descriptions of a fit: explain, the facts of a run, and the first event."""
 
 import importlib.metadata
 import json

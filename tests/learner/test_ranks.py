@@ -25,7 +25,7 @@ class Two(World):
 
 
 def test_a_difference_between_ranks_is_an_error_with_both_values():
-    check_ranks_agree(World(), lambda: pytest.fail("one process has nobody to compare with"))
+    check_ranks_agree(World(), lambda: pytest.fail("one process has no other rank to compare with"))
     check_ranks_agree(Two({"lr": "0.1"}), lambda: {"lr": 0.1})
     with pytest.raises(InvalidArgument) as error:
         check_ranks_agree(Two({"lr": "0.1", "valid": "x" * 300}), lambda: {"lr": 0.2, "keep": "best"})

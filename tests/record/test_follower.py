@@ -1,4 +1,4 @@
-"""A follower says what the record says, whatever happens to the directory."""
+"""A follower agrees with the record, whatever happens to the directory."""
 
 import itertools
 import json
@@ -85,7 +85,7 @@ def test_any_events_in_any_pieces_are_what_the_record_says(tmp_path_factory, eve
             file.write(text[start:end])
         follower.refresh()
         check_against_record(follower, path)
-    assert (follower.damaged, follower.problem) == (0, "")
+    assert (follower.damaged_lines, follower.problem) == (0, "")
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_an_incomplete_line_is_completed_later(run):
     with (run.path / "events.jsonl").open("ab", buffering=0) as file:
         file.write(line[:30])
         follower.refresh()
-        assert follower.names == [] and follower.damaged == 0
+        assert follower.names == [] and follower.damaged_lines == 0
         file.write(line[30:-1])
         follower.refresh()
         assert follower.points("valid/loss").value.tolist() == [0.5], "only its newline is missing"
@@ -178,7 +178,7 @@ def test_a_damaged_line_is_skipped_and_counted(run, name):
     follower = follow(run)
     assert follower.points("a").value.tolist() == [1.0, 2.0]
     count = DAMAGED[name].count(b"\n") + 1
-    assert follower.damaged == count
+    assert follower.damaged_lines == count
     assert follower.problem == ("a damaged line was skipped" if count == 1 else "2 damaged lines were skipped")
 
 
@@ -220,7 +220,7 @@ def test_an_extra_with_unexpected_types_is_ignored(run):
     for name, text in (("run.json", "[1]"), ("config.json", "{"), ("log.txt", "\x1b[2J\n")):
         (run.path / name).write_text(text)
     follower = follow(run)
-    assert follower.damaged == 0 and follower.names == ["__proto__", "x" * 9999]
+    assert follower.damaged_lines == 0 and follower.names == ["__proto__", "x" * 9999]
     assert follower.begin.extra == {"mine": [1]}
     assert (follower.state, follower.reason) == ("stopped", "why")
     assert (follower.facts, follower.config, follower.status.seconds) == ({}, None, 2.0)
@@ -234,7 +234,7 @@ def test_an_extra_that_cannot_be_parsed_loses_no_number(run, kind, value):
     (run.path / "events.jsonl").write_bytes(line % (kind.encode(), value) + more)
     follower = follow(run)
     assert follower.points("lr").value.tolist()[-1] == 0.25 and follower.status.update == 4
-    assert follower.damaged == (1 if kind == "resume" else 0), "a resume must say how many events it keeps"
+    assert follower.damaged_lines == (1 if kind == "resume" else 0), "a resume must say how many events it keeps"
 
 
 @pytest.mark.parametrize("how", ["cut", "rewritten", "replaced"])
@@ -417,7 +417,7 @@ def test_a_process_that_is_followed_and_then_killed(tmp_path):
         follower, changes = Follower(path), 0
         while len(follower.points("lr")) < 3000:
             changes += follower.refresh()
-            assert follower.state == "running" and follower.damaged == 0
+            assert follower.state == "running" and follower.damaged_lines == 0
     finally:
         writer.kill()
         writer.communicate()
@@ -499,7 +499,7 @@ def test_lines_longer_than_a_stretch_of_the_sample_and_than_any_limit(run):
     assert len(follower.messages) == 8 and follower.names == ["a"]
     (run.path / "events.jsonl").write_bytes(b"x" * (40 << 20) + b"\n" + end)
     follower.refresh()
-    assert follower.names == ["a"] and follower.damaged >= 1
+    assert follower.names == ["a"] and follower.damaged_lines >= 1
 
 
 VALUES = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300).map(np.array)

@@ -224,7 +224,7 @@ REWINDS = st.tuples(st.just("rewind"), st.integers(0, 12))
 
 
 def answers(record):
-    """Everything that a record says about its numbers; as text, so that NaN equals NaN."""
+    """All queries of a record's numbers; as text, so that NaN equals NaN."""
     lists = [(record.series(name), record.all(name)) for name in NAMES]
     single = [(record.last(name), record.best(name, "min"), record.best(name, "max")) for name in NAMES]
     return repr([lists, single, record.columns, dict(record.rows), record.summary()["seconds"]])

@@ -1,4 +1,4 @@
-"""Small trainings with all kinds of features; every call creates everything anew, as a new process does."""
+"""Small trainings with all kinds of features; every call creates all objects again, as a new process does."""
 
 import random
 from dataclasses import dataclass

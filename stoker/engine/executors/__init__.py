@@ -25,7 +25,7 @@ __all__ = ["Executor", "Mode", "Plan", "choose_plan", "make_executor"]
 
 
 def make_executor(step: TrainStep, plan: Plan, device: torch.device, *, exact: bool) -> Executor:
-    """The executor for a plan. `exact`: the run is saved, and a resumed one has to come to the same bits."""
+    """The executor for a plan. `exact`: the run is saved, and a resumed one has to give the same bits."""
     executor: Any
     if plan.mode == "eager":
         executor = DeferredEager(step, plan, device) if plan.defers_check else Eager(step, plan)

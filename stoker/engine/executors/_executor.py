@@ -121,7 +121,7 @@ class StepLog:
 class StepQueue:
     """Steps that a GPU has not finished yet, as far as the host knows, oldest first.
 
-    `flag_per_step`: with several ranks, each has to see the flag of the same step, so each step has a flag of its own.
+    `flag_per_step`: with several ranks, each has to see the flag of the same step, so each step has its own flag.
     A CUDA graph always writes to the same one.
     """
 

@@ -61,7 +61,7 @@ def allocate_workspaces(device: torch.device) -> None:
     with torch.enable_grad():
         square = torch.zeros(16, 16, device=device, requires_grad=True)
         product = torch.addmm(square[0], square, square)
-        torch.autograd.grad(product.sum(), square)  # autograd's thread has workspaces of its own
+        torch.autograd.grad(product.sum(), square)  # autograd's thread has its own workspaces
 
 
 class GraphPool:

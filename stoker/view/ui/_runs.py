@@ -1,4 +1,4 @@
-"""The runs of a folder for many requests at once: found on disk, opened on demand, closed when nobody asks any more."""
+"""The runs of a folder for many requests at once: found on disk, opened on demand, closed when no longer used."""
 
 import os
 import stat

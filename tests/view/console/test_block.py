@@ -292,7 +292,7 @@ def test_closing_restores_the_streams():
         with contextlib.redirect_stdout(aside):
             screen.listener.close()
             assert sys.stdout is aside, "the user's redirection stays"
-        proxy.write("late\n")  # somebody kept the proxy
+        proxy.write("late\n")  # other code kept the proxy
         assert screen.lines[-1] == "late"
 
 

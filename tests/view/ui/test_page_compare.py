@@ -101,7 +101,7 @@ def test_many_runs_and_metrics_stay_bounded(tmp_path, visit):
         expect(page.locator(".panel")).to_have_count(50)
         expect(page.locator(".panel canvas").first).to_be_visible()
         drawn(page, lines=1, points=1200)
-        assert page.locator(".panel canvas").count() < 20, "plots that nobody sees are not loaded"
+        assert page.locator(".panel canvas").count() < 20, "plots outside of the window are not loaded"
 
 
 def drawn(page, *, lines, points):

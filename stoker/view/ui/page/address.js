@@ -4,21 +4,21 @@
 export function parse(hash) {
   const [path, query = ""] = split(hash.replace(/^#\/?/, ""), "?");
   const [view, id = ""] = split(path, "/");
-  return { view: view || "runs", id: unquoted(id), params: new URLSearchParams(query) };
+  return { view: view || "runs", id: unquote(id), params: new URLSearchParams(query) };
 }
 
 export function link(view, id = "", params = new URLSearchParams()) {
   const query = params.toString();
-  return `#/${view}${id ? `/${quoted(id)}` : ""}${query ? `?${query}` : ""}`;
+  return `#/${view}${id ? `/${quote(id)}` : ""}${query ? `?${query}` : ""}`;
 }
 
 /** A run's id inside a path: every part between slashes is escaped. */
-export function quoted(id) {
+export function quote(id) {
   return id.split("/").map((part) => encodeURIComponent(part.toWellFormed())).join("/");
 }
 
 /** A copy of the settings with some changed; "", null, false and an empty list remove a setting. */
-export function changed(params, changes) {
+export function withChanges(params, changes) {
   const next = new URLSearchParams(params);
   for (const [name, value] of Object.entries(changes)) {
     next.delete(name);
@@ -35,7 +35,7 @@ function split(text, by) {
   return at < 0 ? [text] : [text.slice(0, at), text.slice(at + 1)];
 }
 
-function unquoted(text) {
+function unquote(text) {
   try {
     return decodeURIComponent(text);
   } catch {

@@ -1,10 +1,10 @@
 // Requests to the server. Answers are keyed by users' names, so they are Maps: "__proto__" is an ordinary key.
-import { quoted } from "./address.js";
+import { quote } from "./address.js";
 
 export const mapOf = (object) => new Map(Object.entries(object ?? {}));
 
 export const runs = (signal) => ask("/api/runs", { signal });
-export const run = (id, signal) => ask(`/api/run/${quoted(id)}`, { signal });
+export const run = (id, signal) => ask(`/api/run/${quote(id)}`, { signal });
 export const compare = (ids, signal) => ask(`/api/compare?${new URLSearchParams(ids.map((id) => ["id", id]))}`, { signal });
 
 /** The points of some metrics of a run, thinned by the server to at most about `most`: a Map of name to {x, y}. */
@@ -22,12 +22,12 @@ async function pointsOf(id, names, { by, from, to, most }, source, signal) {
   const query = new URLSearchParams([...names.map((name) => ["name", name]), ["by", by], ["source", source], ["most", String(most)]]);
   if (from !== null) query.set("from", String(from));
   if (to !== null) query.set("to", String(to));
-  return mapOf((await ask(`/api/points/${quoted(id)}?${query}`, { signal })).series);
+  return mapOf((await ask(`/api/points/${quote(id)}?${query}`, { signal })).series);
 }
 
 /** Asks a run to stop or to save; an `ApiError` with status 403 means a wrong token. */
 export function control(id, what, token) {
-  return ask(`/api/control/${quoted(id)}`, {
+  return ask(`/api/control/${quote(id)}`, {
     method: "POST",
     headers: { "Content-Type": "application/json", Authorization: `Bearer ${encodeURIComponent(token)}` },
     body: JSON.stringify({ ask: what }),

@@ -1,5 +1,5 @@
 // The page: the current view, the events it receives, and the keys.
-import { changed, link, parse } from "./address.js";
+import { link, parse, withChanges } from "./address.js";
 import { CompareView } from "./compare.js";
 import { byId, el, say } from "./dom.js";
 import { listen } from "./keys.js";
@@ -87,7 +87,7 @@ class App {
   /** Changes settings of the view; with `replace`, without a new entry in the history. */
   change(changes, { replace = false } = {}) {
     const { view, id, params } = this.address;
-    const next = link(view, id, changed(params, changes));
+    const next = link(view, id, withChanges(params, changes));
     if (next === location.hash) return;
     if (!replace) return this.go(next);
     history.replaceState(null, "", next);

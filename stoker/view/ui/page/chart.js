@@ -35,8 +35,8 @@ export function options(lines, settings, { width, place, key, on }) {
     series: [{}, ...lines.flatMap((line) => seriesOf(line, settings))],
     cursor: cursor(key, on, each),
     hooks: {
-      setSelect: [(u) => u.select.width >= LEAST_DRAG && selected(u, on)],
-      setCursor: [(u) => on.hover(...hovered(u, each))],
+      setSelect: [(u) => u.select.width >= LEAST_DRAG && selectRange(u, on)],
+      setCursor: [(u) => on.hover(...hoveredPoint(u, each))],
     },
   };
 }
@@ -89,7 +89,7 @@ function nearest(u, series, at) {
   return at;
 }
 
-function hovered(u, each) {
+function hoveredPoint(u, each) {
   const at = u.cursor.idx;
   if (at === null || at === undefined || u.cursor.left < 0) return [null, []];
   const values = [];
@@ -97,7 +97,7 @@ function hovered(u, each) {
   return [u.data[0][at], values];
 }
 
-function selected(u, on) {
+function selectRange(u, on) {
   const { left, width } = u.select;
   const [from, to] = [u.posToVal(left, "x"), u.posToVal(left + width, "x")];
   u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);

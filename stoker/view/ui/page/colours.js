@@ -19,16 +19,16 @@ export function ofNames(names) {
   return new Map(names.map((name) => {
     if (name.startsWith("train/")) return [name, { colour: () => TRAIN, dash: [] }];
     if (name.startsWith("valid/")) return [name, { colour: () => VALID, dash: [] }];
-    return [name, names.length === 1 ? { colour: () => TRAIN, dash: [] } : numbered(further++, [...FURTHER, null])];
+    return [name, names.length === 1 ? { colour: () => TRAIN, dash: [] } : lineStyle(further++, [...FURTHER, null])];
   }));
 }
 
 /** How each run of a comparison is drawn; after eight runs the colors repeat, dashed. */
 export function ofRuns(ids) {
-  return new Map(ids.map((id, place) => [id, numbered(place, [TRAIN, VALID, ...FURTHER, null])]));
+  return new Map(ids.map((id, place) => [id, lineStyle(place, [TRAIN, VALID, ...FURTHER, null])]));
 }
 
-function numbered(place, colours) {
+function lineStyle(place, colours) {
   const colour = colours[place % colours.length];
   const dash = DASHES[Math.floor(place / colours.length) % DASHES.length];
   return { colour: colour === null ? last : () => colour, dash };

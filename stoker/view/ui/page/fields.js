@@ -44,7 +44,7 @@ function best(row) {
 }
 
 /** Orders rows by a field; rows without a value come last in either direction, numbers before words. */
-export function sorted(rows, field, down) {
+export function sortRows(rows, field, down) {
   const sign = down ? -1 : 1;
   const rank = (given) => (given === undefined || given === null || Number.isNaN(given) ? 2 : typeof given === "number" ? 0 : 1);
   const keyed = rows.map((row) => [field.read(row), row]);

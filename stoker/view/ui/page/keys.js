@@ -6,7 +6,7 @@ export function listen(app) {
   byId("help-button").addEventListener("click", () => help.showModal());
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    if (document.querySelector("dialog[open]")) return; // it has keys of its own
+    if (document.querySelector("dialog[open]")) return; // it has its own keys
     if (isWriting(event.target)) {
       if (event.key === "Escape") event.target.blur();
       return;

@@ -1,7 +1,7 @@
 // The charts of a view: a bar of settings, a grid of panels, and the keys for all of them.
 import { el } from "./dom.js";
 import { Panel } from "./panel.js";
-import { moved, SettingsBar, settingsOf } from "./settings.js";
+import { moveRange, SettingsBar, settingsOf } from "./settings.js";
 
 export class Plots {
   /** `change(changes, { replace })` changes the URL; `more` are additional controls. */
@@ -61,7 +61,7 @@ export class Plots {
     const scale = panel?.chart?.scales.x;
     if (!scale) return false;
     this.whole = this.settings.from === null ? [scale.min, scale.max] : (this.whole ?? [0, Infinity]);
-    const [from, to] = moved(key, [scale.min, scale.max], this.whole) ?? ["", ""];
+    const [from, to] = moveRange(key, [scale.min, scale.max], this.whole) ?? ["", ""];
     if (from === "") this.reset();
     else this.zoom(from, to);
     return true;

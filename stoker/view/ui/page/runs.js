@@ -1,9 +1,9 @@
 // The list of runs: search, filters, sorting and live updates; leads to one run or a comparison.
-import { changed, link } from "./address.js";
+import { link, withChanges } from "./address.js";
 import * as api from "./api.js";
 import { filterRows, parseSearch } from "./conditions.js";
 import { el, refill, say } from "./dom.js";
-import { fieldsOf, sorted, USUAL } from "./fields.js";
+import { fieldsOf, sortRows, USUAL } from "./fields.js";
 import { Chips, ColumnChooser, FilterForm } from "./filters.js";
 import { badge, Progress } from "./state.js";
 
@@ -68,7 +68,7 @@ export class RunsView {
     const { sort, down, columns } = this.query;
     const field = this.fields.get(sort) ?? this.fields.get("began");
     const parsed = parseSearch(this.query, this.fields);
-    const shown = sorted(filterRows(rows, parsed), field, down);
+    const shown = sortRows(filterRows(rows, parsed), field, down);
     this.drawHead(field);
     for (const [id, line] of this.lines) if (!this.rows.has(id)) { line.element.remove(); this.lines.delete(id); }
     refill(this.body, shown.map((row) => this.line(row, columns)));
@@ -164,7 +164,7 @@ export class RunsView {
 
   compareThem() {
     const ids = this.pickedIds();
-    if (ids.length > 1) this.app.go(link("compare", "", changed(new URLSearchParams(), { id: ids })));
+    if (ids.length > 1) this.app.go(link("compare", "", withChanges(new URLSearchParams(), { id: ids })));
   }
 
   key(key) {

@@ -49,7 +49,7 @@ export class SettingsBar {
 }
 
 /** The range after a key, from the visible one: + and − zoom around the middle, ← and → move. */
-export function moved(key, [from, to], [first, last]) {
+export function moveRange(key, [from, to], [first, last]) {
   const width = to - from;
   const [start, end] = {
     "+": [from + width / 4, to - width / 4],

@@ -93,9 +93,9 @@ def weight_of(output: Any) -> float | Tensor:
     For an output class of the user it is `count`, else the sum of `weight`, else the number of samples in the targets
     (or predictions), else 1. Never waits for the device.
     """
-    weight, counted = getattr(output, "weight", None), getattr(output, "counted", None)
-    if counted is not None and weight is None and getattr(output, "mask", None) is None:
-        return math.prod(counted)  # what the output's own `count` gives, without a tensor of ones
+    weight, shape = getattr(output, "weight", None), getattr(output, "weights_shape", None)
+    if shape is not None and weight is None and getattr(output, "mask", None) is None:
+        return math.prod(shape)  # what the output's own `count` gives, without a tensor of ones
     count = getattr(output, "count", None)
     if isinstance(count, Tensor | int | float):
         return count

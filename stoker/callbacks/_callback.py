@@ -96,7 +96,7 @@ class Callback:
         """Called when an exception leaves `fit`."""
 
     def on_fit_end(self, ctx: Context) -> None:
-        """Called last."""
+        """Called last. If an exception ends the fit, `on_exception` is called instead."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint has to keep: tensors and plain values."""

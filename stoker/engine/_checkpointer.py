@@ -20,8 +20,9 @@ _NOT_SAVED = "the weights had changed since the last batch was done: that state 
 class Checkpointer:
     """Decides when to save, and saves.
 
-    After every update it takes a resume point, the small part of the state. If an exception ends the fit, the last
-    resume point whose weights are unchanged is saved. `is_timed`: saving is due by the clock, which only rank 0 reads.
+    After every batch that leaves no window open it takes a resume point, the small part of the state. If an exception
+    ends the fit, the last resume point whose weights are unchanged is saved. `is_timed`: saving is due by the clock,
+    which only rank 0 reads.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Checkpointer:
         self._points: deque[ResumePoint] = deque(maxlen=_POINTS)
         self._weights_are_unchanged = False  # since the newest resume point, whatever their version counters say
         self._last_saved: Any = None  # the position that was saved last
+        self._before_saving: Callable[[], None] = lambda: None
         self._resumable_saved = False  # by `save_resumable_position`, so that the end is not resumable
 
     @property
@@ -221,9 +223,6 @@ class Checkpointer:
                 Event("checkpoint", time.time(), saved.epoch, saved.batch, saved.update, extra=extra)
             )
 
-    # The executor's `synchronize`, while the fit runs: nothing is saved that may turn out to be not finite.
-    _before_saving: Callable[[], None] = staticmethod(lambda: None)
-
     def synchronize_with(self, synchronize: Callable[[], None]) -> None:
-        """Calls a function before each save."""
+        """Sets what is called before each save: the executor's `synchronize`, so that no bad step is saved."""
         self._before_saving = synchronize

@@ -60,7 +60,7 @@ def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callabl
 
 
 def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], None]) -> None:
-    """Trains with an executor, and with the data where the executor wants it."""
+    """Trains with an executor, and with the data on the GPU if it fits."""
     device = torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
     with device, _place_data(fit) as is_near, _executor(fit) as executor:
         selects_rows = (

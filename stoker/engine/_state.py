@@ -1,4 +1,4 @@
-"""`TrainState`: everything that a checkpoint saves, and nothing else."""
+"""`TrainState`: everything that a checkpoint saves, with what is needed to save and load it."""
 
 import copy
 import time
@@ -50,7 +50,7 @@ class Progress:
 
     stage: Stage = "closed"  # before an epoch, inside its training, or after its training
     validated_update: int = -1  # the update that was validated last
-    needs_validation: bool = False  # the last update is one to validate after (`validate_every`), and it was not yet
+    needs_validation: bool = False  # the last batch was an update, and no validation has followed it
     skipped: int = 0  # batches whose loss or gradients were not finite
     epoch_start: tuple[int, int] = (0, 0)  # updates and skipped batches when the epoch began
     epoch_start_time: float = 0.0  # on the monotonic clock
@@ -135,7 +135,7 @@ class TrainState:
     # --- resume points
 
     def track_changes(self) -> None:
-        """Prepares for resume points, which are taken after every update."""
+        """Prepares for resume points, which are taken after every batch that closes its window."""
         self._tracker = _Tracker(self.model, self.loss)
 
     def resume_point(self, stop_reason: str | None) -> ResumePoint:

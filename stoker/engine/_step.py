@@ -2,8 +2,8 @@
 
 `TrainStep.run(batch, lr)` reads top to bottom: forward, loss, backward, accumulate, clip, update, metrics, EMA. It
 reports by its `StepResult`. Executors (`stoker.engine.executors`) decide how it runs: operation by operation, recorded
-in a CUDA graph, or compiled. The latter two pass `sync=False`: then no value is read on the host (no `.item()`), and
-the device decides whether an update is applied, by `FiniteFlags`.
+in a CUDA graph, or compiled. CUDA graphs, whole compiled programs and `DeferredEager` pass `sync=False`: then no value
+is read on the host (no `.item()`), and the device decides whether an update is applied, by `FiniteFlags`.
 """
 
 import ctypes
@@ -63,7 +63,7 @@ class Update(NamedTuple):
 
     counts: bool = False  # as an update of the schedule
     moved: bool = False  # weights have changed
-    refused: bool = False  # the loss is not finite
+    bad_loss: bool = False  # the loss is not finite: losses and metrics leave the batch out too
 
 
 class LocalGradients(NamedTuple):
@@ -123,7 +123,7 @@ class TrainStep:
             for loss in self._losses(batch, result, sync=sync):
                 grads, reduced = self._differentiate(loss)
                 updates.append(self._use_gradients(grads, reduced, batch, lr, sync=sync))
-                if not updates[-1].refused:
+                if not updates[-1].bad_loss:
                     self._count_loss(loss, batch, sync=sync)
         return self._finish(batch, lr, result, updates, sync=sync)
 
@@ -171,7 +171,7 @@ class TrainStep:
         self, batch: Batch, lr: Any, result: StepResult, updates: list[Update], *, sync: bool, has_counted: bool = False
     ) -> StepResult:
         """Closes the window, updates metrics (unless the first half has) and the EMA."""
-        result.skipped = batch.is_padding or any(update.refused for update in updates[-1:])
+        result.skipped = batch.is_padding or any(update.bad_loss for update in updates[-1:])
         if batch.closes_window:  # also for an objective that this batch did not yield, but an earlier one did
             updates = [*updates, *self._close_windows(batch, lr, sync=sync)]
         result.updated = any(update.counts for update in updates)
@@ -222,7 +222,7 @@ class TrainStep:
                 self._publish(result, output=answer)
                 self.hooks.fire("on_train_batch_after_pred", self.ctx)
         result.output = answer
-        # A compiled step keeps weights on the device, so that its eager batches do too.
+        # With `compile` the weight of a loss stays a tensor, in eager batches as well: the same arithmetic.
         weight = loss_weight(answer, result.batch, sync=sync and not self.settings.compile)
         yield self._run_loss_hooks(LossTerm(None, answer.loss, 0 if batch.is_padding else weight), result)
 
@@ -340,7 +340,7 @@ class TrainStep:
             is_plain_sum = self.state.reduce == "sum" and not batch.is_padding
             window.add(accepted, weight=1 if is_plain_sum else loss.weight)
         if batch.closes_window and len(window):
-            return self._close_window(window, batch, lr, sync=sync, refused=update.refused)
+            return self._close_window(window, batch, lr, sync=sync, bad_loss=update.bad_loss)
         return update
 
     def _run_gradient_hooks(self, grads: Gradients) -> Gradients:
@@ -374,13 +374,15 @@ class TrainStep:
         open_windows = [each for each in self.state.accumulators.values() if len(each)]
         return [self._close_window(each, batch, lr, sync=sync) for each in open_windows]
 
-    def _close_window(self, window: Accumulator, batch: Batch, lr: Any, *, sync: bool, refused: bool = False) -> Update:
+    def _close_window(
+        self, window: Accumulator, batch: Batch, lr: Any, *, sync: bool, bad_loss: bool = False
+    ) -> Update:
         if self.sums_on_each_rank and self.reducer is not None:
             grads, weight = self.reducer.reduce_window(window)
         else:
             weight, grads = window.weight, window.take()
         update = self._update(grads, None, weight, batch, lr, sync=sync)
-        return update._replace(refused=update.refused or refused)
+        return update._replace(bad_loss=update.bad_loss or bad_loss)
 
     # --- the update: nothing else writes weights
 
@@ -396,7 +398,7 @@ class TrainStep:
         if accepted is None:
             # On a GPU a batch of weight 0 counts as an update: a CUDA graph can't tell the host in time.
             is_on_device = isinstance(weight, Tensor) and weight.device.type != "cpu"
-            return update._replace(counts=is_on_device and not update.refused and bool(weight == 0))
+            return update._replace(counts=is_on_device and not update.bad_loss and bool(weight == 0))
         if settings.clip_value is not None:
             grads = grads.clip_value(settings.clip_value)
         if settings.clip_norm is not None:
@@ -419,8 +421,8 @@ class TrainStep:
         *,
         sync: bool,
     ) -> tuple[Gradients | None, Update]:
-        """The gradients if they may be used, otherwise None and what is done about it."""
-        # A loss that is not finite has made the gradients of all ranks NaN, and all ranks have to see the same.
+        """The gradients if they may be used, otherwise None. With `sync=False` the flags decide instead."""
+        # Several ranks check only the reduced gradients: a bad loss on one rank has made them NaN on all.
         own_loss = loss if self.reducer is None else None
         if not sync:
             self.flags.check(largest_values(own_loss, grads), weight)
@@ -441,16 +443,16 @@ class TrainStep:
             return grads, Update()
         progress = self.state.progress
         progress.skipped += 1
-        refused = self.ranks.world.any(loss is not None and not bool(loss.isfinite()))
-        if scale is not None and scale.factor > 1.0 and not refused:
-            return None, Update(refused=refused)  # the scale is still being found
+        bad_loss = self.ranks.world.any(loss is not None and not bool(loss.isfinite()))
+        if scale is not None and scale.factor > 1.0 and not bad_loss:
+            return None, Update(bad_loss=bad_loss)  # the scale is still being found
         if self.settings.on_nan == "skip":
             self.ctx.warn(
                 f"the update at epoch {batch.epoch}, batch {batch.number} was skipped: the loss or a gradient is not "
                 f"finite ({progress.skipped} so far)"
             )
             self._restore_buffers()
-            return None, Update(refused=refused)
+            return None, Update(bad_loss=bad_loss)
         raise self._nonfinite_error(loss, grads, batch)
 
     def _count_norm(self, norm: Tensor, *, sync: bool) -> None:
@@ -498,7 +500,7 @@ class TrainStep:
             rank = next((rank for rank, (own, _) in enumerate(found) if own), 0)
             what, where, origin = found[rank][1]
             what = f"{what} of rank {rank}"
-        # Running statistics have seen the batch: as they were when the epoch began.
+        # Running statistics have seen the bad batch: those that are not finite are reset to the start of the epoch.
         self._restore_buffers(only_nonfinite=True)
         return on_every_rank(
             NotFinite(

@@ -22,7 +22,7 @@ from stoker.metrics import GradientNorm
 def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
     """Runs the training loop until a limit, a callback or a signal stops it; `ctx.stopping` says which.
 
-    A resumed fit may start inside an epoch.
+    A resumed fit may start inside an epoch. `selects_rows`: batches are `RowSelection`s, and the step gathers the rows.
     """
     ctx, progress, fire = fit.ctx, fit.state.progress, fit.hooks.fire
     synchronize_ranks(fit, wait=True)
@@ -82,7 +82,9 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
         _save_resumable_position(fit)
     state.progress.needs_validation = False
     executor.synchronize()
-    if batch is not None and fit.step.flush_windows(batch, ctx.lr):  # a stream's last window, or a stopped one
+    if batch is not None and fit.step.flush_windows(
+        batch, ctx.lr
+    ):  # a window that the end of a stream or a stop left open
         _count_update(fit)
     _check_that_some_updates_were_applied(fit)
     ctx.batch = ctx.pred = ctx.output = ctx.loss = None
@@ -145,7 +147,7 @@ def _batches(fit: Fit, *, selects_rows: bool) -> Iterator[Batch]:
     values = fit.signals.interruptible_batches(fit.train, _values_on_device(fit, selects_rows=selects_rows))
     for number, value in enumerate(fit.ranks.stop_streams_together(fit.train, values), start=done + 1):
         if number == done + 1 and not _is_last_epoch(fit):
-            fit.train.prepare(ctx.epoch)  # the first batches of the next epoch (counted from 0) are ready in time
+            fit.train.prepare(ctx.epoch)  # the next epoch: loaders count from 0, `ctx.epoch` from 1
         is_padding = isinstance(value, PaddingBatch) or (isinstance(value, RowSelection) and value.is_padding)
         yield Batch(
             value.batch if isinstance(value, PaddingBatch) else value,

@@ -32,7 +32,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs in every process
 
 
 def identity_of(fit: Fit, learner: "Learner") -> dict[str, Any]:
-    """`fixed` must be the same when a run is resumed; `free` may differ, with a warning; the rest is for reading."""
+    """`fixed` must be the same when a run is resumed; `free` may differ, with a warning.
+
+    `limits` decides whether a finished run continues; `hparams` is for reading.
+    """
     settings, train = fit.settings, fit.train
     model = fit.state.model
     is_compiled = learner.compile or any(_is_compiled(module) for module in model.modules())

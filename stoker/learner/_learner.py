@@ -104,10 +104,10 @@ class Learner:
         `validate_every` is "epoch" or a number of updates. `run` is a directory that records the fit and its `config`.
         `fitted.model` gets the best weights by validation loss, or the last ones with `keep="last"`.
 
-        `checkpoint` says when a run is saved: by default every epoch, never if it is False, and always when the fit
-        ends. `resume=True` continues a run from its newest complete checkpoint, to the same bits as without the
+        `checkpoint` says when a run is saved: by default at its beginning, after every epoch and at its end; with False
+        never. `resume=True` continues a run from its newest complete checkpoint, to the same bits as without the
         interruption; it starts a run that does not exist, and returns the result of one that is finished. Model,
-        optimizer, data and seed must be the same; `resume="force"` continues also if they differ.
+        optimizer, data and seed must be the same; with `resume="force"` all but the model's parameters may differ.
         """
         arguments = FitArguments(
             *(train, valid, epochs, updates, minutes, batch_size),

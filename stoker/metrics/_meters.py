@@ -24,7 +24,7 @@ class Readings(Protocol):
 
 
 class Meter(Config):
-    """A number to read while training runs: at the end of an epoch and with the progress.
+    """A number to read while training runs: at the end of every epoch.
 
     >>> class Samples(Meter):
     ...     name: str = "samples"

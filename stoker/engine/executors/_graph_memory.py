@@ -2,7 +2,7 @@
 
 `_cuda_beginAllocateCurrentThreadToPool`, `_cuda_endAllocateToPool`, `_cuda_releasePool` direct allocations into the
 memory pool of graphs; `_cuda_clearCublasWorkspaces` frees cuBLAS's workspaces. If one of them moves, the CUDA tests of
-tests/engine fail.
+tests/executors fail.
 """
 
 import threading

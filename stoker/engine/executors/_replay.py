@@ -119,7 +119,7 @@ class Replay:
             return self._run_eagerly(batch, lr)
         program = self._find(flat, lr)
         if program is None and self._fingerprint is None and not self._is_disabled:
-            program = self._find(flat, lr)  # it fell back to a smaller program: this batch is not run otherwise
+            program = self._find(flat, lr)  # `_disable` fell back to a program up to the gradients: make it now
         if program is None:
             return self._run_eagerly(batch, lr)
         return self._replay(program, batch, lr, flat.tensors)

@@ -79,7 +79,7 @@ def test_nan_is_caught_and_data_are_moved_to_the_gpu():
     bad[40] = float("nan")
     model = net()
     weights = copy.deepcopy(model.state_dict())
-    with pytest.raises(stoker.NotFinite, match="holds NaN or infinity already"):
+    with pytest.raises(stoker.NotFinite, match="already holds NaN or infinity"):
         learner(model).fit((bad.cuda(), y.cuda()), epochs=1, batch_size=512, show=False)
     assert torch.equal(model.cpu()[0].weight, weights["0.weight"])
     seen = []

@@ -206,10 +206,11 @@ def _count(fit: Fit, batch: Batch, result: StepResult) -> None:
     ctx, state = fit.ctx, fit.state
     if result.batch is not None:
         ctx.batch = result.batch
-    ctx.pred, ctx.output, ctx.loss = result.pred, result.output, result.loss
+    if result.loss is not None:  # a replayed step returns no outputs if nobody looks at them
+        ctx.pred, ctx.output, ctx.loss = result.pred, result.output, result.loss
     if not batch.is_padding:
         state.totals.samples += batch.samples
-    if not result.skipped:
+    if state.totals.grows and not result.skipped:
         state.totals.update_growing(result.output)
     state.progress.needs_validation = result.updated
     if result.updated:

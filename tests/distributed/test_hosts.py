@@ -7,7 +7,7 @@ import pytest
 from stoker.record import Run
 from tests.distributed.hosts import ADDRESSES, two_hosts, why_no_hosts
 from tests.distributed.processes import run
-from tests.distributed.test_torchrun import awaited, digests, whole
+from tests.distributed.test_torchrun import digests, wait_for, whole
 from torture.processes import TIMEOUT, Launch, rendezvous
 from torture.runs import checkpoints_of
 
@@ -45,7 +45,7 @@ def test_a_run_on_two_hosts_survives_the_loss_of_the_network(tmp_path):
         started = on_both(hosts, "slow", tmp_path, "cut")
         again = []
         try:
-            awaited((tmp_path / "inside").exists, started)
+            wait_for((tmp_path / "inside").exists, started)
             hosts.pull()
             printed = [ended(each) for each in started]
             assert all(LOST in each for each in printed), printed

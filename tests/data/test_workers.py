@@ -4,7 +4,6 @@ import gc
 import os
 import select
 import signal
-import threading
 
 import pytest
 import torch

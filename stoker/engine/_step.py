@@ -66,6 +66,10 @@ class Update(NamedTuple):
     bad_loss: bool = False  # the loss is not finite: losses and metrics leave the batch out too
 
 
+_NOTHING, _APPLIED = Update(), Update(counts=True, moved=True)
+_NO_CONTEXT = nullcontext()
+
+
 class LocalGradients(NamedTuple):
     """What the part of a step up to the gradients computes."""
 
@@ -119,7 +123,7 @@ class TrainStep:
         """Forward, loss, backward, accumulate, clip, update, metrics, EMA."""
         result = self._start(batch)
         updates: list[Update] = []
-        with _frozen_batch_norm(self.state.model) if batch.is_padding else nullcontext():
+        with _frozen_batch_norm(self.state.model) if batch.is_padding else _NO_CONTEXT:
             for loss in self._losses(batch, result, sync=sync):
                 grads, reduced = self._differentiate(loss)
                 updates.append(self._use_gradients(grads, reduced, batch, lr, sync=sync))
@@ -131,7 +135,7 @@ class TrainStep:
         """The first half of `run`, on this rank alone and without reading values; `apply_gradients` is the rest."""
         result = self._start(batch)
         computed: LocalGradients | None = None
-        with _frozen_batch_norm(self.state.model) if batch.is_padding else nullcontext():
+        with _frozen_batch_norm(self.state.model) if batch.is_padding else _NO_CONTEXT:
             for loss in self._losses(batch, result, sync=False, alone=True):
                 if loss.name is not None:
                     raise CannotReplay("the step yields objectives, and each is applied before the next is computed")
@@ -365,10 +369,10 @@ class TrainStep:
         if self.settings.on_nan == "skip" or self.state.loss_scale is not None:
             return self._decide(self.ranks.world.all(fine), grads, loss.value, batch)
         if fine:
-            return grads, Update()
+            return grads, _NOTHING
         # No communication here: all ranks refuse the update when the window closes.
         self._suspect = self._suspect or self._locate(loss.value, grads, batch)
-        return grads.scale(float("nan")), Update()
+        return grads.scale(float("nan")), _NOTHING
 
     def _close_windows(self, batch: Batch, lr: Any, *, sync: bool) -> list[Update]:
         open_windows = [each for each in self.state.accumulators.values() if len(each)]
@@ -405,11 +409,11 @@ class TrainStep:
             grads = grads.clip_norm(settings.clip_norm, norm=norm if settings.clip_value is None else None)
         if norm is not None and norms:
             self._count_norm(norm, sync=sync)
-        with pretend_compiling() if self.can_compile_update else nullcontext():
+        with pretend_compiling() if self.can_compile_update else _NO_CONTEXT:
             self.state.optimizer.step(grads, lr=self._rates(lr, sync=sync), when=None if sync else self.flags.allowed)
         if self._has_gradient_hooks:
             self.hooks.fire("on_train_batch_after_step", self.ctx)
-        return Update(counts=True, moved=True)
+        return _APPLIED
 
     def _check(
         self,
@@ -426,10 +430,10 @@ class TrainStep:
         own_loss = loss if self.reducer is None else None
         if not sync:
             self.flags.check(largest_values(own_loss, grads), weight)
-            return grads, Update()
+            return grads, _NOTHING
         finite = is_finite(own_loss, grads, norm)
         if weight == 0:
-            return None, Update()  # a batch of weight 0 (all masked) changes nothing, whatever its loss is
+            return None, _NOTHING  # a batch of weight 0 (all masked) changes nothing, whatever its loss is
         return self._decide(finite, grads, loss, batch)
 
     def _decide(
@@ -440,7 +444,7 @@ class TrainStep:
         if scale is not None:
             scale.adjust(finite=finite)
         if finite:
-            return grads, Update()
+            return grads, _NOTHING
         progress = self.state.progress
         progress.skipped += 1
         bad_loss = self.ranks.world.any(loss is not None and not bool(loss.isfinite()))

@@ -157,7 +157,10 @@ def _target(path: Path, suffix: str, compress: bool) -> Path:
     name = path.name.removesuffix(".gz") if compress else path.name
     name = name if name.endswith(suffix) else name + suffix
     path = path.with_name(f"{name}.gz" if compress else name)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InvalidArgument(f"cannot write {str(path)!r}: {str(path.parent)!r} is not a directory") from None
     return path
 
 

@@ -31,7 +31,7 @@ COMMANDS = {
 }
 
 
-FAST = ("gpu", "record")
+FAST = ("record",)
 
 
 @pytest.mark.parametrize(

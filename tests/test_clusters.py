@@ -74,6 +74,7 @@ def test_ray_calls_main_of_the_same_program():
     assert [alias.name for alias in imports[0].names] == ["main"]
 
 
+@pytest.mark.soak
 def test_the_program_stops_before_the_deadline_and_a_second_start_finishes(tmp_path):
     def start(**environment):
         command = [sys.executable, str(FOLDER / "train.py")]

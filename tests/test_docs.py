@@ -17,7 +17,7 @@ PACKAGE = ROOT / "stoker"
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in PACKAGE.rglob("*.py")
 )
-LONG = ("09_two_processes.py", "own_loop.py")
+LONG = ("08_resume.py", "09_two_processes.py", "own_loop.py")
 PROGRAMS = [
     pytest.param(path, marks=pytest.mark.soak if path.name in LONG else ())
     for path in [*sorted((ROOT / "examples" / "tour").glob("*.py")), ROOT / "examples" / "own_loop.py"]

@@ -59,6 +59,7 @@ def mlflow_run(folder, experiment="stoker"):
     return client, run
 
 
+@pytest.mark.soak
 def test_mlflow_has_each_value_of_a_resumed_run_once(tmp_path):
     run = cut_off_and_resume(lambda: MLflow("digits", progress=None, patience=PATIENCE), tmp_path / "run")
     assert warnings(run) == []
@@ -173,6 +174,7 @@ fit(Trackio("digits", name="other", patience=PATIENCE), epochs=1, more=[hello])
 """
 
 
+@pytest.mark.soak
 def test_trackio_has_each_value_of_a_resumed_run_once(tmp_path):
     root = Path(__file__).parents[2]
     environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": str(root)}

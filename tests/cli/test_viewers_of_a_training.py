@@ -96,6 +96,7 @@ def unwatched(tmp_path_factory):
         return training.finish()
 
 
+@pytest.mark.soak
 def test_killed_and_stuck_viewers_and_a_damaged_record(tmp_path, unwatched, ui):
     path, (server, client) = tmp_path / "run", ui
     with Training(path) as training:

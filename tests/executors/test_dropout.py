@@ -77,6 +77,7 @@ class Ones(nn.Module):
         return self.drop(torch.ones_like(x)) * self.scale
 
 
+@pytest.mark.soak
 def test_a_compiled_fit_draws_a_new_mask_for_each_step_and_the_same_masks_for_the_same_seed():
     def masks():
         seen = []

@@ -185,6 +185,7 @@ def test_json_that_was_reformatted_or_written_by_hand_loads(tmp_path):
 # Memory
 
 
+@pytest.mark.soak
 def test_one_tensor_is_in_memory_at_a_time(tmp_path):
     """torch's own memory counts too, so this measures the peak of a process."""
     program = """

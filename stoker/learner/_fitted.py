@@ -117,6 +117,11 @@ class Fitted:
         return self._result.stopped
 
     @property
+    def plan(self) -> list[str]:
+        """How the fit ran and why, in lines of text as in `Learner.explain`; [] if the run was loaded from disk."""
+        return [] if self._prepared is None else self._prepared.fit.describe()
+
+    @property
     def history(self) -> History:
         """The metrics of every epoch."""
         return History(self._result.record)

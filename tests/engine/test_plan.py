@@ -8,13 +8,8 @@ from stoker import callbacks, optim
 from tests.learner.fits import line, linear
 
 
-def lines_of(fitted):
-    """The plan of a fit as text."""
-    return fitted._prepared.fit.describe()
-
-
 def plan_of(*, callbacks=(), **settings):
-    return lines_of(linear(device="cpu", **settings).fit(line(), epochs=1, callbacks=callbacks, show=False))
+    return linear(device="cpu", **settings).fit(line(), epochs=1, callbacks=callbacks, show=False).plan
 
 
 def test_the_cpu_runs_eagerly_without_a_reason():
@@ -47,7 +42,7 @@ def test_a_forward_hook_prevents_compilation_and_is_called():
     model.register_forward_hook(lambda *arguments: calls.append(1))
     fitted = linear(model=model, device="cpu", compile=True).fit(line(), epochs=2, batch_size=16, show=False)
     reason = "a hook of Linear runs Python code, which a CUDA graph or compiled step skips"
-    assert any(reason in text for text in lines_of(fitted))
+    assert any(reason in text for text in fitted.plan)
     assert len(calls) == 8
 
 

@@ -32,8 +32,8 @@ SIZES = ("1", "2", "4", "8")
 
 STEP = 0.05  # seconds of the step during which an agreement is measured
 METRICS = (5, 20)
-EPOCHS = {"full": 13, "quick": 4}  # of 100 updates each; the first one is not timed
-CALLS = {"full": (1000, 60, 100), "quick": (100, 8, 20)}  # back to back, during a step, gathers
+EPOCHS = {"full": 13, "quick": 2}  # of 100 updates each; the first one is not timed
+CALLS = {"full": (1000, 60, 100), "quick": (20, 4, 4)}  # back to back, during a step, gathers
 BATCH = 100
 
 
@@ -58,11 +58,11 @@ def measure_messages(world, back_to_back, during_steps, gathers):
 
     agreement, state = Agreement(world, every=1), rank_state()
     found = {
-        "agreement, beside a step": [microseconds(lambda: agreement.hand_in({}), during_steps, pause=STEP)],
-        "agreement, at once": [microseconds(lambda: agreement.hand_in({}), back_to_back) for _ in range(3)],
+        "agreement, beside a step": [microseconds(lambda: agreement.exchange({}), during_steps, pause=STEP)],
+        "agreement, at once": [microseconds(lambda: agreement.exchange({}), back_to_back) for _ in range(3)],
         "agreement, waited for": [microseconds(lambda: world.all(True), back_to_back) for _ in range(3)],
     }
-    agreement.settle({})
+    agreement.exchange({}, wait=True)
     for count in METRICS:
         merge = partial(running_totals(count).merge_ranks, world)
         found[f"merge, {count} metrics"] = [microseconds(merge, gathers) for _ in range(3)]

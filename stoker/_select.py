@@ -22,7 +22,11 @@ WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "ModelWithLoss": "model",
 }
+
+
+_STAYS_IN_EVAL_MODE = "_stoker_stays_in_eval_mode"  # an attribute of frozen modules
 
 
 def named_parameters(model: Models) -> dict[str, nn.Parameter]:
@@ -151,25 +155,51 @@ def assign(rules: Mapping[Any, T], parameters: Mapping[str, Tensor], model: Mode
     return {name: assigned[name] for name in parameters if name in assigned}
 
 
-def freeze(model: M, *selectors: Selector) -> M:
+def freeze(model: M, *selectors: Selector, eval: bool = False) -> M:
     """Sets `requires_grad` to False for the selected parameters (without selectors: for all), and returns the model.
 
     >>> model = freeze(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), "0")
     >>> [parameter.requires_grad for parameter in model.parameters()]
     [False, False, True, True]
+
+    Dropout and batch norm of frozen modules still train, as `fit` calls `model.train()`. With `eval=True`, modules all
+    of whose parameters are selected are in eval mode, and stay so in a fit, until `unfreeze`.
     """
-    return _require_grad(model, selectors, False)
+    selected = _require_grad(model, selectors, False)
+    for module in _modules_within(model, selected) if eval else ():
+        module.__dict__[_STAYS_IN_EVAL_MODE] = True
+        module.eval()
+    return model
 
 
 def unfreeze(model: M, *selectors: Selector) -> M:
     """Sets `requires_grad` to True for the selected parameters (without selectors: for all), and returns the model."""
-    return _require_grad(model, selectors, True)
-
-
-def _require_grad(model: M, selectors: Sequence[Selector], flag: bool) -> M:
-    for parameter in select(model, selectors or "*").values():
-        parameter.requires_grad_(flag)
+    selected = _require_grad(model, selectors, True)
+    for module in model.modules():
+        if any(id(parameter) in selected for parameter in module.parameters()):
+            module.__dict__.pop(_STAYS_IN_EVAL_MODE, None)
     return model
+
+
+def set_train_mode(model: nn.Module) -> None:
+    """Calls `model.train()`; what was frozen with `eval=True` stays in eval mode."""
+    model.train()
+    for module in model.modules():
+        if _STAYS_IN_EVAL_MODE in module.__dict__:
+            module.eval()
+
+
+def _require_grad(model: nn.Module, selectors: Sequence[Selector], flag: bool) -> set[int]:
+    parameters = select(model, selectors or "*").values()
+    for parameter in parameters:
+        parameter.requires_grad_(flag)
+    return set(map(id, parameters))
+
+
+def _modules_within(model: nn.Module, selected: set[int]) -> list[nn.Module]:
+    """The modules all of whose parameters are selected; they have some."""
+    owned = [(module, [id(parameter) for parameter in module.parameters()]) for module in model.modules()]
+    return [module for module, parameters in owned if parameters and selected.issuperset(parameters)]
 
 
 def describe(selector: Selector) -> str:

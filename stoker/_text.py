@@ -25,6 +25,8 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(0.42), format_duration(12.25), format_duration(75), format_duration(4000)
     ('0.42 s', '12.2 s', '1 min 15 s', '1 h 6 min')
     """
+    if not math.isfinite(seconds):
+        return f"{seconds} s"
     if seconds < 9.995:
         return f"{max(seconds, 0.0):.2f} s"
     if seconds < 59.95:
@@ -39,6 +41,8 @@ def format_clock(seconds: float) -> str:
     >>> format_clock(9.6), format_clock(65), format_clock(7322), format_clock(200_000)
     ('0:10', '1:05', '2:02:02', '2 d 7:33:20')
     """
+    if not math.isfinite(seconds):
+        return str(seconds)
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -106,7 +110,7 @@ def escape_control(text: str) -> str:
     >>> print(escape_control("train.py\x1b[2K\r"))
     train.py\x1b[2K\r
     """
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def shorten(text: str, width: int) -> str:
@@ -116,3 +120,12 @@ def shorten(text: str, width: int) -> str:
     ('accuracy', 'accu…')
     """
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def escape_surrogates(text: str) -> str:
+    r"""The text with lone surrogates, as damaged file names have them, written as escapes: UTF-8 has none.
+
+    >>> escape_surrogates("run\udce9"), escape_surrogates("été")
+    ('run\\udce9', 'été')
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -28,6 +28,7 @@ Each inherits from the built-in exception in parentheses, so that `except ValueE
 
 import difflib
 from collections.abc import Iterable
+from itertools import islice
 
 __all__ = [
     "BadData",
@@ -129,8 +130,10 @@ class NoSuchMetric(StokerError, KeyError, ValueError):
 class NotFinite(StokerError, ArithmeticError):
     """A loss or gradient is NaN or infinite; the text says where it came from."""
 
-    position: tuple[int, int] | None = None  # epoch and batch, if it was noticed in a later batch
-    on_every_rank: bool = False  # every rank raises it at the same place
+    def __init__(self, text: str, *, position: tuple[int, int] | None = None, on_every_rank: bool = False) -> None:
+        super().__init__(text)
+        self.position = position  # epoch and batch, if it was noticed in a later batch
+        self.on_every_rank = on_every_rank  # every rank raises it at the same place
 
 
 class RunExists(StokerError, FileExistsError):
@@ -155,5 +158,7 @@ def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
     >>> did_you_mean("clasifier", ["backbone", "classifier"])
     "; did you mean 'classifier'?"
     """
-    similar = difflib.get_close_matches(word, list(dict.fromkeys(known)), n=most, cutoff=0.6)
+    # A word of a file may be long, and the words many; difflib's time grows with both.
+    words = list(dict.fromkeys(name for name in islice(known, 2000) if len(name) <= 200))
+    similar = difflib.get_close_matches(word[:200], words, n=most, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(name) for name in similar)}?" if similar else ""

@@ -22,6 +22,7 @@ def run(module, *arguments):
 COMMANDS = {
     "fit": (["toy", "--quick", "-c", "stoker"], "stoker relative to dataloader"),
     "gpu": (["--device", "cpu", "--tiny", "--workload", "gpt", "--contender", "fused,stoker"], "tokens/s"),
+    "examples": (["--device", "cpu", "--tiny", "--example", "detection,gan,vae"], "one operation after the other"),
     "sweep": (["--quick", "accumulate"], "stoker × indexing"),
     "own_loop": (["toy", "--passes", "1", "--rounds", "1", "--no-file"], "stoker's parts, fused Adam"),
     "save": (["--quick"], "stoker, background=True"),

@@ -117,3 +117,19 @@ def test_training_loads_no_compiler():
         "print(json.dumps(sorted(sys.modules)))"
     )
     assert "torch._dynamo" not in loaded
+
+
+def test_a_fit_loads_no_compiler():
+    """Steps and losses of the user's own are watched in their first batch, without torch's compiler."""
+    loaded = in_a_fresh_process(
+        "import json, sys, torch, stoker\n"
+        "from torch.nn.functional import cross_entropy\n"
+        "rows = torch.randn(8, 3), torch.randint(2, (8,))\n"
+        "def step(model, batch): return cross_entropy(model(batch[0]), batch[1])\n"
+        "def loss(predictions, targets): return cross_entropy(predictions, targets)\n"
+        "for settings in ({'step': step, 'valid_step': step}, {'loss': loss}):\n"
+        "    learner = stoker.Learner(torch.nn.Linear(3, 2), seed=0, device='cpu', **settings)\n"
+        "    learner.fit(rows, valid=rows, epochs=1, show=False)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    assert "torch._dynamo" not in loaded

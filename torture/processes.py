@@ -89,14 +89,12 @@ _TIMEOUTS = "join_timeout=60,last_call_timeout=1,close_timeout=5,read_timeout=20
 
 
 class Launch:
-    """`torchrun *arguments` in a new process; with `host`, in the network namespace of that name."""
+    """`torchrun *arguments` in a new process."""
 
-    def __init__(
-        self, *arguments: str, prints: Path, environment: Mapping[str, str] | None = None, host: str | None = None
-    ) -> None:
+    def __init__(self, *arguments: str, prints: Path, environment: Mapping[str, str] | None = None) -> None:
         self._id = uuid.uuid4().hex
         given = {_LAUNCH_ID: self._id, "OMP_NUM_THREADS": "1", "PYTHONPATH": _ROOT, **(environment or {})}
-        self._child = Child(_run_agent, arguments, given, host, prints=prints)
+        self._child = Child(_run_agent, arguments, given, prints=prints)
 
     @property
     def agent(self) -> int:
@@ -167,11 +165,8 @@ def rendezvous(
     ]
 
 
-def _run_agent(arguments: tuple[str, ...], environment: Mapping[str, str], host: str | None) -> None:
+def _run_agent(arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
     os.environ |= environment
-    if host is not None:
-        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-        os.execvp("ip", ["ip", "netns", "exec", host, *command])
     from torch.distributed.run import main
 
     main(list(arguments))

@@ -104,7 +104,34 @@ def large(folder: Path) -> stoker.Fitted:
     )
 
 
-PROGRAMS: dict[str, Callable[[Path], stoker.Fitted]] = {"workers": workers, "best": best, "large": large}
+def frozen(folder: Path) -> stoker.Fitted:
+    """A frozen layer that checkpoints leave out, a part that is unfrozen in the second epoch, and an EMA."""
+    x, y = samples()
+
+    def make() -> nn.Module:
+        model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 12), _layers(16))
+        model[:3].requires_grad_(False)
+        return model
+
+    learner = stoker.Learner(make, loss=nn.CrossEntropyLoss(), optimizer=optim.AdamW(), lr=1e-2, ema=0.9, seed=4)
+    return learner.fit(
+        data.Loader((x, y), batch_size=16, shuffle=7, transform=add_noise),
+        valid=(x[:64], y[:64]),
+        epochs=4,
+        run=folder,
+        resume=True,
+        checkpoint=stoker.Checkpoint(every=EVERY, keep_last=2, frozen="fingerprint"),
+        callbacks=[callbacks.FreezeUntil("3.0", epoch=2), UpdateCounter(folder)],
+        show=False,
+    )
+
+
+PROGRAMS: dict[str, Callable[[Path], stoker.Fitted]] = {
+    "workers": workers,
+    "best": best,
+    "large": large,
+    "frozen": frozen,
+}
 
 
 def train(kind: str, folder: Path) -> None:

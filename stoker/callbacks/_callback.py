@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from stoker.callbacks._context import Context
-from stoker.errors import InvalidArgument, StateMismatch, UnknownHook, WrongType, did_you_mean
+from stoker.errors import InvalidArgument, StateMismatch, StokerError, UnknownHook, WrongType, did_you_mean
 
 
 class Callback:
@@ -90,7 +90,7 @@ class Callback:
         """Called at the end of the epoch; its metrics are in the record."""
 
     def on_interrupt(self, ctx: Context) -> None:
-        """Called after a signal, a deadline or a viewer has stopped the fit; the end hooks still follow."""
+        """Called after a signal, a deadline or a viewer has stopped the fit; `on_fit_end` follows."""
 
     def on_exception(self, ctx: Context) -> None:
         """Called when an exception leaves `fit`."""
@@ -129,12 +129,15 @@ class Callback:
 HOOK_NAMES: tuple[str, ...] = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
-def read_state(state: Mapping[str, Any], *names: str, owner: str) -> list[Any]:
-    """Returns the entries of a callback's saved state in the order of `names`; raises if there are other entries."""
-    if not isinstance(state, Mapping) or set(state) != set(names):
+def read_state(state: Mapping[str, Any], *, owner: str, **types: Any) -> list[Any]:
+    """Returns the entries of a callback's saved state in the order of `types`; raises for other entries or types."""
+    if not isinstance(state, Mapping) or set(state) != set(types):
         given = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        raise StateMismatch(f"the state of {owner} has the entries {', '.join(names)}; got {given or 'no entries'}")
-    return [state[name] for name in names]
+        raise StateMismatch(f"the state of {owner} has the entries {', '.join(types)}; got {given or 'no entries'}")
+    for name, kind in types.items():
+        if not isinstance(state[name], kind):
+            raise StateMismatch(f"the state of {owner} has the wrong type: {name!r} is a {type(state[name]).__name__}")
+    return [state[name] for name in types]
 
 
 class On(Callback):
@@ -144,8 +147,9 @@ class On(Callback):
         vars(self).update({f"on_{name}": function for name, function in functions.items()})
 
     def __repr__(self) -> str:
-        hooks = [f"{key.removeprefix('on_')}={getattr(each, '__name__', each)}" for key, each in vars(self).items()]
-        return f"on({', '.join(hooks)})"
+        hooks = vars(self).items()
+        names = [f"{hook.removeprefix('on_')}={getattr(function, '__name__', function)}" for hook, function in hooks]
+        return f"on({', '.join(names)})"
 
 
 def on(**functions: Callable[[Context], object]) -> Callback:
@@ -183,19 +187,24 @@ class Hooks:
     Which callbacks define a hook is determined once, here: firing a hook that none defines is a dict lookup (0.1 µs).
     """
 
-    __slots__ = ("_callbacks", "_methods", "stateful")
+    __slots__ = ("_methods", "_named", "stateful")
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
-        self._callbacks = _check_callbacks(callbacks)
+        self._named: dict[str, Callback] = {}  # by class name; the second one of a class is "CSV 2"
+        counts: dict[str, int] = {}
+        for callback in _check_callbacks(callbacks):
+            name = type(callback).__name__
+            counts[name] = counts.get(name, 0) + 1
+            self._named[name if counts[name] == 1 else f"{name} {counts[name]}"] = callback
         self._methods: dict[str, list[tuple[Callback, Callable[[Context], object]]]] = {
-            name: [(each, getattr(each, name)) for each in self._callbacks if _defines(each, name)]
-            for name in HOOK_NAMES
+            hook: [(callback, getattr(callback, hook)) for callback in self if _defines(callback, hook)]
+            for hook in HOOK_NAMES
         }
-        #: The callbacks that have a `state_dict`, by class name ("CSV", the second one "CSV 2").
+        #: The callbacks that have a `state_dict`, by their names.
         self.stateful: Mapping[str, Callback] = {
-            name: each
-            for name, each in zip(_unique_names(self._callbacks), self._callbacks, strict=True)
-            if type(each).state_dict is not Callback.state_dict
+            name: callback
+            for name, callback in self._named.items()
+            if type(callback).state_dict is not Callback.state_dict
         }
 
     def has(self, name: str) -> bool:
@@ -205,6 +214,11 @@ class Hooks:
     def listeners(self, name: str) -> list[Callback]:
         """Returns the callbacks that define the hook."""
         return [callback for callback, _ in self._methods_of(name)]
+
+    @property
+    def may_log(self) -> bool:
+        """Whether there is a callback that is not stoker's own: it may log metrics of any name."""
+        return any(isinstance(c, On) or not type(c).__module__.startswith("stoker.callbacks.") for c in self)
 
     def fire(self, name: str, ctx: Context) -> None:
         """Calls the hook of every callback; an exception gets a note that names the hook and the position."""
@@ -222,17 +236,29 @@ class Hooks:
             self._methods_of(name)
 
     def load_states(self, states: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Restores each callback's state by its name in `stateful`; returns the names that no callback has."""
+        """Restores each callback's state by its name in `stateful`; returns the names that no callback has.
+
+        A callback that is transient now may have had a state in an older checkpoint; it is left out.
+        """
         for name, callback in self.stateful.items():
-            if name in states:
+            if name not in states:
+                continue
+            try:
                 callback.load_state_dict(states[name])
-        return [name for name in states if name not in self.stateful]
+            except (LookupError, TypeError, AttributeError, ValueError) as error:
+                if isinstance(error, StokerError):
+                    raise
+                raise StateMismatch(
+                    f"the callback {name} can't load its saved state: {type(error).__name__}: {error}"
+                ) from error
+        transient = {name for name, callback in self._named.items() if callback.transient}
+        return [name for name in states if name not in self.stateful and name not in transient]
 
     def __iter__(self) -> Iterator[Callback]:
-        return iter(self._callbacks)
+        return iter(self._named.values())
 
     def __len__(self) -> int:
-        return len(self._callbacks)
+        return len(self._named)
 
     def _methods_of(self, name: str) -> list[tuple[Callback, Callable[[Context], object]]]:
         try:
@@ -241,32 +267,27 @@ class Hooks:
             raise UnknownHook(f"{name!r} is not a hook{did_you_mean(name, HOOK_NAMES)}") from None
 
 
-def _unique_names(callbacks: Iterable[Callback]) -> Iterator[str]:
-    counts: dict[str, int] = {}
-    for callback in callbacks:
-        name = type(callback).__name__
-        counts[name] = counts.get(name, 0) + 1
-        yield name if counts[name] == 1 else f"{name} {counts[name]}"
-
-
 def _defines(callback: Callback, name: str) -> bool:
     """Whether the class or the object replaces the empty method of `Callback`."""
     return getattr(getattr(callback, name), "__func__", None) is not getattr(Callback, name)
 
 
-def _check_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+def _check_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
     if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
         raise WrongType(f"callbacks takes a list, got {_name_of(callbacks)}; write callbacks=[...]")
-    found = tuple(callbacks)
-    for place, each in enumerate(found):
-        if isinstance(each, type) and issubclass(each, Callback):
-            raise WrongType(f"callbacks[{place}] is the class {each.__name__}; create one: {each.__name__}(...)")
-        if not isinstance(each, Callback):
-            advice = "name its hook: callbacks.on(epoch_end=...)" if callable(each) else "inherit from stoker.Callback"
-            raise WrongType(f"callbacks[{place}] is {_name_of(each)}, which is not a Callback; {advice}")
-        if any(each is other for other in found[:place]):
-            raise InvalidArgument(f"callbacks[{place}], {each!r}, is in the list twice; remove one")
-    return found
+    checked: list[Callback] = []
+    for index, callback in enumerate(callbacks):
+        name = _name_of(callback)
+        if isinstance(callback, type) and issubclass(callback, Callback):
+            raise WrongType(f"callbacks[{index}] is the class {name}; create one: {name}(...)")
+        if not isinstance(callback, Callback):
+            named = "name its hook: callbacks.on(epoch_end=...)"
+            advice = named if callable(callback) else "inherit from stoker.Callback"
+            raise WrongType(f"callbacks[{index}] is {name}, which is not a Callback; {advice}")
+        if any(callback is other for other in checked):
+            raise InvalidArgument(f"callbacks[{index}], {callback!r}, is in the list twice; remove one")
+        checked.append(callback)
+    return checked
 
 
 def _name_of(value: object) -> str:

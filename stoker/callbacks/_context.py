@@ -11,6 +11,7 @@ from stoker.errors import InvalidArgument, WrongType, did_you_mean
 from stoker.gradients import Gradients
 from stoker.optim import Optimizer
 from stoker.record import Best, Event, History, Record
+from stoker.steps import Supervised
 
 
 @dataclass(slots=True)
@@ -59,9 +60,11 @@ class Context(BatchContext):
     | the fit | |
     |---|---|
     | `model`, `optimizer`, `device`, `seed` | what is trained, and with what |
+    | `eval_model` | what is validated and kept: the averaged model with `ema=`, otherwise `model` |
     | `epochs`, `updates_planned` | the limits given to `fit`, or `None` |
     | `record`, `history` | the recorded events, and a table of them with a row per epoch |
-    | `metrics` | the latest final value of each metric by name: `ctx.metrics["valid/loss"]` |
+    | `metrics` | the final values of this epoch so far, by name: `ctx.metrics["valid/loss"]` after the validation |
+    | `monitor` | the metric that decides which weights are best, as `fit(monitor=...)` says; `None` without one |
     | `best` | the best value of the monitored metric so far, and where it was reached |
     | `started` | when training started, in seconds of `time.monotonic` |
     | `stopping` | why training is about to stop, or `None` |
@@ -74,22 +77,26 @@ class Context(BatchContext):
     | `update` | the number of updates applied so far |
     | `phase`, `set_name` | "train" or "valid", and the name of the validation set |
     | `batch_number`, `batches` | counts from 1 within the phase; the number of batches, if known |
+    | `lr` (w) | of this or the last update: a number, or a mapping of selectors to numbers; `None` at first |
     | `accumulating` | True if this batch does not end an accumulation window |
     | `is_padding` | True if this rank has no sample of the batch and processes one that does not count |
 
     | the current batch | `None` between batches |
     |---|---|
     | `batch` (w) | from `on_..._batch_begin` on; on the device |
-    | `lr` (w) | the learning rate of the next update: a number, or a mapping of selectors to numbers |
     | `loss_mix` (w) | set in `on_train_batch_begin`: second targets, and the weight of the first ones, [B] |
     | `pred` (w) | from `on_..._batch_after_pred` on |
     | `output` (w), `loss` (w) | from `on_..._batch_after_loss` on; the loss is 0-d and has its graph |
     | `grads` (w) | from `on_train_batch_after_backward` on |
 
+    With `fit(micro_batch=)` the hooks between forward and step see one micro-batch at a time, and
+    `on_train_batch_end` sees the last one.
+
     The other fields are for reading only. A name that is not a field raises `AttributeError`, read or written.
     """
 
     model: nn.Module
+    eval_model: nn.Module | None = None
     optimizer: Optimizer | None = None
     record: Record = field(default_factory=Record)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -105,15 +112,25 @@ class Context(BatchContext):
     lr_scale: float = 1.0
     state: dict[Any, Any] = field(default_factory=dict)
     requests: InitVar[Requests | None] = None
+    supervised: InitVar[Supervised | None] = None
     _requests: Requests = field(init=False)
+    _supervised: Supervised | None = field(init=False)  # splits batches; None for a model with a train_step
 
-    def __post_init__(self, requests: Requests | None) -> None:
+    def __post_init__(self, requests: Requests | None, supervised: Supervised | None) -> None:
         self._requests = Requests() if requests is None else requests
+        self._supervised = supervised
+        if self.eval_model is None:
+            self.eval_model = self.model
 
     @property
     def history(self) -> History:
         """The record as a table with a row per epoch."""
         return History(self.record)
+
+    @property
+    def monitor(self) -> str | None:
+        """The metric that decides which weights are best, as the record declares it."""
+        return None if self.record.begin is None else self.record.begin.extra.get("monitor")
 
     def stop(self, reason: str) -> None:
         """Stops training after this batch; the end hooks still run, and only the first reason is kept.
@@ -177,11 +194,11 @@ class Context(BatchContext):
 
 
 def _field_names() -> list[str]:
-    return sorted(["history", *(each.name for each in fields(Context) if each.name != "_requests")])
+    return sorted(["history", "monitor", *(field.name for field in fields(Context) if not field.name.startswith("_"))])
 
 
 def _raise_no_field(name: str, otherwise: str) -> NoReturn:
-    known = [each for each in dir(Context) if not each.startswith("_")]
+    known = [name for name in dir(Context) if not name.startswith("_")]
     if name in known:
         raise AttributeError(f"ctx.{name} cannot be set")
     raise AttributeError(f"ctx has no field {name!r}{did_you_mean(name, known) or otherwise}") from None

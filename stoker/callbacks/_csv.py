@@ -54,7 +54,7 @@ class CSV(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Cuts the file back to the rows and columns it had; rows that were deleted meanwhile stay deleted."""
-        count, self._columns = read_state(state, "rows", "columns", owner="CSV")
+        count, self._columns = read_state(state, owner="CSV", rows=int, columns=list | None)
         _, rows = _read(self._path)
         if len(rows) > count and self._columns:
             _write(self._path, self._columns, rows[:count])

@@ -34,7 +34,9 @@ class FreezeUntil(Callback):
 
     def on_fit_begin(self, ctx: Context) -> None:
         """Freezes the selected parameters that require gradients."""
-        self._selected = select(ctx.model, self.selector)
+        self._selected = select(ctx.model if ctx.optimizer is None else ctx.optimizer.model, self.selector)
+        if ctx.epochs is not None and self.epoch > ctx.epochs:
+            ctx.warn(f"{self!r} never trains these parameters: the fit has {ctx.epochs} epochs")
         if ctx.epoch < self.epoch:
             self._freeze(name for name, parameter in self._selected.items() if parameter.requires_grad)
 
@@ -61,7 +63,7 @@ class FreezeUntil(Callback):
 
         Loading the model has set every `requires_grad` to its value in the checkpoint.
         """
-        (names,) = read_state(state, "frozen", owner="FreezeUntil")
+        (names,) = read_state(state, owner="FreezeUntil", frozen=list)
         unknown = [name for name in names if name not in self._selected]
         if unknown:
             raise StateMismatch(

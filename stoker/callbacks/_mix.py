@@ -14,7 +14,7 @@ from stoker._tree import map_tensors, named_leaves, tensors_in
 from stoker.callbacks._callback import Callback
 from stoker.callbacks._context import Context
 from stoker.errors import InvalidArgument, WrongType
-from stoker.steps import LossFunction, Supervised, per_sample
+from stoker.steps import LossFunction, Parts, Supervised, mixed_mean
 
 
 class MixUp(Callback):
@@ -33,15 +33,15 @@ class MixUp(Callback):
 
     def on_train_batch_begin(self, ctx: Context) -> None:
         """Replaces the batch."""
-        parts = _split_batch(ctx, owner="MixUp")
-        pairs = _draw_pairs(parts, self.alpha)
-        for x in tensors_in(parts.inputs):
+        columns = _split_batch(ctx, owner="MixUp")
+        pairs = _draw_pairs(columns.inputs, self.alpha)
+        for x in tensors_in(columns.inputs):
             if not x.is_floating_point():
                 raise WrongType(
                     f"MixUp averages floating-point inputs, but an input of this batch is {x.dtype}; convert it first "
                     "(images: x.float() / 255), or leave MixUp out"
                 )
-        _replace_batch(ctx, parts, map_tensors(pairs.average, parts.inputs), pairs, owner="MixUp")
+        _replace_batch(ctx, columns, map_tensors(pairs.average, columns.inputs), pairs, owner="MixUp")
 
 
 class CutMix(Callback):
@@ -59,18 +59,18 @@ class CutMix(Callback):
 
     def on_train_batch_begin(self, ctx: Context) -> None:
         """Replaces the batch."""
-        parts = _split_batch(ctx, owner="CutMix")
-        key, *others = parts.inputs
-        image = parts.inputs[key]
+        columns = _split_batch(ctx, owner="CutMix")
+        key, *others = columns.inputs
+        image = columns.inputs[key]
         if others or not isinstance(image, Tensor):
             raise WrongType("CutMix takes one image tensor; this batch has several inputs, or one that is not a tensor")
         if image.ndim < 3:
             raise InvalidArgument(f"CutMix takes images of [samples, ..., height, width]; got {list(image.shape)}")
-        pairs = _draw_pairs(parts, self.alpha)
+        pairs = _draw_pairs(columns.inputs, self.alpha)
         box = _draw_boxes(pairs.weight, height=image.shape[-2], width=image.shape[-1])
         pairs = _Pairs(pairs.partner, 1 - box.float().mean((1, 2)))
         mask = box.reshape(len(box), *(1 for _ in image.shape[1:-2]), *box.shape[1:])
-        _replace_batch(ctx, parts, {key: torch.where(mask, image[pairs.partner], image)}, pairs, owner="CutMix")
+        _replace_batch(ctx, columns, {key: torch.where(mask, image[pairs.partner], image)}, pairs, owner="CutMix")
 
 
 def mixed_loss(
@@ -93,29 +93,15 @@ def mixed_loss(
     denominator. The loss function needs a reduction that can be switched off: a module with a `reduction`, or a
     function that takes `reduction=`. `sample_weight` multiplies both pairs of a sample.
     """
-    own_values, own_counts = per_sample(loss_fn, pred, targets)
-    other_values, other_counts = per_sample(loss_fn, pred, other)
-    # [B] everywhere: a weight of shape [B, 1] would broadcast over all pairs of samples.
-    for name, given in (("weight", weight), ("sample_weight", sample_weight)):
-        if given is not None and given.shape != own_values.shape:
-            raise InvalidArgument(
-                f"mixed_loss takes a {name} with one number for each of the {len(own_values)} samples; "
-                f"got shape {list(given.shape)}"
-            )
-    own, rest = weight, 1 - weight
-    if sample_weight is not None:
-        own, rest = own * sample_weight, rest * sample_weight
-    return (own_values * own + other_values * rest).sum() / (own_counts * own + other_counts * rest).sum()
+    return mixed_mean(loss_fn, pred, targets, other, weight, sample_weight)[0]
 
 
-class _Parts(NamedTuple):
-    """A batch by index or name: inputs, targets, and (key, tensor) of the sample weights."""
+class _Columns(NamedTuple):
+    """The columns of a batch by name or place: inputs, targets, and the sample weights, if there are any."""
 
     inputs: dict[Any, Any]
     targets: dict[Any, Any]
-    weight: tuple[Any, Tensor] | None
-    samples: int
-    device: torch.device
+    weight: dict[Any, Tensor]
 
 
 class _Pairs(NamedTuple):
@@ -129,39 +115,42 @@ class _Pairs(NamedTuple):
         return x * weight + x[self.partner] * (1 - weight)
 
 
-def _split_batch(ctx: Context, *, owner: str) -> _Parts:
-    """Finds inputs, targets and sample weights as `Supervised` does."""
-    batch, weight = ctx.batch, None
-    if isinstance(batch, tuple | list) and len(batch) > 1:
-        inputs, targets = dict(enumerate(batch[:-1])), {len(batch) - 1: batch[-1]}
-    elif isinstance(batch, Mapping):
-        parts = Supervised(ctx.model, None).parts(batch)
-        inputs = dict(parts.kwargs)
-        weight = None if parts.weight is None else ("weight", parts.weight)
-        used = {*inputs, "weight"} if weight else set(inputs)
-        targets = {name: value for name, value in batch.items() if name not in used}
-    else:
-        inputs, targets = {}, {}
-    if not targets:
+def _split_batch(ctx: Context, *, owner: str) -> _Columns:
+    """Finds inputs, targets and sample weights as the fit does."""
+    batch = ctx.batch
+    # A batch of the names of its columns: where the fit looks for a column, it finds the name.
+    names: Any = {name: name for name in batch} if isinstance(batch, Mapping) else None
+    if isinstance(batch, tuple | list):
+        names = tuple(range(len(batch)))
+    supervised = ctx._supervised or Supervised(ctx.model, None)
+    parts = Parts((), {}, None) if names is None else supervised.parts(names)
+    if parts.targets is None:
         raise InvalidArgument(
             f"{owner} needs batches of (inputs…, target), or mappings with a name that forward does not take as the "
             f"target; got {type(batch).__name__}"
         )
-    tensors = [leaf for _, leaf in named_leaves((inputs, targets))]
-    for leaf in tensors:
+    targets = parts.targets.values() if isinstance(parts.targets, dict) else [parts.targets]
+    columns = _Columns(
+        {name: batch[name] for name in (*parts.args, *parts.kwargs.values())},
+        {name: batch[name] for name in targets},
+        {} if parts.weight is None else {parts.weight: batch[parts.weight]},
+    )
+    leaves = [leaf for _, leaf in named_leaves((columns.inputs, columns.targets))]
+    for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise WrongType(f"{owner} mixes tensors, but this batch contains {type(leaf).__name__}")
-    if len({tensor.shape[:1] for tensor in tensors}) > 1 or not tensors[0].shape:
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+    if len({leaf.shape[:1] for leaf in leaves}) > 1 or not leaves[0].shape:
+        shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves)
         raise InvalidArgument(f"{owner} needs a row for each sample in every tensor of the batch; got shapes {shapes}")
-    return _Parts(inputs, targets, weight, tensors[0].shape[0], tensors[0].device)
+    return columns
 
 
-def _draw_pairs(parts: _Parts, alpha: float) -> _Pairs:
-    concentration = torch.full((parts.samples,), alpha, device=parts.device)
+def _draw_pairs(inputs: Mapping[Any, Any], alpha: float) -> _Pairs:
+    first = next(iter(tensors_in(inputs)))
+    concentration = torch.full((len(first),), alpha, device=first.device)
     # validate_args would read the values, and so wait for the device.
     weight = torch.distributions.Beta(concentration, concentration, validate_args=False).sample()
-    return _Pairs(torch.randperm(parts.samples, device=parts.device), torch.maximum(weight, 1 - weight))
+    return _Pairs(torch.randperm(len(first), device=first.device), torch.maximum(weight, 1 - weight))
 
 
 def _draw_boxes(weight: Tensor, *, height: int, width: int) -> Tensor:
@@ -175,30 +164,29 @@ def _draw_boxes(weight: Tensor, *, height: int, width: int) -> Tensor:
     return inside[0][:, :, None] & inside[1][:, None, :]
 
 
-def _replace_batch(ctx: Context, parts: _Parts, inputs: Mapping[Any, Any], pairs: _Pairs, *, owner: str) -> None:
+def _replace_batch(ctx: Context, columns: _Columns, inputs: Mapping[Any, Any], pairs: _Pairs, *, owner: str) -> None:
     """Puts mixed inputs, and mixed targets or `ctx.loss_mix`, into `ctx`."""
     changes = dict(inputs)
-    if parts.weight is not None:
+    for key, weight in columns.weight.items():
         # A mixed sample has the average of both weights; in its loss each target counts as much as its sample does,
         # so the target of a sample with weight 0 (padding, say) has no influence.
-        key, own = parts.weight
-        changes[key] = total = pairs.average(own)
-        share = torch.where(total > 0, pairs.weight * own / total, torch.ones_like(pairs.weight))
+        changes[key] = total = pairs.average(weight)
+        share = torch.where(total > 0, pairs.weight * weight / total, torch.ones_like(pairs.weight))
         pairs = _Pairs(pairs.partner, share)
-    if all(tensor.is_floating_point() for tensor in tensors_in(parts.targets)):
-        changes.update(map_tensors(pairs.average, parts.targets))
+    if all(tensor.is_floating_point() for tensor in tensors_in(columns.targets)):
+        changes.update(map_tensors(pairs.average, columns.targets))
     else:
-        if callable(getattr(ctx.model, "train_step", None)):
+        if ctx._supervised is None:
             raise InvalidArgument(
-                f"{owner} cannot mix class indices for a model with its own train_step, which computes the loss; give "
-                "float targets (one-hot), or mix in train_step and use stoker.callbacks.mixed_loss there"
+                f"{owner} cannot mix class indices if a step or the model computes the loss; give float targets "
+                "(one-hot), or mix in the step and use stoker.callbacks.mixed_loss there"
             )
-        other = map_tensors(lambda y: y[pairs.partner], parts.targets)
+        other = map_tensors(lambda y: y[pairs.partner], columns.targets)
         ctx.loss_mix = (next(iter(other.values())) if len(other) == 1 else other, pairs.weight)
     if isinstance(ctx.batch, Mapping):
         ctx.batch = {**ctx.batch, **changes}
     else:
-        elements = [changes.get(place, element) for place, element in enumerate(ctx.batch)]
+        elements = [changes.get(index, element) for index, element in enumerate(ctx.batch)]
         is_namedtuple = hasattr(ctx.batch, "_fields")
         ctx.batch = type(ctx.batch)(*elements) if is_namedtuple else type(ctx.batch)(elements)
 

@@ -14,9 +14,20 @@ from stoker.record import Direction
 class _Monitor(Callback):
     """Compares one metric of the record with its best value so far, at the end of every epoch that measured it."""
 
-    def __init__(self, monitor: str, *, patience: int, min_delta: float, direction: Direction | None) -> None:
-        if not isinstance(monitor, str) or not monitor:
+    def __init__(
+        self,
+        monitor: str | None,
+        *,
+        patience: int,
+        min_delta: float,
+        direction: Direction | None,
+        mode: Direction | None,  # another name for it, that of `fit`
+    ) -> None:
+        if monitor is not None and (not isinstance(monitor, str) or not monitor):
             raise InvalidArgument(f'monitor takes the name of a metric, such as "valid/loss"; got {monitor!r}')
+        if direction is not None and mode is not None:
+            raise InvalidArgument(f"got direction={direction!r} and mode={mode!r}; they mean the same, give one")
+        direction = mode if direction is None else direction
         if direction not in (None, "min", "max"):
             raise InvalidArgument(f'direction is "min", "max" or None (the metric\'s own); got {direction!r}')
         if not min_delta >= 0:
@@ -25,33 +36,44 @@ class _Monitor(Callback):
         self.patience = patience
         self.min_delta = min_delta
         self.direction: Direction | None = direction
+        self._followed = monitor  # the metric that `_best` is a value of; until a fit begins, the given one
         self._best: float | None = None
         self._waited = 0  # epochs without an improvement
 
+    def _is_of_another(self, state: Mapping[str, Any]) -> bool:
+        """Whether a saved state is about another metric: the run is resumed with another monitor."""
+        return self._followed is not None and state.get("monitor") not in (None, self._followed)
+
+    def _name(self, ctx: Context) -> str:
+        """The metric: the given one, or the one that decides which weights are best."""
+        return self.monitor or ctx.monitor or "valid/loss"
+
     def _value(self, ctx: Context) -> float | None:
         """This epoch's value, or None if this epoch did not measure it; raises if no metric has this name."""
-        values = ctx.record.rows.get(ctx.epoch, {})
-        if self.monitor in values:
-            return values[self.monitor]
+        name, values = self._name(ctx), ctx.record.rows.get(ctx.epoch, {})
+        if name in values:
+            return values[name]
         known = ctx.record.columns
-        has_validated = any("/" in name and not name.startswith(("train/", "lr/")) for name in known)
-        if self.monitor in known or ctx.stopping is not None or (not has_validated and _will_validate(ctx)):
+        has_validated = any("/" in each and not each.startswith(("train/", "lr/")) for each in known)
+        if name in known or ctx.stopping is not None or (not has_validated and _will_validate(ctx)):
             return None
-        if self.monitor.startswith("valid/") and not has_validated:
+        if name.startswith("valid/") and not has_validated:
             advice = "; nothing was validated: give fit valid=..."
         else:
-            advice = did_you_mean(self.monitor, known)
+            order = f"; a callback that logs it has to come before {type(self).__name__} in callbacks=[...]"
+            advice = did_you_mean(name, known) or order
         raise NoSuchMetric(
-            f"{type(self).__name__} monitors {self.monitor!r}, but there is no such metric{advice} "
+            f"{type(self).__name__} monitors {name!r}, but there is no such metric{advice} "
             f"(the metrics are: {', '.join(known) or 'none'})"
         )
 
     def _improves(self, value: float, ctx: Context) -> bool:
         """Whether `value` is better than the best by more than `min_delta`; NaN never is."""
-        direction = self.direction or ctx.record.direction(self.monitor)
+        name = self._name(ctx)
+        direction = self.direction or ctx.record.direction(name)
         if direction is None:
             raise InvalidArgument(
-                f"{type(self).__name__} does not know whether a larger {self.monitor!r} is better; "
+                f"{type(self).__name__} does not know whether a larger {name!r} is better; "
                 'give it direction="min" or direction="max"'
             )
         if direction == "min":
@@ -63,24 +85,26 @@ class EarlyStopping(_Monitor):
     """Stops training when a metric has not improved for `patience` epochs.
 
     >>> EarlyStopping(patience=10)
-    EarlyStopping(monitor='valid/loss', patience=10, min_delta=0.0, direction=None, warmup=0, baseline=None)
+    EarlyStopping(monitor=None, patience=10, min_delta=0.0, direction=None, warmup=0, baseline=None)
 
-    A value counts as an improvement if it is better by more than `min_delta`, in the metric's own direction unless
-    `direction` is given. With a `baseline`, the first improvement has to beat it. NaN is never an improvement. The
+    The metric is the one that `fit` monitors for the best weights, unless `monitor` names another. A value counts as an
+    improvement if it is better by more than `min_delta`, in the metric's own direction unless `direction` (or `mode`,
+    as in `fit`) is given. With a `baseline`, the first improvement has to beat it. NaN is never an improvement. The
     first `warmup` epochs, and epochs that did not measure the metric, do not count as waiting.
     """
 
     def __init__(
         self,
-        monitor: str = "valid/loss",
+        monitor: str | None = None,
         *,
         patience: int = 5,
         min_delta: float = 0.0,
         warmup: int = 0,
         baseline: float | None = None,
         direction: Direction | None = None,
+        mode: Direction | None = None,
     ) -> None:
-        super().__init__(monitor, patience=patience, min_delta=min_delta, direction=direction)
+        super().__init__(monitor, patience=patience, min_delta=min_delta, direction=direction, mode=mode)
         _check_epochs("patience", patience, at_least=1)
         _check_epochs("warmup", warmup, at_least=0)
         self.warmup = warmup
@@ -89,6 +113,7 @@ class EarlyStopping(_Monitor):
 
     def on_fit_begin(self, ctx: Context) -> None:
         """Starts counting from zero."""
+        self._followed = self._name(ctx)
         self._best, self._best_epoch, self._waited = self.baseline, 0, 0
 
     def on_epoch_end(self, ctx: Context) -> None:
@@ -104,24 +129,28 @@ class EarlyStopping(_Monitor):
                 ctx.stop(self._reason(ctx))
 
     def _reason(self, ctx: Context) -> str:
+        name = self._name(ctx)
         if self._best is None:
-            what = f"{self.monitor} was not a finite number"
+            what = f"{name} was not a finite number"
         elif self._best_epoch == 0:
-            what = f"{self.monitor} was not better than the baseline {self._best:.4g}"
+            what = f"{name} was not better than the baseline {self._best:.4g}"
         else:
-            what = f"{self.monitor} was not better than {self._best:.4g} (epoch {self._best_epoch})"
+            what = f"{name} was not better than {self._best:.4g} (epoch {self._best_epoch})"
         limit = "" if ctx.epochs is None else f" of {ctx.epochs}"
         epochs = "1 epoch" if self.patience == 1 else f"{self.patience} epochs"
         return f"Early stopping at epoch {ctx.epoch}{limit}: {what} for {epochs}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best value, its epoch, and the number of epochs since."""
-        return {"best": self._best, "best_epoch": self._best_epoch, "waited": self._waited}
+        """Returns the metric, its best value and that epoch, and the number of epochs since."""
+        best = {"best": self._best, "best_epoch": self._best_epoch, "waited": self._waited}
+        return {**best, "monitor": self._followed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        entries = read_state(state, "best", "best_epoch", "waited", owner="EarlyStopping")
-        self._best, self._best_epoch, self._waited = entries
+        """Restores what `state_dict` returned, unless it is about another metric."""
+        types: dict[str, Any] = {"best": float | int | None, "best_epoch": int, "waited": int, "monitor": str | None}
+        *entries, _ = read_state(_with_monitor(state), owner="EarlyStopping", **types)
+        if not self._is_of_another(state):
+            self._best, self._best_epoch, self._waited = entries
 
 
 class ReduceLROnPlateau(_Monitor):
@@ -130,14 +159,15 @@ class ReduceLROnPlateau(_Monitor):
     >>> ReduceLROnPlateau(factor=0.5, patience=3).factor
     0.5
 
-    It counts like torch's scheduler of this name with `threshold_mode="abs"`: it waits `patience` epochs, reduces
-    after the next one, and then ignores `cooldown` epochs. It scales the rates of the schedule through
-    `ctx.lr_scale`, which it never makes smaller than `min_scale`.
+    The metric is the one that `fit` monitors for the best weights, unless `monitor` names another. It counts like
+    torch's scheduler of this name with `threshold_mode="abs"`: it waits `patience` epochs, reduces after the next one,
+    and then ignores `cooldown` epochs. It scales the rates of the schedule through `ctx.lr_scale`, which it never makes
+    smaller than `min_scale`. `direction` (or `mode`, as in `fit`) says which values are better, if the metric does not.
     """
 
     def __init__(
         self,
-        monitor: str = "valid/loss",
+        monitor: str | None = None,
         *,
         factor: float = 0.1,
         patience: int = 10,
@@ -145,8 +175,9 @@ class ReduceLROnPlateau(_Monitor):
         min_delta: float = 0.0,
         min_scale: float = 0.0,
         direction: Direction | None = None,
+        mode: Direction | None = None,
     ) -> None:
-        super().__init__(monitor, patience=patience, min_delta=min_delta, direction=direction)
+        super().__init__(monitor, patience=patience, min_delta=min_delta, direction=direction, mode=mode)
         _check_epochs("patience", patience, at_least=0)
         _check_epochs("cooldown", cooldown, at_least=0)
         if not 0 < factor < 1:
@@ -160,6 +191,7 @@ class ReduceLROnPlateau(_Monitor):
 
     def on_fit_begin(self, ctx: Context) -> None:
         """Starts counting from zero."""
+        self._followed = self._name(ctx)
         self._best, self._waited, self._cooling = None, 0, 0
 
     def on_epoch_end(self, ctx: Context) -> None:
@@ -179,16 +211,19 @@ class ReduceLROnPlateau(_Monitor):
             scale = max(ctx.lr_scale * self.factor, self.min_scale)
             if scale < ctx.lr_scale:
                 ctx.lr_scale = scale
-                ctx.note(f"{self.monitor} is on a plateau at epoch {ctx.epoch}: learning rates × {scale:.4g}")
+                ctx.note(f"{self._name(ctx)} is on a plateau at epoch {ctx.epoch}: learning rates × {scale:.4g}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best value, the number of epochs since, and the rest of the cooldown."""
-        return {"best": self._best, "waited": self._waited, "cooling": self._cooling}
+        """Returns the metric, its best value, the number of epochs since, and the rest of the cooldown."""
+        best = {"best": self._best, "waited": self._waited, "cooling": self._cooling}
+        return {**best, "monitor": self._followed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        entries = read_state(state, "best", "waited", "cooling", owner="ReduceLROnPlateau")
-        self._best, self._waited, self._cooling = entries
+        """Restores what `state_dict` returned, unless it is about another metric."""
+        types: dict[str, Any] = {"best": float | int | None, "waited": int, "cooling": int, "monitor": str | None}
+        *entries, _ = read_state(_with_monitor(state), owner="ReduceLROnPlateau", **types)
+        if not self._is_of_another(state):
+            self._best, self._waited, self._cooling = entries
 
 
 class StopOnTime(Callback):
@@ -230,11 +265,14 @@ class StopOnTime(Callback):
             ctx.stop(f"Time limit of {limit} reached at epoch {ctx.epoch}, batch {ctx.batch_number}")
 
 
+def _with_monitor(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A saved state with the entry that earlier versions did not write."""
+    return {"monitor": None, **state} if isinstance(state, Mapping) else state
+
+
 def _will_validate(ctx: Context) -> bool:
     """Whether the fit has validation data, also if no epoch has validated yet (`validate_every=1000`, say)."""
-    begins = ctx.record.events_of("begin")
-    monitor = begins[-1].extra.get("monitor") if begins else None
-    return monitor is not None and not str(monitor).startswith("train/")
+    return ctx.record.begin is not None and bool(ctx.record.begin.extra.get("valid"))
 
 
 def _check_epochs(name: str, value: int, *, at_least: int) -> None:

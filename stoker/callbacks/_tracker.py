@@ -10,27 +10,25 @@ import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, Protocol
 
 from stoker._files import read_json
-from stoker.callbacks._callback import Callback, read_state
+from stoker.callbacks._callback import Callback
 from stoker.callbacks._context import Context
-from stoker.errors import BadFile, InvalidArgument, MissingExtra
+from stoker.errors import BadFile, InvalidArgument
 from stoker.record import Event
 
 Ending = Literal["finished", "interrupted", "failed"]
 
 _FINAL = ("train", "valid", "log", "epoch")  # kinds of events with final values
 _MESSAGES = ("note", "warning", "error")
-_AFTER_LOADING = ("progress", "train", "valid", "epoch")  # kinds that occur only once states have been loaded
 
 _PROGRESS_LIMIT = 1_000  # queued calls from which progress values are dropped
 _LIMIT = 100_000  # queued calls from which everything is dropped: a sink that hangs must not fill the memory
-_TEXT_LIMIT = 5_000  # characters of messages that are kept where a tracker has one field for all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,11 @@ class Tracker(Callback):
 
     Final values have the names of the record. Every `progress` seconds (`None`: never) the running values of an epoch
     are sent as `running/train/loss`. A sink that fails, hangs or is not installed causes one warning and nothing else;
-    at the end of the fit it gets `patience` seconds to finish. A resumed run continues the same run of the tracker.
+    at the end of the fit it gets `patience` seconds to finish. A resumed run continues the same run of the tracker: its
+    id is that of the run's directory, or, without one, belongs to this object.
     """
+
+    transient = True
 
     def __init__(
         self,
@@ -113,13 +114,10 @@ class Tracker(Callback):
         self.progress = progress
         self.patience = float(patience)
         self._sink = sink
-        self._given_folder = None if folder is None else Path(folder)
+        self._folder = None if folder is None else Path(folder)
         self._needs_folder = needs_folder
-        self._ctx: Context | None = None  # of the current fit
         self._id = ""
-        self._first_update = 0  # where this process starts
-        self._delivery: _Delivery | None = None
-        self._early: list[Event] = []  # events before the delivery starts, when `load_state_dict` may still change `id`
+        self._delivery: _Delivery | None = None  # of the current fit
         self._sent: dict[str, float] = {}  # final values of this epoch; its "epoch" event repeats them
         self._progress_time = -math.inf  # of the last progress event that was sent
         self._ending: Ending = "finished"
@@ -127,16 +125,32 @@ class Tracker(Callback):
 
     def on_fit_begin(self, ctx: Context) -> None:
         """Subscribes to the record; the sink is opened when the first values come."""
-        if self._needs_folder and self._folder(ctx) is None:
+        self._unsubscribe()
+        run = self._describe_run(ctx)
+        if self._needs_folder and run.folder is None:
             owner = type(self).__name__
             raise InvalidArgument(f"{owner} writes files: give fit run=..., or {owner} folder=...")
         with contextlib.suppress(Exception, SystemExit):  # it fails again in `open`, which is reported
             getattr(self._sink, "prepare", _do_nothing)()
-        self._unsubscribe()
-        self._ctx, self._delivery, self._first_update = ctx, None, ctx.update
-        self._early, self._sent, self._progress_time, self._ending = [], {}, -math.inf, "finished"
-        self._id = str(_read_run_file(ctx, "run.json").get("id") or secrets.token_hex(8))
-        self._unsubscribe = ctx.record.subscribe(self._receive)
+        self._id = run.id
+        self._delivery = delivery = _Delivery(self._sink, run, owner=type(self).__name__)
+        self._sent = {}
+        self._progress_time = -math.inf
+        self._ending = "finished"
+        for event in ctx.record.events:
+            if event.update >= ctx.update and event.kind in _FINAL:
+                self._send(delivery, event)
+
+        def receive(event: Event) -> None:
+            for problem in delivery.take_problems():
+                ctx.warn(problem)
+            if (
+                event.values and event.epoch
+            ):  # after data workers have been forked: a thread could hold a lock that they need
+                delivery.start()
+            self._send(delivery, event)
+
+        self._unsubscribe = ctx.record.subscribe(receive)
 
     def on_interrupt(self, ctx: Context) -> None:
         """Remembers that the fit was interrupted."""
@@ -144,47 +158,29 @@ class Tracker(Callback):
 
     def on_exception(self, ctx: Context) -> None:
         """Closes the tracker's run as failed."""
-        self._close("failed")
+        self._close(ctx, "failed")
 
     def on_fit_end(self, ctx: Context) -> None:
         """Closes the tracker's run."""
-        self._close(self._ending)
+        self._close(ctx, self._ending)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the id of the tracker's run."""
-        return {"id": self._id}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the id, so that the same run of the tracker is continued."""
-        (self._id,) = read_state(state, "id", owner=type(self).__name__)
-
-    def _folder(self, ctx: Context) -> Path | None:
-        if self._given_folder is not None or ctx.record.path is None:
-            return self._given_folder
-        return ctx.record.path.parent / type(self).__name__.lower()
-
-    def _receive(self, event: Event) -> None:
-        self._report_problems()
-        if self._delivery is not None:
-            self._send(self._delivery, event)
-            return
-        self._early.append(event)
-        if event.kind in _AFTER_LOADING:
-            self._open()
-
-    def _open(self) -> "_Delivery":
-        """Starts the delivery, with what the record has from the first update of this process on."""
-        assert self._ctx is not None
-        ctx, early, self._early = self._ctx, self._early, []
-        run = _describe_run(ctx, self._id, self.name, self._folder(ctx), self._first_update)
-        self._delivery = _Delivery(self._sink, run, owner=type(self).__name__)
-        received = {id(event) for event in early}
-        for event in ctx.record.events:
-            if event.update >= self._first_update and event.kind in _FINAL and id(event) not in received:
-                self._send(self._delivery, event)
-        for event in early:
-            self._send(self._delivery, event)
-        return self._delivery
+    def _describe_run(self, ctx: Context) -> Tracked:
+        facts = _read_run_file(ctx, "run.json")
+        begins = ctx.record.events_of("begin")
+        directory = None if ctx.record.path is None else ctx.record.path.parent
+        folder = self._folder
+        if folder is None and directory is not None:
+            folder = directory / type(self).__name__.lower()
+        continued = self._id if ctx.update > 0 else ""
+        return Tracked(
+            id=str(facts.get("id") or continued or secrets.token_hex(8)),
+            name=self.name or (directory.name if directory is not None else "fit"),
+            folder=folder,
+            config=_read_run_file(ctx, "config.json") or None,
+            facts=facts or (begins[-1].extra if begins else {}),
+            update=ctx.update,
+            time=ctx.record.events[0].time if ctx.record.events else 0.0,
+        )
 
     def _send(self, delivery: "_Delivery", event: Event) -> None:
         position = {"update": event.update, "time": event.time}
@@ -205,19 +201,15 @@ class Tracker(Callback):
             return False
         return not 0 <= event.time - self._progress_time < self.progress  # also if the clock was set back
 
-    def _report_problems(self) -> None:
-        if self._delivery is not None and self._ctx is not None:
-            for problem in self._delivery.take_problems():
-                self._ctx.warn(problem)
-
-    def _close(self, ending: Ending) -> None:
-        if self._ctx is None:
+    def _close(self, ctx: Context, ending: Ending) -> None:
+        if self._delivery is None:
             return
-        delivery = self._delivery or self._open()
-        delivery.close(ending, patience=self.patience)
+        self._delivery.close(ending, patience=self.patience)
         self._unsubscribe()
-        self._report_problems()
-        self._ctx, self._delivery, self._unsubscribe = None, None, _do_nothing
+        self._unsubscribe = _do_nothing
+        for problem in self._delivery.take_problems():
+            ctx.warn(problem)
+        self._delivery = None
 
 
 class _Delivery:
@@ -227,7 +219,9 @@ class _Delivery:
     """
 
     def __init__(self, sink: Sink, run: Tracked, *, owner: str) -> None:
-        self._sink, self._run, self._owner = sink, run, owner
+        self._sink = sink
+        self._run = run
+        self._owner = owner
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._problems: deque[str] = deque()
         self._reported: set[str] = set()
@@ -235,7 +229,10 @@ class _Delivery:
         self._closed = False
         # A daemon thread: a sink that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name=f"stoker-{owner}", daemon=True)
-        if not self._try("open", self._thread.start):
+
+    def start(self) -> None:
+        """Starts the thread, which opens the sink first."""
+        if self._thread.ident is None and not self._closed and not self._try("open", self._thread.start):
             self._closed = True
 
     def write(
@@ -254,6 +251,7 @@ class _Delivery:
         self._put(lambda: self._sink.text(text, update=update, time=time), limit=_LIMIT)
 
     def close(self, ending: Ending, *, patience: float) -> None:
+        self.start()
         self._put(lambda: self._sink.close(ending), limit=math.inf)
         self._closed = True
         self._calls.put(None)
@@ -301,34 +299,12 @@ class _Delivery:
             self._problems.append(f"{self._owner} {text}")
 
 
-@contextlib.contextmanager
-def needs_package(package: str, *, owner: str, install: str | None = None) -> Iterator[None]:
-    """Turns an `ImportError` inside the block into one that says how to install the package."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingExtra(f"{owner} needs {package}: pip install {install or package}") from error
-
-
-def append_text(texts: str, text: str) -> str:
-    """Adds a line to the run's messages, of which the last 5000 characters are kept."""
-    return f"{texts}\n{text}".lstrip()[-_TEXT_LIMIT:]
-
-
 def _do_nothing() -> None:
     pass
 
 
 def _equal(a: float | None, b: float) -> bool:
     return a is not None and (a == b or (math.isnan(a) and math.isnan(b)))
-
-
-def _describe_run(ctx: Context, identity: str, name: str | None, folder: Path | None, update: int) -> Tracked:
-    begins = ctx.record.events_of("begin")
-    facts = _read_run_file(ctx, "run.json") or (begins[-1].extra if begins else {})
-    name = name or (ctx.record.path.parent.name if ctx.record.path is not None else "fit")
-    began = begins[0].time if begins else ctx.record.events[0].time if ctx.record.events else 0.0
-    return Tracked(identity, name, folder, _read_run_file(ctx, "config.json") or None, facts, update, began)
 
 
 def _read_run_file(ctx: Context, name: str) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """Trackers for TensorBoard, MLflow, Weights & Biases and Trackio."""
 
+import contextlib
 import json
 import os
 import re
 import time as _time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.callbacks._tracker import Ending, Tracked, Tracker, append_text, needs_package
+from stoker.callbacks._tracker import Ending, Tracked, Tracker
+from stoker.errors import MissingExtra
 from stoker.record import flatten_config
 
 if TYPE_CHECKING:
@@ -19,6 +21,21 @@ _MLFLOW_STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FA
 _MLFLOW_MAX_PARAMS = 100  # MLflow's limit for one request
 _MLFLOW_MAX_LENGTH = 6000  # MLflow's limit for the value of a parameter
 _WANDB_EXIT_CODES = {"finished": 0, "interrupted": 130, "failed": 1}
+_TEXT_LIMIT = 5_000  # characters of messages that are kept where a tracker has one field for all of them
+
+
+@contextlib.contextmanager
+def _needs_package(package: str, *, owner: str, install: str | None = None) -> Iterator[None]:
+    """Turns an `ImportError` inside the block into one that says how to install the package."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(f"{owner} needs {package}: pip install {install or package}") from error
+
+
+def _append_text(texts: str, text: str) -> str:
+    """Adds a line to the run's messages, of which the last 5000 characters are kept."""
+    return f"{texts}\n{text}".lstrip()[-_TEXT_LIMIT:]
 
 
 class TensorBoard(Tracker):
@@ -51,7 +68,7 @@ class _EventFiles:
         self._writer: SummaryWriter | None = None
 
     def prepare(self) -> None:
-        with needs_package("tensorboard", owner="TensorBoard", install='"stoker[tensorboard]"'):
+        with _needs_package("tensorboard", owner="TensorBoard", install='"stoker[tensorboard]"'):
             import torch.utils.tensorboard  # noqa: F401
 
     def open(self, run: Tracked) -> None:
@@ -127,7 +144,7 @@ class _MLflowSink:
         self._texts = ""
 
     def prepare(self) -> None:
-        with needs_package("mlflow", owner="MLflow"):
+        with _needs_package("mlflow", owner="MLflow"):
             import mlflow.entities  # noqa: F401
 
     def open(self, run: Tracked) -> Mapping[tuple[int, str], float]:
@@ -135,7 +152,8 @@ class _MLflowSink:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self._client, self._texts = MlflowClient(self._uri or _mlflow_database(run)), ""
+        self._client = MlflowClient(self._uri or _mlflow_database(run))
+        self._texts = ""
         experiment = self._find_experiment(run)
         found = self._client.search_runs(
             [experiment], filter_string=f"tags.`{_MLFLOW_TAG}` = '{run.id}'", max_results=1
@@ -168,7 +186,7 @@ class _MLflowSink:
         self._client.log_batch(self._run_id, metrics)
 
     def text(self, text: str, *, update: int, time: float) -> None:
-        self._texts = append_text(self._texts, text)
+        self._texts = _append_text(self._texts, text)
         self._client.set_tag(self._run_id, "mlflow.note.content", self._texts)
 
     def close(self, ending: Ending) -> None:
@@ -226,7 +244,7 @@ class _WandBSink:
         self._texts = ""
 
     def prepare(self) -> None:
-        with needs_package("wandb", owner="WandB"):
+        with _needs_package("wandb", owner="WandB"):
             import wandb  # noqa: F401
 
     def open(self, run: Tracked) -> None:
@@ -251,7 +269,7 @@ class _WandBSink:
         self._run.log({**values, "epoch": epoch, "update": update})
 
     def text(self, text: str, *, update: int, time: float) -> None:
-        self._texts = append_text(self._texts, text)
+        self._texts = _append_text(self._texts, text)
         self._run.summary["messages"] = self._texts
 
     def close(self, ending: Ending) -> None:
@@ -288,7 +306,7 @@ class _TrackioSink:
         self._run: Any = None
 
     def prepare(self) -> None:
-        with needs_package("trackio", owner="Trackio"):
+        with _needs_package("trackio", owner="Trackio"):
             import trackio  # noqa: F401
 
     def open(self, run: Tracked) -> Mapping[tuple[int, str], float]:

@@ -6,6 +6,7 @@ checkpoint runs no code, and damaged ones are skipped with a message.
 """
 
 from stoker.checkpoint._encoding import State
+from stoker.checkpoint._frozen import Frozen, choose_left_out, count_bytes, fingerprint_tensors, is_plain
 from stoker.checkpoint._manifest import Moment, Place, Saved
 from stoker.checkpoint._model_state import has_extra_state, load_model_state, model_state
 from stoker.checkpoint._policy import Checkpoint, Policy
@@ -17,6 +18,7 @@ from stoker.checkpoint._unsaved import Unsaved
 __all__ = [
     "Checkpoint",
     "Found",
+    "Frozen",
     "Moment",
     "Place",
     "Policy",
@@ -27,7 +29,11 @@ __all__ = [
     "State",
     "Store",
     "Unsaved",
+    "choose_left_out",
+    "count_bytes",
+    "fingerprint_tensors",
     "has_extra_state",
+    "is_plain",
     "load_model_state",
     "model_state",
     "random_state",

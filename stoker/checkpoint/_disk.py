@@ -1,61 +1,56 @@
 """The operations on a disk that checkpoints need, one function each; no other module of this package touches it.
 
-Files and directories are opened by name within an open directory, so that nothing can be moved or linked away in
-between. Tests replace these functions to count them, to let the n-th fail, and to kill the process in it.
+Tests replace these functions to count them, to let the n-th fail, and to kill the process in it.
 """
 
-import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from errno import ENOTDIR
 from pathlib import Path
 
+from stoker._files import open_descriptor, sync_directory
+
 OPERATIONS = (
-    *("make_folder", "open_folder", "names", "rename", "unlink", "remove_folder"),
-    *("create", "open_file", "write", "read", "sync", "close"),
+    *("make_folder", "check_folder", "names", "rename", "unlink", "remove_folder"),
+    *("create", "open_file", "write", "read", "sync", "sync_folder", "close"),
 )
 
 
-def make_folder(name: str | Path, within: int | None = None) -> None:
-    os.mkdir(name, dir_fd=within)
+def make_folder(path: Path) -> None:
+    os.mkdir(path)
 
 
-def open_folder(name: str | Path, within: int | None = None) -> int:
-    """Opens a directory; within another one, a symbolic link is an error."""
-    links = 0 if within is None else os.O_NOFOLLOW
-    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | links, dir_fd=within)
+def check_folder(path: Path) -> None:
+    """Raises unless there is a directory; a symbolic link to one is an error too."""
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
 
 
-def names(folder: int) -> list[str]:
+def names(folder: Path) -> list[str]:
     return os.listdir(folder)
 
 
-def rename(old: str, new: str, within: int) -> None:
-    os.rename(old, new, src_dir_fd=within, dst_dir_fd=within)
+def rename(old: Path, new: Path) -> None:
+    os.rename(old, new)
 
 
-def unlink(name: str, within: int) -> None:
-    os.unlink(name, dir_fd=within)
+def unlink(path: Path) -> None:
+    os.unlink(path)
 
 
-def remove_folder(name: str, within: int) -> None:
-    os.rmdir(name, dir_fd=within)
+def remove_folder(path: Path) -> None:
+    os.rmdir(path)
 
 
-def create(name: str, within: int) -> int:
+def create(path: Path) -> int:
     """Creates a file for writing; an existing one is an error."""
-    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=within)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
 
 
-def open_file(name: str, within: int) -> tuple[int, int]:
+def open_file(path: Path) -> tuple[int, int]:
     """Opens a regular file and returns its size too; a link, directory, pipe or device is an error and never blocks."""
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=within)
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(file)
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return file, found.st_size
+    file = open_descriptor(path, os.O_RDONLY)
+    return file, os.fstat(file).st_size
 
 
 def write(file: int, data: memoryview) -> int:
@@ -69,26 +64,14 @@ def read(file: int, memory: memoryview) -> int:
 
 
 def sync(file: int) -> None:
-    """Returns when a file or directory is on the disk as it is now."""
+    """Returns when a file is on the disk as it is now."""
     os.fsync(file)
+
+
+def sync_folder(path: Path) -> None:
+    """Returns when the names in a directory are on the disk."""
+    sync_directory(path)
 
 
 def close(file: int) -> None:
     os.close(file)
-
-
-@contextmanager
-def folder(name: str | Path, within: int | None = None) -> Iterator[int]:
-    """Opens a directory and closes it afterwards."""
-    with closing(open_folder(name, within)) as opened:
-        yield opened
-
-
-@contextmanager
-def closing(file: int) -> Iterator[int]:
-    """Closes a descriptor that nothing was written to, so a failure does not matter."""
-    try:
-        yield file
-    finally:
-        with suppress(OSError):
-            close(file)

@@ -9,7 +9,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from stoker._files import parse_json
@@ -17,15 +17,14 @@ from stoker.errors import BadFile, InvalidArgument
 
 VERSION = 2  # written as 1, without `ranks`, if nothing is sharded
 MANIFEST, STATE = "manifest.json", "state.json"
-MAX_SIZE = {MANIFEST: 1 << 20, STATE: 1 << 28}  # bytes; files of tensors have no limit
+MAX_MANIFEST, MAX_STATE = 1 << 20, 1 << 28  # bytes; files of tensors have no limit
 
 # --- Names. Nothing else in the directory belongs to stoker.
 
 _NAME = re.compile(r"([0-9]{8,18})(?:\.([1-9][0-9]{0,8}))?", re.ASCII)
 _LEFTOVER = re.compile(r"\.(?:part|gone)-([0-9.]+)-[0-9a-f]{8}", re.ASCII)
-_PART = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}", re.ASCII)
-_SHARD = re.compile(r"shard-[0-9]{5,}-model-[0-9]{5,}-of-[0-9]{5,}", re.ASCII)  # the file names of torch's DCP
-_TENSORS = ".safetensors"
+_TENSORS = re.compile(r"([A-Za-z_][A-Za-z0-9_-]{0,63})\.safetensors", re.ASCII)
+_SHARD = re.compile(r"shard-[0-9]{5,}-model-[0-9]{5,}-of-[0-9]{5,}\.safetensors", re.ASCII)  # the names of torch's DCP
 
 
 def checkpoint_name(update: int, number: int) -> str:
@@ -57,22 +56,18 @@ def is_leftover(name: str) -> bool:
     return match is not None and sort_key(match[1]) is not None
 
 
-def tensors_file(part: str) -> str:
-    return part + _TENSORS
-
-
 def part_name(file: str) -> str | None:
     """The part of the state whose tensors a file holds; `None` for any other file."""
-    part = file.removesuffix(_TENSORS)
-    return part if part != file and _PART.fullmatch(part) and not _SHARD.fullmatch(part) else None
+    match = _TENSORS.fullmatch(file)
+    return None if match is None or is_shard_file(file) else match[1]
 
 
 def shard_file(rank: int) -> str:
-    return f"shard-{rank + 1:05d}-model-00001-of-00001{_TENSORS}"
+    return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
 
 
 def is_shard_file(file: str) -> bool:
-    return file.endswith(_TENSORS) and _SHARD.fullmatch(file.removesuffix(_TENSORS)) is not None
+    return _SHARD.fullmatch(file) is not None
 
 
 def is_checkpoint_file(file: str) -> bool:
@@ -145,50 +140,49 @@ class Manifest(NamedTuple):
 
 def check_place(place: Place) -> None:
     """Raises `InvalidArgument` for a place that a manifest cannot hold."""
-    found = _to_plain(place)
-    for each in fields(Place):
-        is_valid, expected = _EXPECTED[each.name]
-        if not is_valid(found[each.name]):
-            raise InvalidArgument(f"{each.name} of a checkpoint is {expected}; got {getattr(place, each.name)!r}")
+    for name, value in place.as_dict().items():
+        is_valid, expected = _EXPECTED[name]
+        if not is_valid(_values_to_json(value) if name == "values" else value):
+            raise InvalidArgument(f"{name} of a checkpoint is {expected}; got {value!r}")
 
 
 def format_manifest(manifest: Manifest) -> bytes:
-    files = {name: each._asdict() for name, each in manifest.files.items()}
     version = {"version": 1} if manifest.ranks is None else {"version": 2, "ranks": manifest.ranks}
-    found = {**version, **_to_plain(manifest.saved), "files": files}
-    return to_json({**found, "crc32": _own_checksum(found)})
+    content = {**version, **asdict(manifest.saved), "values": _values_to_json(manifest.saved.values)}
+    content["files"] = {name: each._asdict() for name, each in manifest.files.items()}
+    return to_json({**content, "crc32": _checksum_of(content)})
 
 
-def parse_manifest(text: bytes | bytearray, where: object) -> Manifest:
-    """Parses and checks a manifest; raises `BadFile`, which names `where`."""
-    found = parse_json(text, where)
-    if not isinstance(found, dict):
-        raise BadFile(f"{where} holds a {type(found).__name__}; expected a mapping")
-    version = found.get("version")
+def parse_manifest(text: bytes | bytearray, path: object) -> Manifest:
+    """Parses and checks a manifest; raises `BadFile`, which names `path`."""
+    content = parse_json(text, path)
+    if not isinstance(content, dict):
+        raise BadFile(f"{path} holds a {type(content).__name__}; expected a mapping")
+    version = content.get("version")
     if type(version) is int and version > VERSION:
         raise BadFile(
-            f"{where} was written by a newer stoker (checkpoint version {str(version)[:9]}, this one reads {VERSION}); "
+            f"{path} was written by a newer stoker (checkpoint version {str(version)[:9]}, this one reads {VERSION}); "
             "install a newer stoker to read it"
         )
-    crc32 = found.pop("crc32", None)
-    if crc32 != _own_checksum(found):
-        raise BadFile(f"{where} is damaged: its checksum does not match")
-    found.pop("version", None)
-    ranks = found.pop("ranks", None) if version == 2 else None
-    if found.keys() != set(_EXPECTED) or version not in (1, 2):
-        raise BadFile(f"{where} is not a manifest of version 1 or 2: it has other fields")
+    crc32 = content.pop("crc32", None)
+    if crc32 != _checksum_of(content):
+        raise BadFile(f"{path} is damaged: its checksum does not match")
+    content.pop("version", None)
+    ranks = content.pop("ranks", None) if version == 2 else None
+    if content.keys() != set(_EXPECTED) or version not in (1, 2):
+        raise BadFile(f"{path} is not a manifest of version 1 or 2: it has other fields")
     for name, (is_valid, expected) in _EXPECTED.items():
-        if not is_valid(found[name]):
-            raise BadFile(f"{where} is damaged: {name} is not {expected}")
-    files = {name: Checksum(**each) for name, each in found.pop("files").items()}
-    values = {name: float(value) for name, value in found.pop("values").items()}
-    manifest = Manifest(Saved(**found, values=values), files, ranks)
+        if not is_valid(content[name]):
+            raise BadFile(f"{path} is damaged: {name} is not {expected}")
+    files = {name: Checksum(**entry) for name, entry in content.pop("files").items()}
+    values = {name: float(value) for name, value in content.pop("values").items()}
+    manifest = Manifest(Saved(**content, values=values), files, ranks)
     if manifest.saved.bytes != sum(each.bytes for each in files.values()):
-        raise BadFile(f"{where} is damaged: bytes is not the sum of its files")
+        raise BadFile(f"{path} is damaged: bytes is not the sum of its files")
     if (sort_key(manifest.saved.name) or [None])[0] != manifest.saved.update:
-        raise BadFile(f"{where} is damaged: the name does not match the update")
+        raise BadFile(f"{path} is damaged: the name does not match the update")
     if bool(manifest.shards) != (version == 2) or (version == 2 and not (_is_count(ranks) and ranks)):
-        raise BadFile(f"{where} is damaged: the shards do not match the number of ranks")
+        raise BadFile(f"{path} is damaged: the shards do not match the number of ranks")
     return manifest
 
 
@@ -197,28 +191,23 @@ def to_json(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _to_plain(place: Place) -> dict[str, Any]:
-    """The fields as values that JSON can hold; non-finite values become text."""
+def _checksum_of(content: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
 
-    def number(value: Any) -> Any:
+
+def _values_to_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with text for non-finite numbers; what is not a number stays, and `check_place` reports it."""
+
+    def convert(value: Any) -> Any:
         if not isinstance(value, int | float):
-            return value  # `check_place` reports it
+            return value
         return float(value) if math.isfinite(value) else str(float(value))
 
-    found = {each.name: getattr(place, each.name) for each in fields(place)}
-    return {**found, "values": {name: number(value) for name, value in place.values.items()}}
-
-
-def _own_checksum(found: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(found, sort_keys=True).encode()):08x}"
+    return {name: convert(value) for name, value in values.items()}
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 10**18
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 253_402_300_799  # the end of the year 9999
 
 
 def _is_text(value: Any) -> bool:
@@ -226,29 +215,34 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_values(value: Any) -> bool:
-    def is_number(each: Any) -> bool:
-        return each in ("nan", "inf", "-inf") if type(each) is str else type(each) is float and math.isfinite(each)
+    def is_number(item: Any) -> bool:
+        return item in ("nan", "inf", "-inf") if type(item) is str else type(item) is float and math.isfinite(item)
 
     return isinstance(value, dict) and all(map(_is_text, value)) and all(map(is_number, value.values()))
 
 
 def _is_files(value: Any) -> bool:
-    def is_file(name: str, each: Any) -> bool:
+    def is_file(name: str, entry: Any) -> bool:
         if name == MANIFEST or not is_checkpoint_file(name):
             return False
-        if not isinstance(each, dict) or each.keys() != {"bytes", "crc32"} or not _is_text(each["crc32"]):
+        if not isinstance(entry, dict) or entry.keys() != {"bytes", "crc32"} or not _is_text(entry["crc32"]):
             return False
-        size = each["bytes"]
-        is_sized = _is_count(size) and size <= MAX_SIZE.get(name, size)
-        return is_sized and re.fullmatch(r"[0-9a-f]{8}", each["crc32"], re.ASCII) is not None
+        has_size = _is_count(entry["bytes"]) and (name != STATE or entry["bytes"] <= MAX_STATE)
+        return has_size and re.fullmatch(r"[0-9a-f]{8}", entry["crc32"], re.ASCII) is not None
 
-    return isinstance(value, dict) and STATE in value and all(is_file(*each) for each in value.items())
+    return isinstance(value, dict) and STATE in value and all(is_file(name, entry) for name, entry in value.items())
+
+
+def _is_number_up_to(low: float, high: float) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (int, float) and low <= value <= high
 
 
 # What each field has to be: a check, and the same in words.
 _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("epoch", "batch", "update", "bytes"), (_is_count, "an integer from 0 to 10**18")),
-    **dict.fromkeys(("minutes", "time"), (_is_time, "a number from 0 to the year 10000")),
+    "minutes": (_is_number_up_to(0, 1e12), "a number from 0 to 10**12"),
+    # A clock may be wrong, so any time that a calendar can show is allowed.
+    "time": (_is_number_up_to(-62_135_596_800, 253_402_300_799), "seconds since 1970 in the years 1 to 9999"),
     **dict.fromkeys(("reason", "run"), (_is_text, "a string")),
     "ended": (lambda value: value is None or _is_text(value), "a string or None"),
     "resumable": (lambda value: type(value) is bool, "True or False"),

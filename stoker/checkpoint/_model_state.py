@@ -8,11 +8,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from stoker._select import WRAPPERS
+from stoker.checkpoint._frozen import fingerprint_tensors
 from stoker.distributed import copy_into, reshard
 from stoker.errors import InvalidArgument, StateMismatch, did_you_mean
 
 _PARTS = {"parameters": Mapping, "buffers": Mapping, "tied": Mapping, "empty": list, "extra": Mapping}
-_PARTS |= {"trainable": list, "evaluating": list}
+_PARTS |= {"trainable": list, "evaluating": list, "frozen": Mapping}
+_MAX_NAMES = 3  # of parameters that differ, in an error
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
@@ -43,25 +45,35 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+def load_model_state(model: nn.Module, state: Mapping[str, Any], *, resize_buffers: bool = False) -> None:
     """Restores a model in place; its parameters stay the same objects.
 
     Raises `StateMismatch` and changes nothing if the state does not match the model. A buffer that is None on one side,
-    or not part of a `state_dict` (`persistent=False`), gets the saved value whatever its shape. A sharded model takes
-    each rank's part of a whole tensor.
+    or not part of a `state_dict` (`persistent=False`), gets the saved value whatever its shape; with `resize_buffers`
+    every buffer does, since it may have grown in training. A sharded model takes each rank's part of a whole tensor.
+
+    A state may leave out parameters: its `frozen` maps their names to fingerprints, which those of the model must have,
+    or to None if the model's may have any value.
     """
     reshard(model)
+    state = {"frozen": {}, **state}
     missing = [name for name, kind in _PARTS.items() if not isinstance(state.get(name), kind)]
-    lines = [f"this is not a state of a model: {name!r} is missing" for name in missing] or _differences(model, state)
+    lines = [f"this is not a state of a model: {name!r} is missing" for name in missing]
+    if not lines:
+        names = [*state["tied"].values(), *state["empty"], *state["trainable"], *state["evaluating"]]
+        lines = [f"this is not a state of a model: {name!r} is not a name" for name in names if type(name) is not str]
+    lines = lines or _differences(model, state, resize_buffers=resize_buffers)
     if lines:
         raise StateMismatch("\n  ".join(["the state does not match the model", *lines]))
+    _check_frozen(model, state["frozen"])
     for name, module in named_modules(model):
         if has_extra_state(module):  # first, because it is the user's code and may raise
             module.set_extra_state(state["extra"][name])
     trainable, evaluating = set(state["trainable"]), set(state["evaluating"])
     with torch.no_grad():
         for slot, parameter in _without_ties(_find_slots(model, "_parameters")):
-            copy_into(slot.name, parameter, state["parameters"][slot.name])
+            if slot.name not in state["frozen"]:
+                copy_into(slot.name, parameter, state["parameters"][slot.name])
             parameter.requires_grad_(slot.name in trainable)
         device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
         _load_buffers(_find_slots(model, "_buffers"), _with_ties(state, "buffers"), device)
@@ -94,7 +106,7 @@ def named_modules(model: nn.Module, *, wrappers: bool = False) -> Iterator[tuple
         inner = WRAPPERS.get(type(module).__name__)
         if inner is None or wrappers:
             yield names[path], module
-        for key in module._modules:
+        for key, _ in module.named_children():  # TorchScript's table of modules can't be iterated over
             names[_join(path, key)] = names[path] if key == inner else _join(names[path], key)
 
 
@@ -156,21 +168,37 @@ def _describe(tensor: Tensor) -> str:
 # --- Differences between a state and a model
 
 
-def _differences(model: nn.Module, state: Mapping[str, Any]) -> list[str]:
+def _differences(model: nn.Module, state: Mapping[str, Any], *, resize_buffers: bool) -> list[str]:
     parameters, buffers = _find_slots(model, "_parameters"), _find_slots(model, "_buffers")
     modules = dict(named_modules(model))
     extra = [name for name, module in modules.items() if has_extra_state(module)]
     persistent = [slot for slot in buffers if slot.key not in slot.module._non_persistent_buffers_set]
     saved_parameters, saved_buffers = _with_ties(state, "parameters"), _with_ties(state, "buffers")
+    known = {**saved_parameters, **_with_ties(state, "frozen")}
     return [
-        *_compare_names("parameter", [slot.name for slot in parameters], saved_parameters),
+        *_compare_names("parameter", [slot.name for slot in parameters], known),
         *_compare_tensors(parameters, saved_parameters),
-        *_compare_ties(parameters, saved_parameters, state["tied"]),
+        *_compare_ties(parameters, known, state["tied"]),
         *_compare_names("buffer", [slot.name for slot in buffers], [*saved_buffers, *state["empty"]]),
-        *_compare_tensors(persistent, saved_buffers),
+        *_compare_tensors(persistent, saved_buffers, any_shape=resize_buffers),
         *_compare_names("extra state", extra, state["extra"]),
         *_compare_names("module", list(modules), [*modules, *state["evaluating"]]),
     ]
+
+
+def _check_frozen(model: nn.Module, frozen: Mapping[str, Any]) -> None:
+    """Raises `StateMismatch` unless the parameters that a state leaves out have their fingerprints in the model."""
+    parameters = {slot.name: tensor for slot, tensor in _without_ties(_find_slots(model, "_parameters"))}
+    own = fingerprint_tensors({name: parameters[name] for name, expected in frozen.items() if expected is not None})
+    different = [name for name, fingerprint in own.items() if fingerprint != frozen[name]]
+    if different:
+        more = f" and {len(different) - _MAX_NAMES} more" if len(different) > _MAX_NAMES else ""
+        raise StateMismatch(
+            f"a checkpoint leaves out parameters that were frozen, and {len(different)} of these {len(own)} have other "
+            f"values in this model than in the run: {', '.join(map(repr, different[:_MAX_NAMES]))}{more}. Create the "
+            "model with the weights that the run started from (the pretrained ones). For a run whose checkpoints "
+            'contain all weights, start it with Checkpoint(frozen="save")'
+        )
 
 
 def _compare_names(what: str, own: list[str], saved: Any) -> list[str]:
@@ -181,10 +209,12 @@ def _compare_names(what: str, own: list[str], saved: Any) -> list[str]:
     return lines + ([f"not in the model: {what} {', '.join(map(repr, unexpected))}"] if unexpected else [])
 
 
-def _compare_tensors(slots: list[_Slot], saved: Mapping[str, Any]) -> list[str]:
+def _compare_tensors(slots: list[_Slot], saved: Mapping[str, Any], *, any_shape: bool = False) -> list[str]:
     lines: list[str] = []
     for name, _, _, own in slots:
         value = saved.get(name, own)
+        if any_shape and isinstance(value, Tensor) and own is not None and value.dtype == own.dtype:
+            continue
         if value is not None and not isinstance(value, Tensor):
             lines.append(f"not a tensor: {name!r} is a {type(value).__name__} in the state")
         elif value is not None and own is not None and _describe(value) != _describe(own):

@@ -3,9 +3,10 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from stoker._text import format_number
+from stoker.checkpoint._frozen import Frozen
 from stoker.checkpoint._manifest import Moment, Saved
 from stoker.config import Config
 from stoker.errors import InvalidArgument, NoSuchMetric, did_you_mean
@@ -21,33 +22,45 @@ class Checkpoint(Config):
     3
 
     `every` is `"epoch"`, a number of updates, or minutes of training (`"10 minutes"`). The checkpoint with the best
-    value of the metric `keep_best` is kept in addition to the last `keep_last`; `direction` is the metric's own unless
-    it is given. With `background`, a thread writes a copy that is taken between two updates. `deadline` is a time in
-    seconds since 1970 before which the fit has to be saved; the default is the end of the cluster's job, if known
-    (SLURM_JOB_END_TIME).
+    value of the metric `keep_best` (True: the one that `fit` monitors) is kept in addition to the last `keep_last`;
+    `direction` is the metric's own unless it is given. With `background`, a thread writes a copy that is taken between
+    two updates. `deadline` is a time in seconds since 1970 before which the fit has to be saved; the default is the end
+    of the cluster's job, if known (SLURM_JOB_END_TIME).
+
+    `frozen` says what happens to parameters that do not require gradients (a pretrained model under LoRA adapters):
+    with "fingerprint" a checkpoint leaves them out and identifies them by a fingerprint, so that the run can only be
+    resumed and loaded with a model that has the same frozen weights; with "save" they are in every checkpoint. "auto"
+    leaves them out if they have 64 MiB or more together. One that changes nevertheless, or is unfrozen, is saved from
+    then on.
     """
 
     every: int | str = "epoch"
     keep_last: int = 2
-    keep_best: str | None = None
+    keep_best: str | bool | None = None
     direction: Direction | None = None
     background: bool = True
     deadline: float | None = None
+    frozen: Frozen = "auto"
 
     def __post_init__(self) -> None:
         self.policy()  # checks the arguments
         if self.deadline is not None and not math.isfinite(self.deadline):
             raise InvalidArgument(f"deadline={self.deadline!r}: expected seconds since 1970, as time.time() returns")
+        if self.frozen not in get_args(Frozen):
+            raise InvalidArgument(f'frozen={self.frozen!r}: expected "auto", "fingerprint" or "save"')
 
-    def policy(self, direction: Directions = lambda name: None) -> "Policy":
+    def policy(self, direction: Directions = lambda name: None, monitor: str | None = None) -> "Policy":
         """The policy of these settings; `direction` is called for metrics if `self.direction` is not set.
+
+        `monitor` is the metric that `keep_best=True` means.
 
         >>> from stoker.checkpoint import Moment
         >>> Checkpoint(every=5).policy().save_reason(Moment(epoch=1, batch=10, update=10), [])
         'every 5 updates'
         """
-        known = self.direction
-        return Policy(self.every, self.keep_last, self.keep_best, direction if known is None else lambda name: known)
+        known, keep_best = self.direction, self.keep_best
+        name = keep_best if isinstance(keep_best, str) else monitor if keep_best else None
+        return Policy(self.every, self.keep_last, name, direction if known is None else lambda name: known)
 
     def find_deadline(self, environ: Mapping[str, str]) -> float | None:
         """The deadline in seconds since 1970: the given one, or the end of the SLURM job.

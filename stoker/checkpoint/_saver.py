@@ -1,19 +1,18 @@
 """Saves checkpoints while the training continues: copies of the state, which a thread writes one at a time."""
 
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from threading import Thread
-from typing import Any, NamedTuple, TypeAlias
+from threading import Event, Lock, Thread
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from stoker.checkpoint._directory import sync_file
-from stoker.checkpoint._encoding import MAX_DEPTH, State
+from stoker.checkpoint._encoding import EncodedState, State, encode
 from stoker.checkpoint._manifest import Moment, Place, Saved
 from stoker.checkpoint._policy import Policy
 from stoker.checkpoint._store import Store
@@ -27,9 +26,6 @@ from stoker.distributed import (
     to_local,
 )
 from stoker.errors import CheckpointFailed, PeerFailed
-from stoker.weights import check_tensor
-
-TensorPath: TypeAlias = tuple[Any, ...]  # the keys and indices that lead to a tensor
 
 
 class Saver:
@@ -44,13 +40,12 @@ class Saver:
         self.slowest = 0.0  # the longest time in seconds from `save` until a checkpoint was complete
         self._world = store.world
         # Several ranks write in a group of their own, so that the thread's messages do not mix with the training's.
-        own_group = background and self._world.size > 1
-        self._store = store.with_world(_separate_group(self._world)) if own_group else store
+        needs_group = background and self._world.size > 1
+        self._store = store.with_world(_separate_group(self._world)) if needs_group else store
         self._policy = policy
         self._copier = StateCopier() if background else None
-        self._saved = [each for each in self._store.saved() if each.name not in ignored]  # with the one in flight
+        self._saved = [saved for saved in self._store.saved() if saved.name not in ignored]  # with the one in flight
         self._task: _Task | None = None
-        self._thread: Thread | None = None
         self._finished: list[Saved] = []
         self._failure: BaseException | None = None
 
@@ -70,28 +65,33 @@ class Saver:
         """
         self.wait()
         task = _Task(self._store, self._policy, place, events, self._saved)
-        state = state if self._world.is_first else _sharded_only(state)  # rank 0 writes the rest
-        copied = _CopiedState(state) if self._copier is None else task.copy(state, self._copier)
+        copied = _CopiedState(state)
+        if self._copier is not None:
+            try:
+                with task.explain_failure():
+                    copied = self._copier.copy(encode(state), only_shards=not self._world.is_first)
+            except CheckpointFailed:
+                if self._world.size == 1:
+                    raise
+                # Writing this state fails in the same way, and then all ranks know.
+        task.copied = copied
         self._task = task
         if self._copier is None:
-            task.run(copied)
             self.wait()
             return
         self._saved = _with_new(self._saved, Saved(**place.as_dict(), name="", run="", time=0.0, bytes=0))
         # Not a daemon: Python waits for the thread at exit, where a daemon inside torch's C++ could abort the process.
-        self._thread = Thread(target=task.run, args=(copied,), name="stoker-checkpoint", daemon=False)
         try:
-            self._thread.start()
+            Thread(target=task.run, name="stoker-checkpoint", daemon=False).start()
         except RuntimeError:  # too many threads, or Python is about to exit
-            self._thread = None
-            task.run(copied)
+            task.run()
 
     def take_finished(self) -> list[Saved]:
         """The checkpoints that were completed since the last call; raises `CheckpointFailed` if one failed.
 
         With several ranks the next `save` or `wait` raises it instead, on all ranks together; see `has_failed`.
         """
-        if self._task is not None and self._task.done:
+        if self._task is not None and self._task.done.is_set():
             self._join()
         if self._world.size == 1:
             self._raise_failure()
@@ -115,15 +115,16 @@ class Saver:
             self._copier.clear()
 
     def _join(self) -> None:
-        if self._thread is not None:
-            if self._thread.ident is not None:  # an interrupt may come before it is started
-                self._thread.join()
-            self._thread = None
-        if self._task is not None:
-            task, self._task = self._task, None
-            self._saved, self._failure = task.saved, task.failure
-            self._finished += task.written
-            self.slowest = max(self.slowest, task.seconds)
+        task = self._task
+        if task is None:
+            return
+        task.run()  # there is no thread, or an interrupt came before it had started
+        # Not `Thread.join`: if that is interrupted, Python 3.11 takes the thread for finished.
+        task.done.wait()
+        self._task = None
+        self._saved, self._failure = task.saved, task.failure
+        self._finished += task.written
+        self.slowest = max(self.slowest, task.seconds)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -137,27 +138,29 @@ class _Task:
     def __init__(self, store: Store, policy: Policy, place: Place, events: Path | None, saved: list[Saved]) -> None:
         self._store, self._policy, self._place, self._events = store, policy, place, events
         self._started = time.monotonic()
+        self._claim = Lock()
+        self.copied = _CopiedState({})
         self.saved = saved
         self.written: list[Saved] = []
         self.failure: BaseException | None = None
         self.seconds = 0.0
-        self.done = False
+        self.done = Event()
 
-    def copy(self, state: State, copier: "StateCopier") -> "_CopiedState":
-        with self._explain_failure():
-            return copier.copy(state)
-
-    def run(self, copied: "_CopiedState") -> None:
+    def run(self) -> None:
+        """Does the work on the first thread that calls this; the others return at once."""
+        if not self._claim.acquire(blocking=False):
+            return
         try:
-            with self._explain_failure(), copied.wait() as state:
+            with self.explain_failure(), self.copied.wait() as state:
                 broadcast_result(self._store.world, self._sync_events)
                 self.written = [self._store.write(state, self._place)]
             self.saved = _with_new(self.saved, self.written[0])
             self._delete_old()
         except BaseException as error:  # raised later, on the training's thread
             self.failure = error
-        self.seconds = time.monotonic() - self._started
-        self.done = True
+        finally:
+            self.seconds = time.monotonic() - self._started
+            self.done.set()
 
     def _sync_events(self) -> None:
         if self._events is not None:
@@ -165,7 +168,7 @@ class _Task:
 
     def _delete_old(self) -> None:
         names = broadcast_result(self._store.world, lambda: self._policy.names_to_delete(self.saved))
-        self.saved = [each for each in self.saved if each.name not in names]  # each is tried once
+        self.saved = [saved for saved in self.saved if saved.name not in names]  # each is tried once
         failures: list[tuple[str, Exception]] = []
         for name in names:
             try:
@@ -180,14 +183,14 @@ class _Task:
             ) from error
 
     @contextmanager
-    def _explain_failure(self) -> Iterator[None]:
+    def explain_failure(self) -> Iterator[None]:
         """Raises an exception as `CheckpointFailed`, which says what failed, and which checkpoints are complete."""
         try:
             yield
         except Exception as error:
             if isinstance(error, PeerFailed) and not isinstance(error, FailedElsewhere):
                 raise  # the other ranks are gone, which is not a failure of the disk
-            complete = [each.name for each in self.saved if each.resumable]
+            complete = [saved.name for saved in self.saved if saved.resumable]
             advice = f"resume the run: {complete[-1]} is complete" if complete else "start the run again"
             raise CheckpointFailed(
                 f"the checkpoint at update {self._place.update} could not be written to {self._store.folder}: "
@@ -212,11 +215,11 @@ def _separate_group(world: World) -> World:
 class _CopiedState(NamedTuple):
     """A state to write, and for each of its GPUs the event after which the copies are complete."""
 
-    state: Mapping[str, Any]
+    state: State | EncodedState
     events: Mapping[torch.device, torch.cuda.Event] = {}
 
     @contextmanager
-    def wait(self) -> Iterator[Mapping[str, Any]]:
+    def wait(self) -> Iterator[State | EncodedState]:
         """Yields the state on the thread that writes it, when the copies are complete; the training does not wait."""
         with ExitStack() as streams:
             for device, event in self.events.items():
@@ -226,14 +229,7 @@ class _CopiedState(NamedTuple):
             yield self.state
 
 
-class _Buffer(NamedTuple):
-    """Memory for the copy of one tensor."""
-
-    device: torch.device  # of the tensor
-    copy: Tensor
-
-    def fits(self, tensor: Tensor) -> bool:
-        return self.device == tensor.device and self.copy.shape == tensor.shape and self.copy.dtype == tensor.dtype
+_Key = tuple[str, str, torch.device, torch.Size, torch.dtype]  # part, name, and what the memory has to fit
 
 
 class StateCopier:
@@ -244,82 +240,54 @@ class StateCopier:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[TensorPath, _Buffer] = {}
+        self._buffers: dict[_Key, Tensor] = {}
 
-    def copy(self, state: Mapping[str, Any]) -> _CopiedState:
-        """Copies everything in a state that can change; overwrites the copy that the previous call returned."""
-        found: dict[TensorPath, Tensor] = {}
-
-        def collect(path: TensorPath, tensor: Tensor) -> Tensor:
-            check_tensor(".".join(map(str, path)), to_local(tensor))
-            found[path] = to_local(tensor).detach()
-            return tensor
-
+    def copy(self, state: EncodedState, *, only_shards: bool = False) -> _CopiedState:
+        """Copies the tensors of a state, or only the sharded ones; overwrites what the previous call returned."""
+        tensors: dict[_Key, Tensor] = {}
+        for part, named in state.tensors.items():
+            for name, tensor in named.items():
+                if is_dtensor(tensor) or not only_shards:
+                    local = to_local(tensor)
+                    tensors[part, name, local.device, local.shape, local.dtype] = tensor
+        copies: dict[str, dict[str, Tensor]] = {}
         with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be overwritten later
-            _map_tensors(state, collect)
-            kept = {path: each for path, each in self._buffers.items() if path in found and each.fits(found[path])}
-            self._buffers = kept | _allocate({path: each for path, each in found.items() if path not in kept})
-            for path, tensor in found.items():
-                self._buffers[path].copy.copy_(tensor, non_blocking=True)
-            events: dict[torch.device, torch.cuda.Event] = {}
-            for gpu in {each.device for each in found.values() if each.is_cuda}:
-                events[gpu] = torch.cuda.Event()
-                events[gpu].record(torch.cuda.current_stream(gpu))
-            return _CopiedState(
-                _map_tensors(state, lambda path, tensor: from_local(self._buffers[path].copy, tensor)), events
-            )
+            self._allocate(tensors)
+            for key, tensor in tensors.items():
+                self._buffers[key].copy_(to_local(tensor), non_blocking=True)
+                copies.setdefault(key[0], {})[key[1]] = from_local(self._buffers[key], tensor)
+        events: dict[torch.device, torch.cuda.Event] = {}
+        for device in {key[2] for key in tensors if key[2].type == "cuda"}:
+            events[device] = torch.cuda.Event()
+            events[device].record(torch.cuda.current_stream(device))
+        return _CopiedState(EncodedState(state.plain, copies), events)
+
+    def _allocate(self, keys: Collection[_Key]) -> None:
+        """Allocates memory for new keys, and frees that of others."""
+        self._buffers = {key: buffer for key, buffer in self._buffers.items() if key in keys}
+        new = [key for key in keys if key not in self._buffers]
+        for device in {key[2] for key in new}:
+            wanted = [key for key in new if key[2] == device]
+            buffers = _allocate_for_gpu(wanted, device) if device.type == "cuda" else [_empty(key) for key in wanted]
+            self._buffers.update(zip(wanted, buffers, strict=True))
 
     def clear(self) -> None:
         """Frees the memory."""
         self._buffers = {}
 
 
-def _sharded_only(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same state with `None` for every whole tensor: what ranks other than 0 have to write."""
-    return _map_tensors(state, lambda _, tensor: tensor if is_dtensor(tensor) else None)
-
-
-def _map_tensors(tree: Any, function: Callable[[TensorPath, Tensor], Tensor | None], path: TensorPath = ()) -> Any:
-    """The same tree in new containers, with `function(path, tensor)` in place of each tensor.
-
-    Unlike `stoker._tree` it supports deques, copies bytearrays, and leaves to the store what that refuses.
-    """
-    if isinstance(tree, Tensor):
-        return function(path, tree)
-    if len(path) > MAX_DEPTH or hasattr(tree, "_fields"):  # the store raises for these
-        return tree
-    if isinstance(tree, bytearray):
-        return bytes(tree)
-    if isinstance(tree, Mapping):
-        return {key: _map_tensors(value, function, (*path, key)) for key, value in tree.items()}
-    if not isinstance(tree, list | tuple | deque):
-        return tree
-    items = [_map_tensors(value, function, (*path, place)) for place, value in enumerate(tree)]
-    if isinstance(tree, deque):
-        return deque(items, tree.maxlen)
-    return items if isinstance(tree, list) else tuple(items)
-
-
-def _allocate(tensors: Mapping[TensorPath, Tensor]) -> dict[TensorPath, _Buffer]:
-    made: dict[TensorPath, _Buffer] = {}
-    for device in {each.device for each in tensors.values()}:
-        own = {path: each for path, each in tensors.items() if each.device == device}
-        copies = _allocate_for_gpu(own, device) if device.type == "cuda" else [_empty(each) for each in own.values()]
-        made |= {path: _Buffer(device, copy) for path, copy in zip(own, copies, strict=True)}
-    return made
-
-
-def _allocate_for_gpu(tensors: Mapping[TensorPath, Tensor], device: torch.device) -> list[Tensor]:
+def _allocate_for_gpu(keys: list[_Key], device: torch.device) -> list[Tensor]:
     """On the GPU if it has twice the memory that is needed, because the training needs some too; else pinned."""
-    needed = sum(each.nbytes for each in tensors.values())
+    needed = sum(shape.numel() * dtype.itemsize for *_, shape, dtype in keys)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if torch.cuda.mem_get_info(device)[0] + unused >= 2 * needed:
         try:
-            return [_empty(each, device=device) for each in tensors.values()]
+            return [_empty(key, device) for key in keys]
         except torch.OutOfMemoryError:  # the free memory is fragmented
             pass
-    return [_empty(each, pin_memory=True) for each in tensors.values()]
+    return [_empty(key, pin_memory=True) for key in keys]
 
 
-def _empty(like: Tensor, device: torch.device | str = "cpu", *, pin_memory: bool = False) -> Tensor:
-    return torch.empty(like.shape, dtype=like.dtype, device=device, pin_memory=pin_memory)
+def _empty(key: _Key, device: torch.device | str = "cpu", *, pin_memory: bool = False) -> Tensor:
+    *_, shape, dtype = key
+    return torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)

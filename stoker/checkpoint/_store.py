@@ -1,29 +1,19 @@
 """The checkpoints of one run on disk: find, read, write and delete them."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from stoker._files import explain_errors
 from stoker.checkpoint import _disk
-from stoker.checkpoint._directory import (
-    Draft,
-    complete,
-    convert_errors,
-    create,
-    discard,
-    prepare,
-    read_manifest,
-    read_state,
-    remove,
-    write_shards,
-)
-from stoker.checkpoint._encoding import State
-from stoker.checkpoint._manifest import Manifest, Place, Saved, is_leftover, sort_key
+from stoker.checkpoint._directory import complete, create, discard, read_manifest, read_state, remove, write_shards
+from stoker.checkpoint._encoding import EncodedState, State, encode
+from stoker.checkpoint._manifest import Manifest, Place, Saved, check_place, is_leftover, sort_key
 from stoker.checkpoint._model_state import model_state
 from stoker.distributed import World, broadcast_result, gather_results
 from stoker.errors import BadFile, InvalidArgument, MissingFile
@@ -65,36 +55,45 @@ class Store:
         """The same checkpoints for these ranks."""
         return Store(self.folder, run=self._run, world=world)
 
-    def write(self, state: State, place: Place) -> Saved:
+    def write(self, state: State | EncodedState, place: Place) -> Saved:
         """Saves a state; when this returns, it is complete, verified and on the disk.
 
         An exception leaves everything as it was: an `OSError` of the disk (full, read-only), or a `StokerError` if the
         state cannot be saved or was not read back correctly. An exception of another rank is raised as `PeerFailed`.
         """
-        world, drafts = self.world, list[Draft]()
-        gather_results(world, lambda: drafts.append(prepare(state, place)))
-        names = broadcast_result(world, lambda: create(self.folder, place.update))
+        world, prepared = self.world, list[EncodedState]()
+
+        def prepare() -> None:
+            check_place(place)
+            prepared.append(state if isinstance(state, EncodedState) else encode(state))
+
+        gather_results(world, prepare)
+        encoded = prepared[0]
+        # Ranks send each other plain values, such as names.
+        names = broadcast_result(world, lambda: [path.name for path in create(self.folder, place.update)])
+        final, temporary = (self.folder / name for name in names)
         try:
-            shards = gather_results(world, lambda: write_shards(drafts[0], self.folder, names[1], world.rank))
-            made = broadcast_result(world, lambda: asdict(complete(drafts[0], self.folder, self._run, names, shards)))
+            shards = gather_results(world, lambda: write_shards(encoded.tensors, temporary, world.rank))
+            fields = broadcast_result(
+                world, lambda: asdict(complete(encoded, place, self._run, temporary, final, shards))
+            )
         except BaseException:
             if world.is_first:
-                discard(self.folder, names[1])
+                discard(temporary)
             raise
-        return Saved(**made)
+        return Saved(**fields)
 
     def saved(self) -> list[Saved]:
         """The checkpoints of this run, oldest first; reads their manifests only."""
 
-        def find() -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = []
-            with suppress(MissingFile), self._open() as root:
-                for name in _sorted_names(root):
-                    with suppress(BadFile):
-                        found.append(asdict(self._read_manifest(root, name).saved))
-            return found
+        def read_all() -> list[dict[str, Any]]:
+            manifests: list[dict[str, Any]] = []
+            for name in self._names():
+                with suppress(BadFile):
+                    manifests.append(asdict(self._read_manifest(name).saved))
+            return manifests
 
-        return [Saved(**each) for each in broadcast_result(self.world, find)]
+        return [Saved(**fields) for fields in broadcast_result(self.world, read_all)]
 
     def read(self, saved: Saved, *, like: nn.Module | None = None) -> dict[str, Any]:
         """The state of a checkpoint; raises `BadFile` unless every byte is the one that was written.
@@ -106,15 +105,9 @@ class Store:
 
     def newest(self, wanted: Callable[[Saved], bool] = lambda saved: True, *, like: nn.Module | None = None) -> Found:
         """The newest wanted checkpoint that is intact, and what is wrong with newer ones."""
-
-        def find() -> list[str]:
-            with suppress(MissingFile), self._open() as root:
-                return _sorted_names(root)[::-1]
-            return []
-
         problems: list[str] = []
         tensors = _named_tensors(like)
-        for name in broadcast_result(self.world, find):
+        for name in reversed(broadcast_result(self.world, self._names)):
             try:
                 saved, state = self._read(name, wanted, tensors)
             except BadFile as error:
@@ -128,58 +121,61 @@ class Store:
         self, name: str, wanted: Callable[[Saved], bool], like: Mapping[str, Tensor]
     ) -> tuple[Saved | None, dict[str, Any]]:
         """A checkpoint and its state, or `None` if it is not wanted; a `BadFile` of one rank is raised on all."""
-        found: tuple[Saved | None, dict[str, Any]] = None, {}
+        result: tuple[Saved | None, dict[str, Any]] = None, {}
         problem: BadFile | None = None
         try:
-            with self._open() as root:
-                manifest = self._read_manifest(root, name)
-                if wanted(manifest.saved):
-                    found = manifest.saved, read_state(root, self.folder / name, manifest, like, self.world)
+            manifest = self._read_manifest(name)
+            if wanted(manifest.saved):
+                result = manifest.saved, read_state(self.folder / name, manifest, like, self.world)
         except BadFile as error:
             problem = error
         for rank, text in enumerate(gather_results(self.world, lambda: problem and str(problem))):
             if text is not None:
                 raise problem if problem and self.world.size == 1 else BadFile(f"rank {rank}: {text}")
-        return found
+        return result
 
     def delete(self, name: str) -> None:
-        """Deletes a checkpoint of this run; raises `BadFile` for one that is damaged or of another run, which stays."""
+        """Deletes a checkpoint of this run, if it is there.
+
+        Raises `BadFile` for one that is damaged or of another run, which stays.
+        """
 
         def delete() -> None:
-            with _disk.folder(self.folder) as root:
-                self._read_manifest(root, name)
-                remove(name, root)
+            with suppress(FileNotFoundError):  # somebody else has deleted it, or is deleting it
+                self._read_manifest(name)
+                remove(self.folder / name)
 
         broadcast_result(self.world, delete)
 
     @property
     def has_leftovers(self) -> bool:
         """Whether there is something for `clean` to remove."""
-        with suppress(FileNotFoundError), _disk.folder(self.folder) as root:
-            return any(map(is_leftover, _disk.names(root)))
+        with suppress(FileNotFoundError):
+            return any(map(is_leftover, _disk.names(self.folder)))
         return False
 
     def clean(self) -> None:
         """Removes what a killed process left half written or half deleted; no other process may write to the run."""
 
         def clean() -> None:
-            with suppress(FileNotFoundError), _disk.folder(self.folder) as root:
-                for name in filter(is_leftover, _disk.names(root)):
-                    with suppress(OSError):  # leftovers are harmless
-                        remove(name, root)
+            with suppress(FileNotFoundError):
+                for name in filter(is_leftover, _disk.names(self.folder)):
+                    discard(self.folder / name)  # leftovers are harmless if that fails
 
         broadcast_result(self.world, clean)
 
-    @contextmanager
-    def _open(self) -> Iterator[int]:
-        """Opens the directory for reading; raises `BadFile` if that fails."""
-        with convert_errors(self.folder), _disk.folder(self.folder) as root:
-            yield root
+    def _names(self) -> list[str]:
+        """The names of all checkpoints in the directory, oldest first."""
+        names: list[str] = []
+        with suppress(MissingFile), explain_errors(self.folder):
+            names = _disk.names(self.folder)
+        keys = {name: key for name in names if (key := sort_key(name)) is not None}
+        return sorted(keys, key=lambda name: keys[name])
 
-    def _read_manifest(self, root: int, name: str) -> Manifest:
+    def _read_manifest(self, name: str) -> Manifest:
         if sort_key(name) is None:
             raise InvalidArgument(f"{name!r} is not the name of a checkpoint; expected one such as '00000120'")
-        manifest = read_manifest(root, self.folder / name)
+        manifest = read_manifest(self.folder / name)
         if manifest.saved.run != self._run:
             raise BadFile(
                 f"{self.folder / name} belongs to another run ({manifest.saved.run[:32]!r}, not {self._run!r})"
@@ -192,9 +188,3 @@ def _named_tensors(model: nn.Module | None) -> Mapping[str, Tensor]:
         return {}
     state = model_state(model)
     return {**state["parameters"], **state["buffers"]}
-
-
-def _sorted_names(root: int) -> list[str]:
-    """The names of checkpoints in a directory, oldest first."""
-    keys = {name: key for name in _disk.names(root) if (key := sort_key(name)) is not None}
-    return sorted(keys, key=lambda name: keys[name])

@@ -62,12 +62,11 @@ def demo(folder: str = "runs", config: DemoConfig | None = None) -> None:
     screen.print(f"generating {config.images:,} digits for training and 2,000 for testing …")
     train, test = data.digits("train", size=config.images), data.digits("test", size=2000)
     screen.print(f"watch it from another terminal: stoker watch {run}")
-    updates = config.epochs * -(-config.images * 9 // 10 // config.batch_size)
     torch.manual_seed(config.seed)
     learner = stoker.Learner(
         Digits(config.model),
         optimizer=config.optimizer,
-        lr=schedule.cosine(config.lr, steps=updates, warmup=updates // 10),
+        lr=schedule.cosine(config.lr, warmup=0.1),
         metrics=[metrics.Accuracy()],
         clip_norm=1.0,
         seed=config.seed,
@@ -88,14 +87,14 @@ def demo(folder: str = "runs", config: DemoConfig | None = None) -> None:
     images = test.tensors[0][:4]
     _draw(screen, images, stoker.valid(restored)(images).argmax(1))
     screen.print("\nnext:")
-    places = {
+    commands = {
         f"stoker watch {run}": "its curves and numbers on this terminal, live while a run trains",
         f"stoker ui {folder}": f"all runs in {folder} as a web page: search, zoom, compare",
         f"stoker report {run}": "one HTML file to send to a colleague",
         "stoker/cli/_demo.py": "this program",
     }
-    for place, purpose in places.items():
-        screen.print(f"  {place:<{max(map(len, places))}}  {purpose}", markup=False)
+    for command, purpose in commands.items():
+        screen.print(f"  {command:<{max(map(len, commands))}}  {purpose}", markup=False)
 
 
 def _unused_path(path: Path) -> Path:

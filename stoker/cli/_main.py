@@ -3,8 +3,9 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from stoker._text import escape_control
 from stoker.errors import StokerError
 
 _RUN = "a run's directory, or its name in the directory runs"
@@ -37,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `stoker show … | head`; without this, Python prints another error when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # no permission, a full disk
+        path = f"{escape_control(str(error.filename))}: " if error.filename else ""
+        print(f"stoker: {path}{error.strerror or error}", file=sys.stderr)
+        return 1
     return code
 
 
@@ -52,15 +57,15 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("folder", nargs="?", default="runs", help=_FOLDER)
 
     show = commands.add_parser("show", help="show a run: its curves, numbers, config and end")
-    show.add_argument("run", metavar="RUN", help=_RUN)
+    show.add_argument("name", metavar="RUN", help=_RUN)
     show.add_argument("--verify", action="store_true", help="read all checkpoints, and name those that are damaged")
 
     resume = commands.add_parser("resume", help="continue a run that was interrupted", description=_RESUME)
-    resume.add_argument("run", metavar="RUN", help=_RUN)
+    resume.add_argument("name", metavar="RUN", help=_RUN)
     resume.add_argument("--yes", action="store_true", help="do not ask; use it only if you trust the run's directory")
 
     watch = commands.add_parser("watch", help="show runs on this terminal while they train", description=_WATCH)
-    watch.add_argument("runs", metavar="RUN", nargs="*", help=f"{_RUN} (default: the newest run)")
+    watch.add_argument("names", metavar="RUN", nargs="*", help=f"{_RUN} (default: the newest run)")
     watch.add_argument("--wait", action="store_true", help="wait for a run that has not started yet")
     watch.add_argument("--light", action="store_true", default=None, help="use colors for a light terminal")
 
@@ -69,14 +74,14 @@ def _parser() -> argparse.ArgumentParser:
     ui.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1, this machine)")
     ui.add_argument("--port", type=int, help="the port (default: 7070 or the next free one; 0: any free one)")
     ui.add_argument("--read-only", action="store_true", help="do not allow stopping or saving runs from the page")
-    ui.add_argument("--open", action="store_true", help="open the page in a browser")
+    ui.add_argument("--open", action="store_true", dest="open_browser", help="open the page in a browser")
 
     report = commands.add_parser("report", help="write one run, or a comparison of several, as one HTML file")
-    report.add_argument("runs", metavar="RUN", nargs="+", help=_RUN)
+    report.add_argument("names", metavar="RUN", nargs="+", help=_RUN)
     report.add_argument("-o", "--output", default="report.html", help="the file to write (default: report.html)")
 
     export = commands.add_parser("export", help="write a run's numbers as CSV, Parquet or JSON")
-    export.add_argument("run", metavar="RUN", help=_RUN)
+    export.add_argument("name", metavar="RUN", help=_RUN)
     export.add_argument("-o", "--output", required=True, help="the file to write, ending in .csv, .parquet or .json")
     sources = ("epochs", "all", "running")
     export.add_argument("--source", choices=sources, default="epochs", help="which numbers (default: a row per epoch)")
@@ -90,42 +95,32 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.version:
+    """Calls the function of the command, whose parameters have the names of the command's arguments."""
+    options = vars(args)
+    del options["command_parser"]
+    if options.pop("version"):
         import stoker
 
         print(stoker.__version__)
-    elif args.command == "demo":
-        from stoker.cli import _demo
+        return 0
+    command = options.pop("command")
+    if command is None:
+        _parser().print_help()
+        return 0
+    return _function_of(command)(**options) or 0
 
-        _demo.demo(args.folder)
-    elif args.command in ("runs", "show"):
+
+def _function_of(command: str) -> Callable[..., int | None]:
+    """The function of a command; its module is imported now, because some of them need torch."""
+    if command in ("runs", "show"):
         from stoker.cli import _runs
 
-        if args.command == "runs":
-            _runs.list_runs(args.folder)
-        else:
-            _runs.show_run(args.run, verify=args.verify)
-    elif args.command == "resume":
-        from stoker.cli import _resume
+        return {"runs": _runs.list_runs, "show": _runs.show_run}[command]
+    if command in ("watch", "ui", "report", "export"):
+        from stoker.cli import _viewers as viewers
 
-        return _resume.resume(args.run, yes=args.yes)
-    elif args.command in ("watch", "ui", "report", "export"):
-        from stoker.cli import _viewers
+        functions = (viewers.watch_runs, viewers.serve_ui, viewers.write_report, viewers.export_run)
+        return dict(zip(("watch", "ui", "report", "export"), functions, strict=True))[command]
+    from stoker.cli import _demo, _doctor, _resume
 
-        if args.command == "watch":
-            return _viewers.watch_runs(args.runs, wait=args.wait, light=args.light)
-        if args.command == "ui":
-            _viewers.serve_ui(
-                args.folder, host=args.host, port=args.port, read_only=args.read_only, open_browser=args.open
-            )
-        elif args.command == "report":
-            _viewers.write_report(args.runs, args.output)
-        else:
-            _viewers.export_run(args.run, args.output, source=args.source, long=args.long)
-    elif args.command == "doctor":
-        from stoker.cli import _doctor
-
-        _doctor.doctor()
-    else:
-        _parser().print_help()
-    return 0
+    return {"demo": _demo.demo, "doctor": _doctor.doctor, "resume": _resume.resume}[command]

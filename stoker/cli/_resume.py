@@ -89,11 +89,11 @@ def _python_target(arguments: list[str]) -> tuple[str | None, str | None]:
             next(rest, None)
         elif not word.startswith("--"):
             letters = word.lstrip("-")
-            place = next((place for place, letter in enumerate(letters) if letter in "cmWX"), None)
-            if place is not None:  # options with a value: the rest of the word, or the next word
-                value = letters[place + 1 :] or next(rest, None)
-                if letters[place] in "cm":
-                    return f"-{letters[place]}", value
+            index = next((index for index, letter in enumerate(letters) if letter in "cmWX"), None)
+            if index is not None:  # options with a value: the rest of the word, or the next word
+                value = letters[index + 1 :] or next(rest, None)
+                if letters[index] in "cm":
+                    return f"-{letters[index]}", value
     return None, None
 
 

@@ -40,10 +40,15 @@ def list_runs(folder: str) -> None:
             f"there is no directory {folder!r}; give the directory of your runs, or create a run with `stoker demo`"
         )
     screen = new_screen()
-    runs = find_runs(folder)
-    if not runs:
+    unreadable: list[OSError] = []
+    runs = find_runs(folder, on_error=unreadable.append)
+    if unreadable:
+        lines = [f"{error.filename} can't be read: {error.strerror}" for error in unreadable]
+        screen.print("\n".join(lines), style="yellow", markup=False)
+    elif not runs:
         example = str(Path(folder, "first"))
         screen.print(f"no runs in {folder!r} yet; learner.fit(…, run={example!r}) creates one", markup=False)
+    if not runs:
         return
     names = [run.name if run.path == Path(folder) else os.path.relpath(run.path, folder) for run in runs]
     table = Table("name", "state", "epochs", "best", "started", box=None, pad_edge=False)
@@ -205,13 +210,13 @@ def _print_checkpoints(screen: Screen, run: Follower, *, verify: bool) -> None:
 def _print_checkpoint_table(screen: Screen, checkpoints: Sequence[CheckpointInfo], run: Follower) -> None:
     monitor: str = run.summary["monitor"] or ""
     sign = -1 if run.direction(monitor) == "max" else 1
-    scored = [each for each in checkpoints if monitor in each.values]
-    best = min(scored, key=lambda each: sign * each.values[monitor], default=None)
+    scored = [info for info in checkpoints if monitor in info.values]
+    best = min(scored, key=lambda info: sign * info.values[monitor], default=None)
     table = Table("  name", "epoch", "update", "saved", "size", "reason", box=None, pad_edge=False)
-    for each in checkpoints:
-        name = f"{'*' if each is best else ' '} {each.name}"
-        size, saved = format_size(each.bytes), format_time(each.time)
-        cells = (name, str(each.epoch), f"{each.update:,}", saved, size, each.reason)
+    for info in checkpoints:
+        name = f"{'*' if info is best else ' '} {info.name}"
+        saved, size = format_time(info.time), format_size(info.bytes)
+        cells = (name, str(info.epoch), f"{info.update:,}", saved, size, info.reason)
         table.add_row(*(Text(escape_control(cell)) for cell in cells))
     screen.print(table)
     if best is not None:

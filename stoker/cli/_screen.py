@@ -16,7 +16,7 @@ class Screen(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Prints; strings keep their line breaks."""
-        super().print(*(escape_lines(each) if isinstance(each, str) else each for each in objects), **options)
+        super().print(*(escape_lines(item) if isinstance(item, str) else item for item in objects), **options)
 
     @property
     def has_colors(self) -> bool:
@@ -49,9 +49,9 @@ def new_screen() -> Screen:
 
 def find_run(name: str, *, folder: str = "runs") -> Path:
     """The directory of a run, given its path or its name in the directory of runs."""
-    places = [path for path in (Path(name), Path(folder) / name) if path.exists()]
-    if places:
-        return next((path for path in places if path.is_file() or (path / "events.jsonl").exists()), places[0])
+    paths = [path for path in (Path(name), Path(folder) / name) if path.exists()]
+    if paths:
+        return next((path for path in paths if path.is_file() or (path / "events.jsonl").exists()), paths[0])
     known = [str(run.path.relative_to(folder)) for run in find_runs(folder, read=False)]
     existing = f"; there are: {', '.join(known[-8:])}" if known else f"; there are no runs in {folder!r}"
     raise BadFile(f"there is no run {name!r}{did_you_mean(name.removeprefix(f'{folder}/'), known) or existing}")

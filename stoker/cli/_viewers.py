@@ -37,15 +37,15 @@ def _find_run_to_watch(name: str, *, wait: bool) -> Path:
     """A run by its path or its name in runs, or the newest run in a directory of runs."""
     from stoker.view.watch import newest, wait_for
 
-    places = [Path(name), Path("runs", name)]
-    for place in places:
-        if place.is_file():
-            return place
-        if found := newest(place):
-            return found
+    paths = [Path(name), Path("runs", name)]
+    for path in paths:
+        if path.is_file():
+            return path
+        if run := newest(path):
+            return run
     if wait:
         print(f"waiting for {name} to start; Ctrl-C ends this", file=sys.stderr)
-        return wait_for(*places)
+        return wait_for(*paths)
     try:
         return find_run(name)
     except BadFile as error:
@@ -56,8 +56,8 @@ def _newest_run() -> Path:
     from stoker.view.watch import newest
 
     for folder in ("runs", "."):
-        if found := newest(folder):
-            return found
+        if run := newest(folder):
+            return run
     raise MissingFile("there is no run in 'runs' or below this directory; name one, or create one with `stoker demo`")
 
 
@@ -100,10 +100,10 @@ def write_report(names: Sequence[str], output: str) -> None:
     new_screen().print(f"wrote {path} ({format_size(len(html.encode()))}); open it in a browser", markup=False)
 
 
-def export_run(name: str, path: str, *, source: Source, long: bool) -> None:
+def export_run(name: str, output: str, *, source: Source, long: bool) -> None:
     """Writes a run's numbers as CSV, Parquet or JSON."""
     run = Follower(find_run(name))
-    written = export(run, path, source=source, long=long)
+    written = export(run, output, source=source, long=long)
     screen = new_screen()
     if run.problem:
         screen.print(run.problem, style="yellow", markup=False)

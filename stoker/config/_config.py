@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Union, dataclass
 
 from stoker._files import read_json, write_json
 from stoker.config._values import (
-    Conversion,
-    convert,
-    convert_fields,
-    convert_union,
+    Converter,
+    Mismatch,
+    field_values,
     fields_to_json,
+    report_errors,
     resolve_annotations,
+    show,
     to_json,
     type_name,
 )
@@ -73,8 +74,11 @@ class Config:
         # Quoted annotations of a class inside a function can only be resolved here, with the function's variables.
         # `field_types` resolves all others when they are needed, which keeps the import of stoker fast.
         if cls.__qualname__ != cls.__name__:
+            frame: Any = sys._getframe(1)
+            while frame.f_code.co_name == "__init_subclass__":  # of a class in between
+                frame = frame.f_back
             with contextlib.suppress(NameError):
-                type.__setattr__(cls, "_resolved", resolve_annotations(cls, sys._getframe(1).f_locals))
+                type.__setattr__(cls, "_resolved", resolve_annotations(cls, frame.f_locals))
         _check_in_constructor(cls)
 
     @classmethod
@@ -99,9 +103,8 @@ class Config:
         Enums become their names, paths strings, tuples lists, NaN and infinities strings. In a union of several
         configs, `"kind"` holds the name of the class.
         """
-        how = Conversion(json=False)  # checked again, because a list in it can have been changed
-        convert_fields(_field_values(self), type(self), "", how)
-        how.raise_errors(type(self).__name__)
+        with report_errors(type(self).__name__):  # checked again, because a list in it can have been changed
+            Converter(json=False).convert_fields(field_values(self), type(self), "")
         return fields_to_json(self)
 
     def replace(self, **changes: Any) -> Self:
@@ -115,10 +118,8 @@ class Config:
         >>> Training().replace(epochs=5, **{"model.dropout": 0.1})
         Training(model=Model(dropout=0.1), epochs=5)
         """
-        how = Conversion(json=False)
-        changed = _replace(self, changes, "", how)
-        how.raise_errors(type(self).__name__)
-        return changed
+        with report_errors(type(self).__name__):
+            return _replace(self, changes, "")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the config as indented JSON, atomically, and returns the path."""
@@ -149,7 +150,7 @@ class Config:
 
     # Those that dataclasses would generate for every class took a tenth of the time to import stoker.
     def __repr__(self) -> str:
-        shown = [f"{each.name}={getattr(self, each.name)!r}" for each in dataclasses.fields(self) if each.repr]
+        shown = [f"{field.name}={getattr(self, field.name)!r}" for field in dataclasses.fields(self) if field.repr]
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
     def __eq__(self, other: object) -> bool:
@@ -169,15 +170,15 @@ def _check_in_constructor(cls: type[Config]) -> None:
 
     @functools.wraps(construct)
     def convert_and_construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        how = Conversion(json=False)
-        if len(args) > len(names):
-            how.add_error(cls.__name__, f"takes at most {len(names)} positional arguments, got {len(args)}")
-        positional = dict(zip(names, args, strict=False))
-        for name in positional.keys() & kwargs.keys():
-            how.add_error(name, "given both by position and by name")
-        given = {**positional, **kwargs}
-        values = convert_fields({**_defaults(cls, given.keys()), **given}, cls, "", how)
-        how.raise_errors(cls.__name__)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        with report_errors(cls.__name__):
+            if len(args) > len(names):
+                text = f"takes at most {len(names)} positional arguments, got {len(args)}"
+                raise Mismatch((cls.__name__, text))
+            for name in names[: len(args)]:
+                if name in kwargs:
+                    raise Mismatch((name, "given both by position and by name"))
+            values = Converter(json=False).convert_fields({**_defaults(cls, given.keys()), **given}, cls, "")
         construct(self, **values)
 
     type.__setattr__(cls, "__init__", convert_and_construct)
@@ -198,37 +199,31 @@ def _compared_values(instance: Any) -> tuple[Any, ...]:
     return tuple(getattr(instance, field.name) for field in dataclasses.fields(instance) if field.compare)
 
 
-def _field_values(instance: Any) -> dict[str, Any]:
-    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance) if field.init}
-
-
 def _from_json(cls: type[C], data: Any, *, source: str = "") -> C:
-    how = Conversion(json=True)
-    config = convert(data, cls, "", how)
-    how.raise_errors(cls.__name__, source)
-    return config
+    with report_errors(cls.__name__, source):
+        return Converter(json=True).convert(data, cls, "")
 
 
-def _replace(instance: Any, changes: Mapping[str, Any], path: str, how: Conversion) -> Any:
+def _replace(instance: Any, changes: Mapping[str, Any], path: str) -> Any:
     """A copy of a dataclass with some fields changed, dotted ones inside nested dataclasses."""
-    values = _field_values(instance)
-    values.update({name: value for name, value in changes.items() if "." not in name})
+    values = field_values(instance)
     nested: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
-        if "." in name:
-            head, rest = name.split(".", 1)
+        head, _, rest = name.partition(".")
+        if rest:
             nested.setdefault(head, {})[rest] = value
-    for head, rest in nested.items():
-        place = f"{path}.{head}" if path else head
+        else:
+            values[name] = value
+    for head, inner in nested.items():
+        inner_path = f"{path}.{head}" if path else head
         if dataclasses.is_dataclass(values.get(head)):
-            values[head] = _replace(values[head], rest, place, how)
+            values[head] = _replace(values[head], inner, inner_path)
         elif head in values:
-            how.add_error(f"{place}.{next(iter(rest))}", f"{place} is {how.show(values[head])}, which has no fields")
+            text = f"{inner_path} is {show(values[head])}, which has no fields"
+            raise Mismatch((f"{inner_path}.{next(iter(inner))}", text))
         else:
             values[head] = None  # `convert_fields` reports the unknown field
-    before = len(how.errors)
-    values = convert_fields(values, type(instance), path, how)
-    return dataclasses.replace(instance, **values) if len(how.errors) == before else instance
+    return dataclasses.replace(instance, **Converter(json=False).convert_fields(values, type(instance), path))
 
 
 def _parse_args(cls: type[C], args: list[str]) -> C:
@@ -237,26 +232,26 @@ def _parse_args(cls: type[C], args: list[str]) -> C:
         import tyro
     except ImportError as error:
         raise MissingExtra('from_args needs tyro: pip install "stoker[cli]"') from error
-    file = None
+    defaults: dict[str, Any] = {}
     if not any(field.name == "config" for field in dataclasses.fields(cls)):
         args, file = _split_config_file(args)
+        defaults = {} if file is None else {"default": cls.load(file)}
     doc = (cls.__doc__ or "").strip()
     if doc.startswith(f"{cls.__name__}("):  # the signature that dataclasses use as a docstring
         doc = ""
     description = f"{doc}\n\n--config FILE.json starts from a saved config.".strip()
-    defaults: dict[str, Any] = {} if file is None else {"default": cls.load(file)}
     return tyro.cli(cls, args=args, description=description, registry=_json_flags(), **defaults)
 
 
 def _split_config_file(args: list[str]) -> tuple[list[str], str | None]:
     """The arguments without `--config FILE`, and the file."""
-    for place, word in enumerate(args):
+    for index, word in enumerate(args):
         if word.startswith("--config="):
-            return args[:place] + args[place + 1 :], word.removeprefix("--config=")
+            return args[:index] + args[index + 1 :], word.removeprefix("--config=")
         if word == "--config":
-            if place + 1 == len(args):
+            if index + 1 == len(args):
                 raise ConfigError("--config: expected a file after it, one that `save` wrote")
-            return args[:place] + args[place + 2 :], args[place + 1]
+            return args[:index] + args[index + 2 :], args[index + 1]
     return args, None
 
 
@@ -269,23 +264,28 @@ def _json_flags() -> "ConstructorRegistry":
     @registry.primitive_rule
     def _one_word(info: "PrimitiveTypeInfo") -> "PrimitiveConstructorSpec[Any] | None":
         hint: Any = info.type
-        members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
-        if not any(hasattr(member, "_from_word") for member in members or (hint,)):
+        members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        if not any(hasattr(member, "_from_word") for member in members):
             return None
 
-        def from_word(word: str) -> Any:
-            if not members:
-                return hint._from_word(word)
-            how = Conversion(json=True)
-            value = convert(json.loads(word), hint, "", how)
-            how.raise_errors(type_name(hint))
-            return value
+        def from_words(words: list[str]) -> Any:
+            if len(members) == 1:
+                return hint._from_word(words[0])
+            with report_errors(type_name(hint)):
+                return Converter(json=True).convert(json.loads(words[0]), hint, "")
+
+        def is_instance(value: Any) -> bool:
+            try:
+                Converter(json=False).convert(value, hint, "")
+            except Mismatch:
+                return False
+            return True
 
         return PrimitiveConstructorSpec(
             nargs=1,
             metavar="JSON",
-            instance_from_str=lambda words: from_word(words[0]),
-            is_instance=lambda value: convert_union(value, members or (hint,), "", Conversion(json=False))[0] >= 0,
+            instance_from_str=from_words,
+            is_instance=is_instance,
             str_from_instance=lambda value: [json.dumps(to_json(value, hint, ""))],
         )
 

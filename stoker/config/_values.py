@@ -1,20 +1,21 @@
 """Converts values to the types of their annotations, and to JSON and back.
 
-`convert` makes a value fit an annotation or notes an error; `to_json` gives what `convert` turns into the same value.
+`Converter.convert` makes a value fit an annotation or raises `Mismatch`; `to_json` gives what a converter turns into
+the same value.
 """
 
-import contextlib
 import dataclasses
 import json
 import math
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum, Flag
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import PurePath
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from stoker.errors import ConfigError, did_you_mean
 
@@ -22,36 +23,34 @@ _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # how JSON files write floats th
 _INT_KEY = re.compile("0|-?[1-9][0-9]{0,999}")  # an int as a JSON key, in its only spelling
 
 
-@dataclasses.dataclass(frozen=True)
-class Conversion:
-    """How to convert, and the errors found: `json` also accepts JSON's form of a value, `exact` no int as a float."""
+class Mismatch(Exception):
+    """Values that do not fit their annotations: `(path, text)` for each."""
 
-    json: bool
-    exact: bool = False
-    errors: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (path, text)
+    def __init__(self, *errors: tuple[str, str]) -> None:
+        super().__init__(*errors)
+        self.errors = list(errors)
 
-    def add_error(self, path: str, text: str) -> None:
-        self.errors.append((path, text))
 
-    def add_mismatch(self, path: str, hint: Any, value: Any) -> None:
-        self.add_error(path, f"expected {type_name(hint)}, got {self.show(value)}")
+@contextmanager
+def report_errors(name: str, source: str = "") -> Iterator[None]:
+    """Raises a `Mismatch` as one `ConfigError` that lists everything that does not fit."""
+    try:
+        yield
+    except Mismatch as mismatch:
+        lines = [f"{path}: {text}" if path else text for path, text in mismatch.errors]
+        if len(lines) > 1:
+            lines = [f"{len(lines)} errors in {name}", *lines]
+        raise ConfigError((f"{source}: " if source else "") + "\n  ".join(lines)) from None
 
-    def show(self, value: Any) -> str:
-        """A value as the user wrote it, in JSON or in Python, shortened."""
-        text = repr(value)
-        if self.json or isinstance(value, str):
-            with contextlib.suppress(TypeError, ValueError):  # a key that JSON does not allow, or a cycle
-                text = json.dumps(value, ensure_ascii=False, default=repr)
-        return text if len(text) <= 80 else f"{text[:77]}..."
 
-    def raise_errors(self, name: str, source: str = "") -> None:
-        """Raises one `ConfigError` with all errors found, if there are any."""
-        prefix = f"{source}: " if source else ""
-        lines = [f"{path}: {text}" if path else text for path, text in self.errors]
-        if len(lines) == 1:
-            raise ConfigError(prefix + lines[0])
-        if lines:
-            raise ConfigError(f"{prefix}{len(lines)} errors in {name}\n" + "\n".join(f"  {line}" for line in lines))
+def _fail(path: str, hint: Any, value: Any, hint_text: str = "") -> NoReturn:
+    raise Mismatch((path, f"expected {type_name(hint)}, got {show(value)}{hint_text}"))
+
+
+def show(value: Any) -> str:
+    """A value as it is written in code, shortened; strings in double quotes, as in JSON."""
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def type_name(hint: Any) -> str:
@@ -86,95 +85,187 @@ def field_types(cls: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
-def convert(value: Any, hint: Any, path: str, how: Conversion) -> Any:
-    """The value in the type of its annotation; adds an error to `how` if it does not fit."""
-    origin = get_origin(hint) or hint
-    if origin in (Union, types.UnionType):
-        return convert_union(value, get_args(hint), path, how)[1]
-    if origin is Literal:
-        return _convert_literal(value, hint, path, how)
-    if origin is list or origin is tuple or origin is Sequence:
-        return _convert_sequence(value, hint, path, how)
-    if origin is dict or origin is Mapping:
-        return _convert_mapping(value, hint, path, how)
-    if origin is Callable:  # kept and compared, but never saved
-        return value if callable(value) and not how.json else how.add_mismatch(path, hint, value)
-    if hint is Any or hint is object:
-        return _convert_json_value(value, path, how)
-    if hint in (bool, int, float, str, type(None), None):
-        return _convert_scalar(value, hint, path, how)
-    if isinstance(hint, type) and issubclass(hint, PurePath):
-        from_str = isinstance(value, str) and (how.json or not how.exact)
-        return value if isinstance(value, hint) else hint(value) if from_str else how.add_mismatch(path, hint, value)
-    if isinstance(hint, type) and issubclass(hint, Enum) and not issubclass(hint, Flag):
-        return _convert_enum(value, hint, path, how)
-    if dataclasses.is_dataclass(hint):
-        return _convert_dataclass(value, hint, path, how)
-    if alias := _aliased_type(hint):
-        return convert(value, alias, path, how)
-    raise ConfigError(
-        f"{path}: a config can't hold {type_name(hint)}; it holds bool, int, float, str, None, pathlib paths, enums, "
-        "Literal, list, tuple, dict, unions of these, dataclasses and other configs"
-    )
+def field_values(instance: Any) -> dict[str, Any]:
+    """The values of the constructor's fields."""
+    return {name: getattr(instance, name) for name in field_types(type(instance))}
 
 
-def _aliased_type(hint: Any) -> Any:
-    """What a `NewType` or a `type X = ...` stands for."""
-    return getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)
+@dataclasses.dataclass(frozen=True)
+class Converter:
+    """Converts values: `json` also accepts JSON's form of a value, `exact` no int as a float."""
 
+    json: bool
+    exact: bool = False
 
-def _convert_scalar(value: Any, hint: Any, path: str, how: Conversion) -> Any:
-    if type(value) is hint or (value is None and hint is None):
-        return value
-    if hint is float and how.json and isinstance(value, str) and value in _NOT_FINITE:
-        return float(value)
-    if not how.exact and not isinstance(value, bool):  # numpy's scalars are Real or Integral too
-        if hint is float and isinstance(value, Real):
+    def convert(self, value: Any, hint: Any, path: str) -> Any:
+        """The value in the type of its annotation; raises `Mismatch` if it does not fit."""
+        origin = get_origin(hint) or hint
+        if origin in (Union, types.UnionType):
+            return self.choose(value, hint, path)[1]
+        if origin is Literal:
+            return self._convert_literal(value, hint, path)
+        if origin in (list, tuple, Sequence):
+            return self._convert_sequence(value, hint, path)
+        if origin in (dict, Mapping):
+            return self._convert_mapping(value, hint, path)
+        if origin is Callable:  # kept and compared, but never saved
+            return value if callable(value) and not self.json else _fail(path, hint, value)
+        if hint is Any:
+            return self._convert_any(value, path)
+        if hint in (bool, int, float, str, type(None), None):
+            return self._convert_scalar(value, hint, path)
+        if isinstance(hint, type) and issubclass(hint, PurePath):
+            from_str = isinstance(value, str) and (self.json or not self.exact)
+            return value if isinstance(value, hint) else hint(value) if from_str else _fail(path, hint, value)
+        if isinstance(hint, type) and issubclass(hint, Enum) and not issubclass(hint, Flag):
+            if self.json and isinstance(value, str) and value in hint.__members__:
+                return hint[value]
+            return value if isinstance(value, hint) else _fail_choice(path, hint, value, hint.__members__)
+        if dataclasses.is_dataclass(hint):
+            return self._convert_dataclass(value, hint, path)
+        if supertype := getattr(hint, "__supertype__", None):  # a NewType
+            return self.convert(value, supertype, path)
+        raise ConfigError(
+            f"{path}: a config can't hold {type_name(hint)}; it holds bool, int, float, str, None, pathlib paths, "
+            "enums, Literal, list, tuple, dict, unions of these, dataclasses and other configs"
+        )
+
+    def convert_all(self, items: Iterable[tuple[Any, Any, str]], errors: Iterable[tuple[str, str]] = ()) -> list[Any]:
+        """Converts each `(value, hint, path)`; raises one `Mismatch` with all errors."""
+        converted: list[Any] = []
+        errors = list(errors)
+        for value, hint, path in items:
             try:
-                return float(value)
-            except OverflowError:
-                return how.add_error(path, f"expected float, got {how.show(value)}, which exceeds the largest float")
-        if hint is int and isinstance(value, Integral):
-            return int(value)
-        if hint is str and isinstance(value, str):
-            return str.__str__(value)
-    return how.add_mismatch(path, hint, value)
+                converted.append(self.convert(value, hint, path))
+            except Mismatch as mismatch:
+                errors += mismatch.errors
+        if errors:
+            raise Mismatch(*errors)
+        return converted
+
+    def convert_fields(self, given: Mapping[str, Any], cls: type, path: str) -> dict[str, Any]:
+        """The given fields of a dataclass, converted; unknown and missing fields are errors."""
+        hints = field_types(cls)
+        prefix = f"{path}." if path else ""
+        errors: list[tuple[str, str]] = []
+        for key in given:
+            if key not in hints:
+                known = did_you_mean(str(key), hints) or f"; {cls.__name__} has {', '.join(hints) or 'no fields'}"
+                errors.append((f"{prefix}{key}", f"unknown field{known}"))
+        for field in dataclasses.fields(cls):
+            is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            if field.init and is_required and field.name not in given:
+                errors.append((prefix + field.name, f"missing, expected {type_name(hints[field.name])}"))
+        names = [name for name in hints if name in given]
+        values = self.convert_all(((given[name], hints[name], prefix + name) for name in names), errors)
+        return dict(zip(names, values, strict=True))
+
+    def choose(self, value: Any, hint: Any, path: str) -> tuple[Any, Any]:
+        """The member of a union that the value fits, and the converted value."""
+        members = get_args(hint)
+        if self.json and isinstance(value, Mapping):
+            member, value = _member_by_kind(value, members, path)
+            if member is not None:
+                return member, self.convert(value, member, path)
+        inner: list[Mismatch] = []  # of members that fit except further inside
+        for exact in (True,) if self.exact else (True, False):
+            inner.clear()
+            for member in members:
+                try:
+                    return member, Converter(self.json, exact).convert(value, member, path)
+                except Mismatch as mismatch:
+                    if all(inner_path != path for inner_path, _ in mismatch.errors):
+                        inner.append(mismatch)
+        if len(inner) == 1:
+            raise inner[0]
+        _fail(path, hint, value)
+
+    def _convert_scalar(self, value: Any, hint: Any, path: str) -> Any:
+        if type(value) is hint or (value is None and hint is None):
+            return value
+        if hint is float and self.json and isinstance(value, str) and value in _NOT_FINITE:
+            return float(value)
+        if not self.exact and not isinstance(value, bool):  # numpy's scalars are Real or Integral too
+            if hint is float and isinstance(value, Real):
+                try:
+                    return float(value)
+                except OverflowError:
+                    raise Mismatch((path, f"{show(value)} exceeds the largest float")) from None
+            if hint is int and isinstance(value, Integral):
+                return int(value)
+            if hint is str and isinstance(value, str):
+                return str.__str__(value)
+        _fail(path, hint, value)
+
+    def _convert_any(self, value: Any, path: str) -> Any:
+        """Anything that JSON can hold, for an annotation that does not say more."""
+        if isinstance(value, list | tuple):
+            return self._convert_sequence(value, list[Any], path)
+        if isinstance(value, dict):
+            return self._convert_mapping(value, dict[str, Any], path)
+        if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+            return value
+        text = f"expected a value that JSON can hold, got {show(value)}; annotate the field with its type"
+        raise Mismatch((path, text))
+
+    def _convert_literal(self, value: Any, hint: Any, path: str) -> Any:
+        for choice in get_args(hint):
+            is_name = self.json and isinstance(choice, Enum) and value == choice.name
+            if is_name or (type(choice) is type(value) and choice == value):
+                return choice
+        words = [choice for choice in get_args(hint) if isinstance(choice, str)]
+        return _fail_choice(path, hint, value, words)
+
+    def _convert_sequence(self, value: Any, hint: Any, path: str) -> Any:
+        kind = get_origin(hint) or hint
+        accepted = kind if self.exact and not self.json and kind is not Sequence else (list, tuple)
+        if not isinstance(value, accepted):
+            _fail(path, hint, value)
+        hints = _item_types(hint, len(value))
+        if len(hints) != len(value):
+            count = f"{len(hints)} value{'s' * (len(hints) != 1)}"
+            raise Mismatch((path, f"expected {type_name(hint)}, {count}; got {show(value)}, {len(value)}"))
+        pairs = enumerate(zip(value, hints, strict=True))
+        items = self.convert_all((item, item_hint, f"{path}[{index}]") for index, (item, item_hint) in pairs)
+        return items if kind is list else tuple(items)
+
+    def _convert_mapping(self, value: Any, hint: Any, path: str) -> Any:
+        if not isinstance(value, Mapping):
+            _fail(path, hint, value)
+        key_hint, value_hint = get_args(hint) or (str, Any)
+        paths = [f"{path}[{show(key)}]" for key in value]
+        keys = list(value)
+        if self.json and key_hint is int:  # JSON's keys are strings
+            keys = [int(key) if isinstance(key, str) and _INT_KEY.fullmatch(key) else key for key in keys]
+        converted = self.convert_all((key, key_hint, item_path) for key, item_path in zip(keys, paths, strict=True))
+        items = zip(value.values(), paths, strict=True)
+        values = self.convert_all((item, value_hint, item_path) for item, item_path in items)
+        return dict(zip(converted, values, strict=True))
+
+    def _convert_dataclass(self, value: Any, cls: type, path: str) -> Any:
+        if type(value) is cls:
+            if getattr(cls, "_is_config", False):  # it has checked itself
+                return value
+            return dataclasses.replace(value, **self.convert_fields(field_values(value), cls, path))
+        if self.json and isinstance(value, Mapping):
+            is_tagged = "kind" not in field_types(cls) and value.get("kind") == cls.__name__
+            given = {key: value[key] for key in value if not (is_tagged and key == "kind")}
+            values = self.convert_fields(given, cls, path)
+            try:
+                return cls(**values)
+            except (ValueError, TypeError) as error:  # from the class's own __post_init__
+                raise Mismatch((path, str(error))) from error
+        if isinstance(value, cls):
+            name = type(value).__name__
+            text = (
+                f"expected {cls.__name__}, got its subclass {name}, which a file can't restore; annotate it with {name}"
+            )
+            raise Mismatch((path, text))
+        _fail(path, cls, value)
 
 
-def _convert_json_value(value: Any, path: str, how: Conversion) -> Any:
-    """Anything that JSON can hold, for an annotation that does not say more."""
-    if isinstance(value, list | tuple):
-        return [_convert_json_value(each, f"{path}[{place}]", how) for place, each in enumerate(value)]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _convert_json_value(each, f"{path}[{json.dumps(key)}]", how) for key, each in value.items()}
-    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
-        return value
-    return how.add_error(
-        path, f"expected a value that JSON can hold, got {how.show(value)}; annotate the field with its type"
-    )
-
-
-def _convert_literal(value: Any, hint: Any, path: str, how: Conversion) -> Any:
-    for choice in get_args(hint):
-        if type(choice) is type(value) and choice == value:
-            return choice
-        if how.json and isinstance(choice, Enum) and value == choice.name:
-            return choice
-    words = [each for each in get_args(hint) if isinstance(each, str)]
-    return _add_unknown_choice(value, hint, words, path, how)
-
-
-def _convert_enum(value: Any, hint: type[Enum], path: str, how: Conversion) -> Any:
-    if isinstance(value, hint):
-        return value
-    if how.json and isinstance(value, str) and value in hint.__members__:
-        return hint[value]
-    return _add_unknown_choice(value, hint, list(hint.__members__), path, how)
-
-
-def _add_unknown_choice(value: Any, hint: Any, words: list[str], path: str, how: Conversion) -> None:
-    suggestion = did_you_mean(value, words) if isinstance(value, str) else ""
-    how.add_error(path, f"expected {type_name(hint)}, got {how.show(value)}{suggestion}")
+def _fail_choice(path: str, hint: Any, value: Any, words: Iterable[str]) -> NoReturn:
+    _fail(path, hint, value, did_you_mean(value, words) if isinstance(value, str) else "")
 
 
 def _item_types(hint: Any, count: int) -> tuple[Any, ...]:
@@ -185,117 +276,24 @@ def _item_types(hint: Any, count: int) -> tuple[Any, ...]:
     return (args[0] if args else Any,) * count
 
 
-def _convert_sequence(value: Any, hint: Any, path: str, how: Conversion) -> Any:
-    accepted = {list: (list,), tuple: (tuple,)}.get(get_origin(hint) or hint, (list, tuple))
-    if not isinstance(value, accepted if how.exact and not how.json else (list, tuple)):
-        return how.add_mismatch(path, hint, value)
-    hints = _item_types(hint, len(value))
-    if len(hints) != len(value):
-        count = f"{len(hints)} value{'s' * (len(hints) != 1)}"
-        return how.add_error(path, f"expected {type_name(hint)}, {count}; got {how.show(value)}, {len(value)}")
-    pairs = enumerate(zip(value, hints, strict=True))
-    items = [convert(each, item, f"{path}[{place}]", how) for place, (each, item) in pairs]
-    return items if accepted == (list,) else tuple(items)
-
-
-def _convert_mapping(value: Any, hint: Any, path: str, how: Conversion) -> Any:
-    if not isinstance(value, Mapping):
-        return how.add_mismatch(path, hint, value)
-    key_hint, value_hint = get_args(hint) or (str, Any)
-    found = {}
-    for key, each in value.items():
-        place = f"{path}[{how.show(key)}]"
-        if how.json and key_hint is int and isinstance(key, str) and _INT_KEY.fullmatch(key):
-            key = int(key)  # JSON's keys are strings
-        found[convert(key, key_hint, place, how)] = convert(each, value_hint, place, how)
-    return found
-
-
-def _convert_dataclass(value: Any, cls: type, path: str, how: Conversion) -> Any:
-    if type(value) is cls and getattr(cls, "_is_config", False):  # a Config has checked itself
-        return value
-    before = len(how.errors)
-    if type(value) is cls:
-        given = {name: getattr(value, name) for name in field_types(cls)}
-        values = convert_fields(given, cls, path, how)
-        return dataclasses.replace(value, **values) if len(how.errors) == before else None
-    if how.json and isinstance(value, Mapping):
-        tagged = "kind" not in field_types(cls) and value.get("kind") == cls.__name__
-        values = convert_fields({key: value[key] for key in value if not (tagged and key == "kind")}, cls, path, how)
-        if len(how.errors) > before:
-            return None
-        try:
-            return cls(**values)
-        except (ValueError, TypeError) as error:  # from the class's own __post_init__
-            return how.add_error(path, str(error))
-    if isinstance(value, cls):
-        name = type(value).__name__
-        return how.add_error(
-            path,
-            f"expected {cls.__name__}, got its subclass {name}, which a file can't restore; annotate it with {name}",
-        )
-    return how.add_mismatch(path, cls, value)
-
-
-def convert_fields(given: Mapping[str, Any], cls: type, path: str, how: Conversion) -> dict[str, Any]:
-    """The given fields of a dataclass, converted; unknown and missing fields are errors."""
-    hints, prefix = field_types(cls), f"{path}." if path else ""
-    for key in given:
-        if key not in hints:
-            known = did_you_mean(str(key), hints) or f"; {cls.__name__} has {', '.join(hints) or 'no fields'}"
-            how.add_error(f"{prefix}{key}", f"unknown field{known}")
-    missing = dataclasses.MISSING
-    required = {each.name for each in dataclasses.fields(cls) if each.default is each.default_factory is missing}
-    for name, hint in hints.items():
-        if name in required and name not in given:
-            how.add_error(f"{prefix}{name}", f"missing, expected {type_name(hint)}")
-    return {name: convert(given[name], hint, prefix + name, how) for name, hint in hints.items() if name in given}
-
-
-def convert_union(value: Any, members: tuple[Any, ...], path: str, how: Conversion) -> tuple[int, Any]:
-    """The index of the member that the value fits, and the converted value; `(-1, None)` if it fits none."""
-    if how.json and isinstance(value, Mapping):
-        index, value = _member_by_kind(value, members, path, how)
-        if index is not None:
-            return index, None if index < 0 else convert(value, members[index], path, how)
-    inner: list[list[tuple[str, str]]] = []  # the errors of members that fit except further inside
-    for exact in (True,) if how.exact else (True, False):
-        inner.clear()
-        for index, member in enumerate(members):
-            attempt = Conversion(how.json, exact)
-            found = convert(value, member, path, attempt)
-            if not attempt.errors:
-                return index, found
-            if all(each != path for each, _ in attempt.errors):
-                inner.append(attempt.errors)
-    if len(inner) == 1:
-        how.errors.extend(inner[0])
-    else:
-        how.add_mismatch(path, Union[members], value)  # noqa: UP007 - made at run time
-    return -1, None
-
-
-def _member_by_kind(value: Mapping, members: tuple[Any, ...], path: str, how: Conversion) -> tuple[int | None, Any]:
-    """The member that a JSON object is meant for, by its "kind", and the rest of the object; None if unknown."""
-    kind, names = value.get("kind"), [_kind_of(member) for member in members]
-    classes = [index for index, member in enumerate(members) if dataclasses.is_dataclass(member)]
-    if kind in names:
-        index = names.index(kind)
-        if index in classes and "kind" not in field_types(members[index]):
-            return index, {key: each for key, each in value.items() if key != "kind"}
-        if index not in classes and value.keys() == {"kind", "value"}:
-            return index, value["value"]
-    if not classes or any((get_origin(member) or member) in (dict, Mapping, Any, object) for member in members):
+def _member_by_kind(value: Mapping[str, Any], members: Sequence[Any], path: str) -> tuple[Any, Any]:
+    """The member of a union that a JSON object is meant for, by its "kind", and the rest of it; None if unknown."""
+    kind = value.get("kind")
+    classes = [member for member in members if dataclasses.is_dataclass(member)]
+    for member in members:
+        if kind == _kind_of(member):
+            if member in classes and "kind" not in field_types(member):
+                return member, {key: item for key, item in value.items() if key != "kind"}
+            if member not in classes and value.keys() == {"kind", "value"}:
+                return member, value["value"]
+    if not classes or any((get_origin(member) or member) in (dict, Mapping, Any) for member in members):
         return None, value
     if len(classes) == 1:
         return classes[0], value
-    expected = " or ".join(json.dumps(names[index]) for index in classes)
-    if kind is None:
-        how.add_error(f"{path}.kind".lstrip("."), f"missing, expected {expected}")
-    else:
-        suggestion = did_you_mean(str(kind), names)
-        how.add_error(f"{path}.kind".lstrip("."), f"expected {expected}, got {how.show(kind)}{suggestion}")
-    return -1, None
+    names = [_kind_of(member) for member in classes]
+    expected = f"expected {' or '.join(map(show, names))}"
+    text = f"missing, {expected}" if kind is None else f"{expected}, got {show(kind)}{did_you_mean(str(kind), names)}"
+    raise Mismatch((f"{path}.kind".lstrip("."), text))
 
 
 def _kind_of(hint: Any) -> str:
@@ -311,15 +309,15 @@ def to_json(value: Any, hint: Any, path: str) -> Any:
     """
     origin = get_origin(hint) or hint
     if origin in (Union, types.UnionType):
-        return _union_to_json(value, get_args(hint), path)
-    if origin is list or origin is tuple or origin is Sequence:
-        pairs = enumerate(zip(value, _item_types(hint, len(value)), strict=True))
-        return [to_json(each, item, f"{path}[{place}]") for place, (each, item) in pairs]
-    if origin is dict or origin is Mapping:
+        return _union_to_json(value, hint, path)
+    if origin in (list, tuple, Sequence):
+        hints = _item_types(hint, len(value))
+        return [to_json(item, hints[index], f"{path}[{index}]") for index, item in enumerate(value)]
+    if origin in (dict, Mapping):
         key_hint, value_hint = get_args(hint) or (str, Any)
         return {
-            _key_to_json(key, key_hint, path): to_json(each, value_hint, f"{path}[{key!r}]")
-            for key, each in value.items()
+            _key_to_json(key, key_hint, path): to_json(item, value_hint, f"{path}[{key!r}]")
+            for key, item in value.items()
         }
     if origin is Callable:
         raise ConfigError(f"{path}: a function can't be saved, got {value!r}")
@@ -331,9 +329,8 @@ def to_json(value: Any, hint: Any, path: str) -> Any:
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if dataclasses.is_dataclass(value):
         return fields_to_json(value, path)
-    if alias := _aliased_type(hint):
-        return to_json(value, alias, path)
-    return value
+    supertype = getattr(hint, "__supertype__", None)
+    return value if supertype is None else to_json(value, supertype, path)
 
 
 def fields_to_json(instance: Any, path: str = "") -> dict[str, Any]:
@@ -344,30 +341,29 @@ def fields_to_json(instance: Any, path: str = "") -> dict[str, Any]:
 
 
 def _key_to_json(key: Any, hint: Any, path: str) -> str:
-    written = to_json(key, hint, path)
-    if isinstance(written, str):
-        return written
-    if type(written) is int and hint is int:
-        return str(written)
+    name = to_json(key, hint, path)
+    if isinstance(name, str) or (type(name) is int and hint is int):
+        return str(name)
     raise ConfigError(f"{path}: the keys of a dict in a config are str, int, paths or enums, not {type_name(hint)}")
 
 
-def _union_to_json(value: Any, members: tuple[Any, ...], path: str) -> Any:
+def _union_to_json(value: Any, hint: Any, path: str) -> Any:
     """The JSON form of the member, with a `"kind"` if it would otherwise be read as another member."""
-    how = Conversion(json=False)
-    index, _ = convert_union(value, members, path, how)
-    how.raise_errors("a union")
-    member, data = members[index], to_json(value, members[index], path)
-    classes = [_kind_of(each) for each in members if dataclasses.is_dataclass(each)]
-    if _kind_of(member) in classes:
-        if len(classes) == 1 and convert_union(data, members, path, Conversion(json=True))[0] == index:
-            return data
-        if len(set(classes)) < len(classes) or "kind" in field_types(member):
-            raise ConfigError(
-                f'{path}: JSON distinguishes {" and ".join(classes)} by a "kind" with the name of the class; '
-                "give them different names, and no field called kind"
-            )
-        return {"kind": _kind_of(member), **data}
-    if convert_union(data, members, path, Conversion(json=True))[0] == index:
-        return data
-    return {"kind": _kind_of(member), "value": data}
+    member, _ = Converter(json=False).choose(value, hint, path)
+    data = to_json(value, member, path)
+    classes = [_kind_of(other) for other in get_args(hint) if dataclasses.is_dataclass(other)]
+    is_class = dataclasses.is_dataclass(member)
+    if not is_class or len(classes) == 1:
+        try:
+            if Converter(json=True).choose(data, hint, path)[0] is member:
+                return data
+        except Mismatch:
+            pass
+    if not is_class:
+        return {"kind": _kind_of(member), "value": data}
+    if len(set(classes)) < len(classes) or "kind" in field_types(member):
+        raise ConfigError(
+            f'{path}: JSON distinguishes {" and ".join(classes)} by a "kind" with the name of the class; '
+            "give them different names, and no field called kind"
+        )
+    return {"kind": _kind_of(member), **data}

@@ -5,25 +5,31 @@ A source is a tensor, an array, a tuple or mapping of them, a table, a list, a t
 """
 
 from stoker.data._batch import PaddingBatch, RowSelection, batchable, move_batch
+from stoker.data._combine import Combination, by_epoch, cycle, mix, zip
 from stoker.data._dataset_files import cifar10, idx, read_idx
 from stoker.data._digits import digits
-from stoker.data._loader import EpochBatches, Loader
+from stoker.data._loader import EpochBatches, Loader, is_batched
 from stoker.data._prefetch import prefetch
 from stoker.data._source import Source
 from stoker.data._views import concat, mapped, shuffled, split, take, windows
 
 __all__ = [
+    "Combination",
     "EpochBatches",
     "Loader",
     "PaddingBatch",
     "RowSelection",
     "Source",
     "batchable",
+    "by_epoch",
     "cifar10",
     "concat",
+    "cycle",
     "digits",
     "idx",
+    "is_batched",
     "mapped",
+    "mix",
     "move_batch",
     "prefetch",
     "read_idx",
@@ -31,4 +37,5 @@ __all__ = [
     "split",
     "take",
     "windows",
+    "zip",
 ]

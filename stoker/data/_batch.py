@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Number
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from stoker._tree import is_namedtuple, map_leaves
 from stoker.data._rng import BATCH, SAMPLE, preserve_generators, random_key, seed_generators
-from stoker.data._source import Source, View
+from stoker.data._source import Source, View, is_of_package
 from stoker.errors import BadData, WrongType
 
 
@@ -57,9 +58,7 @@ class RowSelection:
 
     def columns(self) -> list[Tensor]:
         """Returns the tensors that the rows index."""
-        columns = self.source.columns()
-        assert columns is not None  # a loader gives row selections only if there are columns
-        return columns
+        return self.source.columns()
 
     def with_rows(self, rows: Tensor) -> "RowSelection":
         """Returns a selection of other rows of the same columns: the static input of a CUDA graph, for example."""
@@ -67,7 +66,7 @@ class RowSelection:
 
     def with_columns(self, columns: list[Tensor]) -> "RowSelection":
         """Returns a selection of the same rows of other tensors, given in the order of `columns()`."""
-        return replace(self, source=self.source.with_columns(columns))
+        return replace(self, source=self.source.with_columns(iter(columns)))
 
 
 @dataclass(frozen=True)
@@ -147,6 +146,7 @@ class Task(NamedTuple):
     samples: list[Any] | None = None
     rank: int = 0  # the rank that gets it
     is_padding: bool = False
+    places: range | None = None  # of the samples in the order of the epoch, if it may have a sample twice
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,13 @@ class Recipe:
     transform: Callable[..., Any] | None
     batcher: Callable[[list[Any]], Any] | None
     seed: int
+
+    def build_here(self, tasks: Iterable[Task]) -> Iterator[Any]:
+        """Builds batches in this process when they are requested; its global random state does not change."""
+        for task in tasks:
+            with preserve_generators():
+                batch = self.build(task)
+            yield batch
 
     def build(self, task: Task, stack: Stack = torch.stack) -> Any:
         """Reads, transforms and collates the samples; leaves torch's, numpy's and Python's generators seeded."""
@@ -174,7 +181,8 @@ class Recipe:
 
     def _load(self, task: Task, place: int) -> Any:
         number = task.numbers[place]
-        seed_generators(random_key(SAMPLE, self.seed, task.epoch, number))
+        places = () if task.places is None else (task.places[place],)  # a sample that comes again draws other numbers
+        seed_generators(random_key(SAMPLE, self.seed, task.epoch, number, *places))
         try:
             sample = self.source[number] if task.samples is None else task.samples[place]
             return sample if self.transform is None else call_with_parts(self.transform, sample)
@@ -183,27 +191,8 @@ class Recipe:
             raise
 
 
-@dataclass(frozen=True)
-class InProcess:
-    """Builds batches in this process when they are requested; `Workers` has the same methods."""
-
-    recipe: Recipe
-
-    def build(self, tasks: Iterable[Task], *, start: tuple[int, int] | None = None) -> Iterator[Any]:
-        """Yields the batches of the tasks; the global random state of this process does not change."""
-        for task in tasks:
-            with preserve_generators():
-                batch = self.recipe.build(task)
-            yield batch
-
-    def prepare(self, tasks: Iterable[Task], *, start: tuple[int, int]) -> None:
-        """Does nothing: building in this process would only delay training."""
-
-    def close(self) -> None:
-        """Does nothing: there are no processes to stop."""
-
-
 _ADVICE = "pass batcher= to define how samples become a batch (with padding, for example)"
+_KINDS: list[Any] = [(str, bytes), Tensor, (np.ndarray, np.generic), Number, Mapping]  # each may be mixed in a batch
 
 
 def collate(samples: Sequence[Any], path: str = "", stack: Stack = torch.stack) -> Any:
@@ -213,100 +202,83 @@ def collate(samples: Sequence[Any], path: str = "", stack: Stack = torch.stack) 
     (tensor([1, 2]), tensor([0.5000, 0.2500]), ['a', 'b'])
 
     Python floats get torch's default dtype; arrays and tensors keep theirs. A list of numbers is a row of a tensor.
+    Graphs of PyTorch Geometric become one of its batches, and TensorDicts a dict.
     `stack` replaces `torch.stack`, for a caller that allocates the memory itself.
     """
-    first = samples[0]
+    first, at = samples[0], f" at {path}" if path else ""
+
+    def collate_part(suffix: str, read: Callable[[Any], Any]) -> Any:
+        return collate([read(sample) for sample in samples], path + suffix, stack)
+
+    kind = next((kind for kind in _KINDS if isinstance(first, kind)), type(first))
+    for sample in samples:
+        if not isinstance(sample, kind):
+            names = f"{type(first).__name__} and {type(sample).__name__}"
+            raise BadData(f"samples have both {names}{at}, which do not stack; {_ADVICE}")
     if isinstance(first, (str, bytes)):
-        _check_types(samples, (str, bytes), path)
         return list(samples)
-    if isinstance(first, Tensor):
-        _check_types(samples, Tensor, path)
-        return _stack(samples, path, stack)
-    if isinstance(first, (np.ndarray, np.generic)):
-        _check_types(samples, (np.ndarray, np.generic), path)
-        return _stack([_from_array(each, path) for each in samples], path, stack)
-    if isinstance(first, Number):
-        _check_types(samples, Number, path)
-        return _as_tensor(samples, path)
+    if isinstance(first, Number) and not isinstance(first, np.generic):
+        return _as_tensor(samples, at)
+    if isinstance(first, (Tensor, np.ndarray, np.generic)) or _is_row(first):
+        return _stack([_as_tensor(sample, at) for sample in samples], at, stack)
+    if is_of_package("tensordict", first):
+        return collate([sample.to_dict() for sample in samples], path, stack)
+    if is_of_package("torch_geometric", first):
+        from torch_geometric.data import Batch
+
+        return Batch.from_data_list(list(samples))
     if isinstance(first, Mapping):
-        return _collate_mappings(samples, path, stack)
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        _check_types(samples, type(first), path)
-        names = [field.name for field in dataclasses.fields(first) if field.init]
-        parts = {name: collate([getattr(s, name) for s in samples], f"{path}.{name}", stack) for name in names}
-        return type(first)(**parts)
+        for sample in samples:
+            if sample.keys() != first.keys():
+                missing = ", ".join(sorted(map(repr, sample.keys() ^ first.keys())))
+                raise BadData(f"only some samples have {missing}{at}; {_ADVICE}")
+        return {name: collate_part(f"[{name!r}]", itemgetter(name)) for name in first}
     if isinstance(first, (tuple, list)):
-        return _collate_sequences(samples, path, stack)
+        lengths = {len(sample) for sample in samples}
+        if len(lengths) > 1:
+            raise BadData(f"samples have {_join(sorted(lengths))} parts{at}; {_ADVICE}")
+        parts = [collate_part(f"[{place}]", itemgetter(place)) for place in range(len(first))]
+        return type(first)(*parts) if is_namedtuple(first) else type(first)(parts)
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first) if field.init]
+        return type(first)(**{name: collate_part(f".{name}", attrgetter(name)) for name in names})
     raise BadData(
-        f"a {type(first).__name__}{_at(path)} can't be stacked into a batch; use tensors, arrays, numbers or strings "
+        f"a {type(first).__name__}{at} can't be stacked into a batch; use tensors, arrays, numbers or strings "
         "(transform= can make them), or pass batcher= to define how samples become a batch"
     )
 
 
-def _collate_sequences(samples: Sequence[Any], path: str, stack: Stack) -> Any:
-    first = samples[0]
-    _check_types(samples, type(first), path)
-    if isinstance(first, list) and _is_row(first):
-        return _stack([_as_tensor(each, path) for each in samples], path, stack)
-    lengths = {len(each) for each in samples}
-    if len(lengths) > 1:
-        raise BadData(f"samples have {_join(lengths)} parts{_at(path)}; {_ADVICE}")
-    columns = enumerate(zip(*samples, strict=True))
-    parts = [collate(column, f"{path}[{place}]", stack) for place, column in columns]
-    return type(first)(*parts) if is_namedtuple(first) else type(first)(parts)
-
-
-def _collate_mappings(samples: Sequence[Any], path: str, stack: Stack) -> dict[Any, Any]:
-    _check_types(samples, Mapping, path)
-    names = list(samples[0])
-    for each in samples:
-        if set(each) != set(names):
-            missing = sorted(map(repr, set(each) ^ set(names)))
-            raise BadData(f"only some samples have {', '.join(missing)}{_at(path)}; {_ADVICE}")
-    return {name: collate([each[name] for each in samples], f"{path}[{name!r}]", stack) for name in names}
-
-
 def _is_row(value: Any) -> bool:
     """Whether a value is a list of numbers, or of such lists; a list of anything else has parts, like a tuple."""
-    return isinstance(value, list) and all(isinstance(each, Number) or _is_row(each) for each in value)
+    return isinstance(value, list) and all(isinstance(part, Number) or _is_row(part) for part in value)
 
 
-def _as_tensor(values: Any, path: str) -> Tensor:
+def _as_tensor(value: Any, at: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)):
+        try:
+            return torch.from_numpy(np.array(value))  # a copy, because an array may be read-only
+        except TypeError:
+            raise BadData(f"an array of dtype {value.dtype}{at} can't be converted to a tensor; {_ADVICE}") from None
     try:
-        return torch.tensor(values, device="cpu")
+        return torch.tensor(value, device="cpu")
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise BadData(f"the numbers{_at(path)} can't be converted to a tensor ({error}); {_ADVICE}") from None
+        raise BadData(f"the numbers{at} can't be converted to a tensor ({error}); {_ADVICE}") from None
 
 
-def _from_array(value: Any, path: str) -> Tensor:
-    try:
-        return torch.from_numpy(np.array(value))  # a copy, because an array may be read-only; stacking costs as much
-    except TypeError:
-        dtype = value.dtype
-        raise BadData(f"an array of dtype {dtype}{_at(path)} can't be converted to a tensor; {_ADVICE}") from None
-
-
-def _stack(tensors: Sequence[Tensor], path: str, stack: Stack) -> Tensor:
-    shapes, dtypes = {tuple(each.shape) for each in tensors}, {each.dtype for each in tensors}
+def _stack(tensors: list[Tensor], at: str, stack: Stack) -> Tensor:
+    shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
         listed = _join(str(list(shape)) for shape in sorted(shapes, key=lambda shape: (len(shape), shape)))
-        columns = "; if these are columns, put them in a tuple, as in (x, y)" if not path else ""
-        raise BadData(f"samples have shapes {listed}{_at(path)}, but only equal shapes stack; {_ADVICE}{columns}")
+        more = "" if at else "; if these are columns, put them in a tuple, as in (x, y)"
+        more = "; Transformers' DataCollatorWithPadding(tokenizer) is one for tokens" if "input_ids" in at else more
+        raise BadData(f"samples have shapes {listed}{at}, but only equal shapes stack; {_ADVICE}{more}")
+    dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
-        listed = _join(sorted(str(dtype) for dtype in dtypes))
-        raise BadData(f"samples have dtypes {listed}{_at(path)}, but only equal dtypes stack; {_ADVICE}")
-    return stack(list(tensors))
-
-
-def _check_types(samples: Sequence[Any], expected: Any, path: str) -> None:
-    for each in samples:
-        if not isinstance(each, expected):
-            names = f"{type(samples[0]).__name__} and {type(each).__name__}"
-            raise BadData(f"samples have both {names}{_at(path)}, which do not stack; {_ADVICE}")
-
-
-def _at(path: str) -> str:
-    return f" at {path}" if path else ""
+        listed = _join(sorted(map(str, dtypes)))
+        raise BadData(f"samples have dtypes {listed}{at}, but only equal dtypes stack; {_ADVICE}")
+    return stack(tensors)
 
 
 def _join(values: Iterable[Any]) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # What a key is used for, so that two uses never share a stream of random numbers.
-ORDER, SAMPLE, BATCH, STREAM, SPLIT = range(1, 6)
+ORDER, SAMPLE, BATCH, STREAM, SPLIT, DRAW, MIX, PART = range(1, 9)
 
 _MASK = 2**64 - 1
 

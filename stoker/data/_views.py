@@ -1,7 +1,7 @@
 """Lazy views of a source: some samples, another order, a function of each sample, several sources, windows, parts."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from numbers import Integral, Real
 from typing import Any
@@ -13,8 +13,19 @@ from torch import Tensor
 from stoker._tree import map_leaves, named_leaves
 from stoker.data._arguments import check_int
 from stoker.data._batch import call_with_parts, collate
+from stoker.data._order import apportion, interleave
 from stoker.data._rng import SPLIT, permutation
-from stoker.data._source import Columns, Selection, Source, View, as_indexable, is_vectorized
+from stoker.data._source import (
+    Columns,
+    Selection,
+    Source,
+    View,
+    as_indexable,
+    is_traceable,
+    is_vectorized,
+    row_numbers,
+    take_rows,
+)
 from stoker.errors import BadData, InvalidArgument, WrongType
 
 
@@ -25,9 +36,9 @@ def take(source: Any, which: int | slice | Sequence[int] | Tensor | np.ndarray) 
     (3, [0, 4, 8], [9, 0])
     """
     base = as_indexable(source, "take")
-    if isinstance(which, bool) or not isinstance(which, int | slice):
-        return Selection(base, _row_numbers(which, len(base)))
-    if isinstance(which, int) and not 0 < which <= len(base):
+    if isinstance(which, bool) or not isinstance(which, int | np.integer | slice):
+        return Selection(base, row_numbers(which, len(base), "take"))
+    if not isinstance(which, slice) and not 0 < which <= len(base):
         raise InvalidArgument(f"take needs a number from 1 to {len(base)}, the number of samples; got {which}")
     span = range(len(base))[which if isinstance(which, slice) else slice(which)]
     if len(span) == 0:
@@ -35,26 +46,6 @@ def take(source: Any, which: int | slice | Sequence[int] | Tensor | np.ndarray) 
     if isinstance(base, Columns) and span.step == 1:
         return base.narrow(span.start, span.stop)
     return Selection(base, torch.from_numpy(np.arange(span.start, span.stop, span.step)))
-
-
-def _row_numbers(which: Any, size: int) -> Tensor:
-    """Converts numbers (negative ones count from the end) or a mask to row numbers in range."""
-    try:
-        numbers = torch.as_tensor(which, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
-        raise WrongType(f"take needs a number, a slice, numbers or a mask; got {type(which).__name__}") from None
-    if numbers.ndim != 1 or (numbers.numel() and (numbers.is_floating_point() or numbers.is_complex())):
-        raise WrongType(f"take needs integers or a mask in one dimension; got {numbers.dtype} of {numbers.ndim}")
-    if numbers.dtype == torch.bool:
-        if len(numbers) != size:
-            raise InvalidArgument(f"a mask needs a value for each of the {size} samples; got {len(numbers)}")
-        numbers = numbers.nonzero().flatten()
-    if len(numbers) == 0:
-        raise BadData(f"an empty selection leaves none of the {size} samples")
-    low, high = int(numbers.min()), int(numbers.max())
-    if low < -size or high >= size:
-        raise InvalidArgument(f"sample {high if high >= size else low} does not exist: there are {size}")
-    return numbers.long().remainder(size)
 
 
 def shuffled(source: Any, seed: int = 0) -> Source[Any]:
@@ -107,7 +98,6 @@ class _Joined(View):
         self.parts = parts
         self.ends = list(accumulate(len(part) for part in parts))
         self.vectorized = all(map(is_vectorized, parts))
-        self.bases = parts if self.vectorized else []
         if self.vectorized:
             _check_same_columns([_describe_columns(part) for part in parts])
 
@@ -121,8 +111,11 @@ class _Joined(View):
         part = bisect_right(self.ends, number)
         return self.parts[part][number - self._start(part)]
 
-    def with_bases(self, bases: list[View]) -> View:
-        return _Joined(bases)
+    def columns(self) -> list[Any]:
+        return [column for part in self.parts for column in part.columns()]
+
+    def with_columns(self, columns: Iterator[Any]) -> View:
+        return _Joined([part.with_columns(columns) for part in self.parts])
 
     def gather(self, rows: Tensor) -> Any:
         owner = torch.bucketize(rows, torch.tensor(self.ends, device=rows.device), right=True)
@@ -133,7 +126,7 @@ class _Joined(View):
             if len(chunk):
                 gathered.append(self.parts[part].gather(chunk - self._start(part)))
         requested = places.argsort()  # undoes the sorting by part
-        return map_leaves(lambda *leaves: torch.cat(leaves).index_select(0, requested), *gathered)
+        return map_leaves(lambda *leaves: take_rows(torch.cat(leaves), requested), *gathered)
 
 
 def _describe_columns(part: View) -> dict[str, str]:
@@ -170,8 +163,7 @@ def windows(source: Any, size: int, stride: int = 1) -> Source[Any]:
 class _Windows(View):
     def __init__(self, base: Any, size: int, stride: int) -> None:
         self.base, self.size, self.stride = base, size, stride
-        self.vectorized = is_vectorized(base)
-        self.bases = [base] if self.vectorized else []
+        self.vectorized, self.traceable = is_vectorized(base), is_traceable(base)
 
     def __len__(self) -> int:
         return (len(self.base) - self.size) // self.stride + 1
@@ -182,14 +174,11 @@ class _Windows(View):
             return self.base.slice(start, start + self.size)
         return collate([self.base[place] for place in range(start, start + self.size)])
 
-    def columns(self) -> list[Tensor] | None:
+    def columns(self) -> list[Any]:
         return self.base.columns()
 
-    def with_columns(self, columns: list[Tensor]) -> View:
-        return self.with_bases([self.base.with_columns(columns)])
-
-    def with_bases(self, bases: list[View]) -> View:
-        return _Windows(bases[0], self.size, self.stride)
+    def with_columns(self, columns: Iterator[Any]) -> View:
+        return _Windows(self.base.with_columns(columns), self.size, self.stride)
 
     def gather(self, rows: Tensor) -> Any:
         offsets = torch.arange(self.size, device=rows.device)
@@ -199,7 +188,7 @@ class _Windows(View):
 
 def split(
     source: Any,
-    fractions: Sequence[float],
+    fractions: Sequence[float] | Tensor | np.ndarray,
     *,
     seed: int | None = 0,
     stratify: Any = None,
@@ -217,13 +206,15 @@ def split(
     """
     base = as_indexable(source, "split")
     count = len(base)
-    sizes = _part_sizes(list(fractions), count)
+    sizes = _part_sizes(fractions.tolist() if isinstance(fractions, Tensor | np.ndarray) else fractions, count)
     for number, size in enumerate(sizes, start=1):
         if size == 0:
             raise BadData(
                 f"part {number} of the split would be empty: {fractions[number - 1]} of {count} samples; "
                 "give it a larger share, or leave it out"
             )
+    if seed is None and stratify is None:
+        return tuple(take(base, slice(stop - size, stop)) for size, stop in zip(sizes, accumulate(sizes), strict=True))
     sizes_and_rest = [*sizes, count - sum(sizes)]
     if seed is None:
         order = torch.arange(count, device="cpu")
@@ -233,7 +224,7 @@ def split(
         return tuple(Selection(base, numbers) for numbers in order.split(sizes_and_rest)[: len(sizes)])
     labels = _label_codes(base, stratify)
     by_label = order[labels[order].argsort(stable=True)]
-    owners = _interleave(sizes_and_rest)
+    owners = interleave(sizes_and_rest)
     place = torch.empty_like(order)
     place[order] = torch.arange(count, device="cpu")
     parts = (by_label[owners == number] for number in range(len(sizes)))
@@ -241,9 +232,10 @@ def split(
     return tuple(Selection(base, numbers[place[numbers].argsort()]) for numbers in parts)
 
 
-def _part_sizes(fractions: list[float], count: int) -> list[int]:
+def _part_sizes(fractions: Sequence[float], count: int) -> list[int]:
     """Rounds by the largest remainder; integers are the sizes themselves."""
-    if not fractions or any(isinstance(each, bool) or not isinstance(each, Real) for each in fractions):
+    is_numbers = isinstance(fractions, Iterable) and all(isinstance(each, Real) for each in fractions)
+    if not is_numbers or not fractions or any(isinstance(each, bool) for each in fractions):
         raise WrongType(f"split needs fractions, as in [0.8, 0.2], or sizes, as in [800, 200]; got {fractions!r}")
     if any(not 0 <= each < float("inf") for each in fractions):
         raise InvalidArgument(f"fractions can't be negative, infinite or NaN; got {fractions}")
@@ -251,22 +243,9 @@ def _part_sizes(fractions: list[float], count: int) -> list[int]:
         if sum(fractions) > count:
             raise InvalidArgument(f"the sizes {fractions} sum to {sum(fractions)}, but there are only {count} samples")
         return [int(each) for each in fractions]
-    if abs(sum(fractions) - 1) > 1e-9:
+    if abs(sum(fractions) - 1) > 1e-6:  # fractions may be float32
         raise InvalidArgument(f"fractions have to sum to 1; {fractions} sum to {sum(fractions):.6g}")
-    exact = [each * count for each in fractions]
-    sizes = [int(each) for each in exact]
-    by_remainder = sorted(range(len(sizes)), key=lambda part: sizes[part] - exact[part])
-    for part in by_remainder[: count - sum(sizes)]:
-        sizes[part] += 1
-    return sizes
-
-
-def _interleave(sizes: list[int]) -> Tensor:
-    """Assigns places to parts as evenly as their sizes allow: [4, 2] gives 0, 1, 0, 0, 1, 0."""
-    count = sum(sizes)
-    ideal = np.concatenate([(np.arange(size) + 0.5) * count / max(size, 1) for size in sizes])
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    return torch.from_numpy(owner[ideal.argsort(stable=True)])
+    return apportion(count, fractions)
 
 
 def _label_codes(base: View | Source[Any], stratify: Any) -> Tensor:
@@ -280,6 +259,8 @@ def _label_codes(base: View | Source[Any], stratify: Any) -> Tensor:
     if isinstance(labels, np.ndarray):
         labels = labels.tolist()
     plain: list[Hashable] = [label.item() if hasattr(label, "item") else label for label in labels]
+    if not all(isinstance(label, Hashable) for label in plain):
+        raise WrongType(f"stratify needs labels that can be compared: numbers or strings; got {plain[0]!r}")
     codes = {label: code for code, label in enumerate(dict.fromkeys(plain))}
     return torch.tensor([codes[label] for label in plain], device="cpu")
 

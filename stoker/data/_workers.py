@@ -2,9 +2,6 @@
 
 torch's DataLoader is not used for this: it installs a signal handler that raises a dead worker's error anywhere in the
 user's code. Here each worker has its own pipe, and its end is noticed where a batch is awaited.
-
-A `Workers` object belongs to one loader and keeps its processes between epochs. `_Pool` is one set of processes: it
-sends tasks and receives batches. `_Run` is one iteration over a loader that uses a pool.
 """
 
 import io
@@ -17,8 +14,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -39,148 +35,58 @@ _SHARED = 2**18  # bytes; a larger tensor goes through shared memory, which cost
 # A terminal or a cluster sends these to every process. The main process handles them and stops its workers itself.
 _IGNORED_SIGNALS = {signal.SIGINT, signal.SIGTERM} | ({signal.SIGUSR1} if hasattr(signal, "SIGUSR1") else set())
 
-Start = tuple[int, int]  # epoch and batch
-
 
 class Workers:
-    """The worker processes of one loader: started at the first batch, and kept for later epochs.
-
-    Each of several simultaneous iterations has its own processes.
-    """
+    """Builds batches in worker processes; every iteration starts its own, which see the source as it is then."""
 
     def __init__(self, recipe: Recipe, count: int) -> None:
         self.recipe, self.count = recipe, count
-        self._idle: list[_Pool] = []
-        self._runs: list[_Run] = []  # the iterations in progress; the latest is last
-        self._prepared: tuple[Start, _Run] | None = None  # its pool is idle, or used by the run that it follows
+        self._prepared: tuple[tuple[int, int], _Pool] | None = None  # its first epoch and batch
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy has no processes
         return Workers, (self.recipe, self.count)
 
-    def build(self, tasks: Iterable[Task], *, start: Start | None = None) -> Iterator[Any]:
-        """Yields the batches of the tasks in order; `start` is the epoch and batch of the first task."""
-        run = self._take_prepared(start) or _Run(self._acquire(), iter(tasks))
-        self._runs.append(run)
-        try:
-            yield from run.batches()
-        finally:  # also if the iteration is abandoned
-            self._runs.remove(run)
-            self._release(run.pool)
+    @property
+    def ahead(self) -> int:
+        """Batches that are read in advance at most."""
+        return _AHEAD * self.count
 
-    def prepare(self, tasks: Iterable[Task], *, start: Start) -> None:
-        """Starts the first batches of an iteration that will begin at `start`: now, or after the current one's tasks.
+    def build(self, tasks: Iterator[Task], start: tuple[int, int] | None = None) -> Iterator[Any]:
+        """Returns the batches of the tasks; `start` is the epoch and batch of the first one."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            if prepared[0] == start and prepared[1].is_usable():
+                return prepared[1].batches()
+            prepared[1].close()
+        return _Pool(self.recipe, self.count, tasks).batches()
 
-        Another thread may iterate meanwhile; if it ends during this call, nothing is prepared.
-        """
-        if self._prepared is not None and self._prepared[0] == start and self._prepared[1].pool.is_usable():
-            return
-        self._forget_prepared()
-        current = self._runs[-1:]
-        run = _Run(current[0].pool if current else self._acquire(), iter(tasks))
-        self._prepared = start, run
-        if current:
-            current[0].following = run
-            return
-        try:
+    def prepare(self, tasks: Iterator[Task], start: tuple[int, int]) -> None:
+        """Starts the processes of an iteration that will begin at `start`, and gives them their first tasks."""
+        if self._prepared is None or self._prepared[0] != start or not self._prepared[1].is_usable():
+            self.close()
+            pool = _Pool(self.recipe, self.count, tasks)
             with suppress(WorkerDied):  # the iteration then starts other processes
-                run.send_tasks(run.capacity)
-        finally:
-            self._release(run.pool)
+                pool.send_tasks()
+            self._prepared = start, pool
 
     def close(self) -> None:
-        """Stops the processes that no iteration uses; the next iteration starts new ones."""
-        self._forget_prepared()
-        while self._idle:
-            self._idle.pop().close()
-
-    def _take_prepared(self, start: Start | None) -> "_Run | None":
-        """Returns the run that was prepared for this start; any other is dropped."""
-        prepared = self._prepared
-        self._forget_prepared()
-        if prepared is None or prepared[0] != start:
-            return None
-        run = prepared[1]
-        try:
-            self._idle.remove(run.pool)
-        except ValueError:  # another iteration uses the pool
-            return None
-        if run.pool.is_usable() and run.is_latest():
-            return run
-        self._release(run.pool)
-        return None
-
-    def _forget_prepared(self) -> None:
-        self._prepared = None
-        for run in self._runs:
-            run.following = None
-
-    def _acquire(self) -> "_Pool":
-        while True:
-            try:
-                pool = self._idle.pop()  # atomic: only one thread gets it
-            except IndexError:
-                return _Pool(self.recipe, self.count)
-            if pool.is_usable():
-                return pool
-            pool.close()
-
-    def _release(self, pool: "_Pool") -> None:
-        if self._idle or not pool.is_usable():  # after simultaneous iterations one set of processes is kept
-            pool.close()
-        else:
-            self._idle.append(pool)
-
-
-class _Run:
-    """An iteration: tasks that go through the processes of a pool."""
-
-    def __init__(self, pool: "_Pool", tasks: Iterator[Task]) -> None:
-        self.pool, self.tasks = pool, tasks
-        self.capacity = _AHEAD * pool.count
-        self.following: _Run | None = None  # the prepared run that uses the pool once all tasks of this one are sent
-        self._pending: deque[int] = deque()  # the pool's numbers of the tasks in flight
-        self._has_more = True
-        self._error: Exception | None = None
-
-    def is_latest(self) -> bool:
-        """Whether no other run has used the pool since, and dropped this one's batches."""
-        return not self._pending or self._pending[-1] == self.pool.sent - 1
-
-    def batches(self) -> Iterator[Any]:
-        """Yields the batches in order, while later ones are being built."""
-        while True:
-            self.send_tasks(self.capacity)
-            if not self._pending:
-                break
-            yield self.pool.receive(self._pending.popleft())
-        if self._error is not None:
-            raise self._error
-
-    def send_tasks(self, capacity: int) -> None:
-        """Sends tasks until `capacity` batches are in flight: of this run, and then of the following one."""
-        while self._has_more and len(self._pending) < capacity:
-            try:
-                message = pack(next(self.tasks))
-            except StopIteration:
-                self._has_more = False
-            except Exception as error:  # reading a stream failed: the batches before this one come first
-                self._has_more, self._error = False, error
-            else:
-                self._pending.append(self.pool.send(message))
-        following = self.following
-        if not self._has_more and following is not None:
-            following.send_tasks(capacity - len(self._pending))
+        """Stops what was prepared; an iteration stops its own processes when it ends."""
+        if self._prepared is not None:
+            self._prepared[1].close()
+            self._prepared = None
 
 
 class _Pool:
-    """Worker processes with a pipe to each; task n goes to process n % count."""
+    """The processes of one iteration, with a pipe to each; task n goes to process n % count."""
 
-    def __init__(self, recipe: Recipe, count: int) -> None:
-        self.count = count
+    def __init__(self, recipe: Recipe, count: int, tasks: Iterator[Task]) -> None:
+        self._tasks: Iterator[Task] | None = tasks  # None after the last one
+        self._error: Exception | None = None  # of reading a stream; raised after the batches before it
+        self._sent = self._received = 0
         self._owner = os.getpid()
         self._pipes: list[Any] = []  # Connection; on Windows PipeConnection
         self._processes: list[BaseProcess] = []
-        # At exit this runs before multiprocessing ends daemons with SIGTERM, which workers ignore.
+        # Also called if the pool is garbage, and at exit before multiprocessing sends SIGTERM, which workers ignore.
         self.close = Finalize(self, _stop, (self._pipes, self._processes), exitpriority=100)
         context = torch.multiprocessing.get_context()
         for _ in range(count):
@@ -202,52 +108,58 @@ class _Pool:
                 self.close()
                 raise
             theirs.close()
-        self.sent = 0  # tasks
-        self._received = [0] * count  # answers of each process
-        self._in_sync = True  # no message is half sent or half read, as Ctrl-C can leave it
 
     def is_usable(self) -> bool:
-        """Whether the processes belong to this process (not to its parent before a fork), live and are in sync."""
-        if os.getpid() != self._owner or not self._processes:
-            return False
-        return self._in_sync and all(process.is_alive() for process in self._processes)
+        """Whether the processes live and belong to this process, not to its parent before a fork."""
+        return os.getpid() == self._owner and all(process.is_alive() for process in self._processes)
 
-    def send(self, message: memoryview) -> int:
-        """Sends a task, and returns its number for `receive`."""
-        number, self._in_sync = self.sent, False
+    def batches(self) -> Iterator[Any]:
+        """Yields the batches in order, while later ones are being built; stops the processes at the end."""
         try:
-            self._pipes[number % self.count].send_bytes(message)
-        except OSError as error:
-            raise self._death(number % self.count) from error
-        self.sent += 1
-        self._in_sync = True
-        return number
+            while True:
+                self.send_tasks()
+                if self._received == self._sent:
+                    break
+                answer = self._receive(self._received % len(self._pipes))
+                self._received += 1
+                if isinstance(answer, _Failure):
+                    raise answer.error
+                yield answer
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.close()
 
-    def receive(self, number: int) -> Any:
-        """Returns the batch of a task, or raises its exception; earlier batches that were not received are dropped."""
-        turn, worker = divmod(number, self.count)
-        while self._received[worker] < turn:
-            self._receive_next(worker)
-        answer = self._receive_next(worker)
-        if isinstance(answer, _Failure):
-            raise answer.error
-        return answer
+    def send_tasks(self) -> None:
+        """Sends tasks until each process has enough of them."""
+        while self._tasks is not None and self._sent - self._received < _AHEAD * len(self._pipes):
+            worker = self._sent % len(self._pipes)
+            try:
+                message = pack(next(self._tasks))
+            except StopIteration:
+                self._tasks = None
+            except Exception as error:
+                self._tasks, self._error = None, error
+            else:
+                try:
+                    self._pipes[worker].send_bytes(message)
+                except OSError as error:
+                    raise self._death(worker) from error
+                self._sent += 1
 
-    def _receive_next(self, worker: int) -> Any:
+    def _receive(self, worker: int) -> Any:
         pipe, process = self._pipes[worker], self._processes[worker]
-        self._in_sync = False
         try:
-            if pipe not in wait([pipe, process.sentinel]) and not pipe.poll():
-                raise self._death(worker)
-            answer = pickle.loads(pipe.recv_bytes())
+            # Looks now and then: a process that another thread forked meanwhile may keep the sentinel open.
+            while pipe not in wait([pipe, process.sentinel], timeout=1):  # seconds
+                if not process.is_alive() and not pipe.poll():
+                    raise self._death(worker)
+            return pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError) as error:
             process.join(timeout=5)  # seconds; a process that ends closes its pipe first
             if process.exitcode is None:
                 raise
             raise self._death(worker) from error
-        self._received[worker] += 1
-        self._in_sync = True
-        return answer
 
     def _death(self, worker: int) -> WorkerDied:
         process = self._processes[worker]
@@ -279,7 +191,6 @@ def _block_signals() -> Iterator[None]:
 
 
 def _stop(pipes: list[Connection], processes: list[BaseProcess]) -> None:
-    """Stops the processes; also runs when their pool is garbage, and when the process exits (not in a fork of it)."""
     for pipe in pipes:
         pipe.close()
     started = [process for process in processes if process.pid is not None]
@@ -287,9 +198,6 @@ def _stop(pipes: list[Connection], processes: list[BaseProcess]) -> None:
         process.kill()
     for process in started:
         process.join()
-        process.close()
-    pipes.clear()
-    processes.clear()
 
 
 # --- in the worker process
@@ -301,6 +209,7 @@ def _work(pipe: Connection, recipe: Recipe) -> None:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)  # blocked since before the start
+    sys.stdout, sys.stderr = _reopen(sys.stdout), _reopen(sys.stderr)
     torch.set_num_threads(1)
     stack = partial(stack_shared, above=_SHARED)
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -311,8 +220,22 @@ def _work(pipe: Connection, recipe: Recipe) -> None:
             answer = pack(recipe.build(pickle.loads(message), stack), share_above=_SHARED)
         except Exception as error:
             answer = _pickle_failure(error)
-        sys.stdout.flush()  # a worker is killed in the end, and what a transform printed must not be lost
         pipe.send_bytes(answer)
+
+
+def _reopen(stream: Any) -> Any:
+    """Returns an unbuffered stream to the same file.
+
+    A buffered one has a lock, which another thread of the parent process may have held during the fork: printing would
+    then wait forever. And a worker is killed in the end, so what a transform printed must not wait in a buffer.
+    """
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    try:
+        file = io.FileIO(stream.fileno(), "w", closefd=False)
+    except (OSError, ValueError):  # it has no file, or a closed one
+        return stream
+    return io.TextIOWrapper(file, stream.encoding, stream.errors, write_through=True)  # pyright: ignore[reportArgumentType]
 
 
 def _receive_tasks(pipe: Connection, tasks: "queue.SimpleQueue[bytes]", parent: int) -> None:
@@ -389,11 +312,12 @@ class _Pickler(ForkingPickler):
         plain = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided
         if not plain or value.requires_grad or value.is_quantized or value.nbytes > self._share_above:
             return NotImplemented
-        own = value.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-        return _unpack_tensor, (bytearray(own.flatten().view(torch.uint8).numpy()), value.dtype, tuple(value.shape))
+        own = value.resolve_conj().resolve_neg().clone()  # dense, with the memory format of the original
+        content = torch.empty(0, dtype=torch.uint8, device="cpu").set_(own.untyped_storage())
+        return _unpack_tensor, (bytearray(content.numpy()), own.dtype, tuple(own.shape), own.stride())
 
 
-def _unpack_tensor(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _unpack_tensor(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
     if not content:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(content, dtype=dtype).reshape(shape)
+    return torch.frombuffer(content, dtype=dtype).as_strided(shape, stride)

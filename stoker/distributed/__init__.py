@@ -20,23 +20,28 @@ from stoker.distributed._dtensor import (
     stored_values,
     to_local,
 )
-from stoker.distributed._failures import propagate_failures
-from stoker.distributed._join import join, leave, local_device, world
-from stoker.distributed._messages import pack, unpack
-from stoker.distributed._parallel import Parallel, as_parallel
-from stoker.distributed._rank_zero import (
+from stoker.distributed._failures import (
     FailedElsewhere,
     barrier,
     broadcast_result,
     describe_failure,
     gather_results,
+    propagate_failures,
     rank_zero,
     run_on_rank_zero,
 )
-from stoker.distributed._sharding import data_world, find_blocks, is_distributed, is_sharded, shard_model
+from stoker.distributed._join import join, leave, local_device, world
+from stoker.distributed._messages import pack, unpack
+from stoker.distributed._parallel import (
+    Parallel,
+    as_parallel,
+    data_world,
+    find_blocks,
+    is_distributed,
+    is_sharded,
+    shard_model,
+)
 from stoker.distributed._world import Group, World
-
-joined = join  # its earlier name
 
 __all__ = [
     "Agreement",
@@ -58,7 +63,6 @@ __all__ = [
     "is_dtensor",
     "is_sharded",
     "join",
-    "joined",
     "leave",
     "local_device",
     "local_region",

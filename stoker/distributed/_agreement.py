@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 
 from stoker.distributed._world import World, keep_alive
-from stoker.errors import InvalidArgument
 
 Requests = Mapping[str, Any]
 
-_KEYS = ("stop", "leave", "terminated", "save", "warnings")
+_KEYS = ("stop", "interrupt", "terminated", "save", "warnings")
 _RANKS_PER_BATCH = 64
 
 
@@ -21,9 +20,9 @@ class Agreement:
     """Exchanges the requests of all ranks after every batch.
 
     >>> agreement = Agreement(World())
-    >>> agreement.hand_in({"save": "requested", "warnings": ["disk is nearly full"]})
-    {'stop': None, 'leave': None, 'terminated': None, 'save': 'requested', 'warnings': [(0, 'disk is nearly full')]}
-    >>> agreement.hand_in({"stop": None}) is None
+    >>> agreement.exchange({"save": "requested", "warnings": ["disk is nearly full"]})
+    {'stop': None, 'interrupt': None, 'terminated': None, 'save': 'requested', 'warnings': [(0, 'disk is nearly full')]}
+    >>> agreement.exchange({"stop": None}) is None
     True
 
     A request is a reason or True; None, False and [] mean no request. `warnings` are texts, and are returned as
@@ -43,29 +42,20 @@ class Agreement:
         # Also at the end of the process: torch's thread must not return to an interpreter that has shut down.
         weakref.finalize(self, _wait_for_pending, self._pending)
 
-    def hand_in(self, requests: Requests) -> Requests | None:
-        """Takes this rank's requests, and returns those that all ranks handed in one call before; None if none did.
+    def exchange(self, requests: Requests, *, wait: bool = False) -> Requests | None:
+        """Sends this rank's requests, and returns those that all ranks sent in the call before; None if there are none.
 
-        Of each kind of request, the lowest rank's counts. With one process, requests are returned at once.
+        Of each kind of request, the lowest rank's counts. With one process, requests are returned at once. With `wait`
+        those that are sent now are returned too, and afterwards nothing is in flight.
         """
-        self._note(requests)
-        self._calls += 1
-        return _complete(self._exchange()) if self._calls % self._every == 0 else None
-
-    def settle(self, requests: Requests) -> Requests | None:
-        """Like `hand_in`, and waits for the requests that are handed in now: afterwards nothing is in flight."""
-        self._note(requests)
-        earlier = self._exchange()
-        return _complete(_merge(earlier, self._receive()))
-
-    def _note(self, requests: Requests) -> None:
-        for key in requests:
-            if key not in _KEYS:
-                raise InvalidArgument(f"the requests of ranks are {', '.join(_KEYS)}; got {key!r}")
         made = {key: value for key, value in requests.items() if value not in (None, False, [], ())}
         self._own = _merge(self._own, made)
+        if wait:
+            return _complete(_merge(self._send_and_receive(), self._receive()))
+        self._calls += 1
+        return _complete(self._send_and_receive()) if self._calls % self._every == 0 else None
 
-    def _exchange(self) -> dict[str, Any]:
+    def _send_and_receive(self) -> dict[str, Any]:
         """Sends this rank's requests, and returns those that all ranks sent the last time."""
         own, self._own = self._own, {}
         if self._world.size == 1:

@@ -139,7 +139,7 @@ def reduce_shards(tensors: Sequence[Tensor], number: Callable[[list[Tensor]], Te
         groups.setdefault((tensor.device_mesh, tensor.placements), []).append(tensor)
     for (mesh, placements), group in groups.items():
         # Without empty shards, which have no maximum.
-        own = [local for each in group if (local := to_local(each)).numel()]
+        own = [local for tensor in group if (local := to_local(tensor)).numel()]
         result = number(own or [torch.zeros(1, dtype=group[0].dtype, device=to_local(group[0]).device)])
         found += _gather_numbers(result, mesh, placements).unbind()
     return found

@@ -1,18 +1,24 @@
-"""An exception on one rank ends all of them: the others raise an error that names the rank and its exception."""
+"""One outcome for all ranks: an exception on one rank ends all of them, with an error that names the rank."""
 
+import builtins
 import contextlib
+import errno
+import functools
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from stoker.distributed._join import membership
+from stoker import errors
+from stoker.distributed._join import join, membership, world
 from stoker.distributed._world import World
-from stoker.errors import PeerFailed
+from stoker.errors import PeerFailed, StokerError
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 _LOST = "lost"  # what a rank reports whose error is that it can't reach the others
 _PATIENCE = 5.0  # seconds to wait for an answer of the store after a failure
@@ -115,3 +121,115 @@ def _describe_lost_connection(error: BaseException) -> str:
         f"the connection to the other ranks was lost ({reason}): one of them was killed or hangs, or its network is "
         "down; the output of the rank that ended first says more"
     )
+
+
+# --- work of rank 0, and of every rank
+
+
+def rank_zero(function: Callable[P, R]) -> Callable[P, R | None]:
+    """Makes a function run on rank 0 only; on other ranks it returns None.
+
+    >>> @rank_zero
+    ... def greet() -> str:
+    ...     return "hello"
+    >>> greet()
+    'hello'
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        return function(*args, **kwargs) if world().is_first else None
+
+    return wrapper
+
+
+def barrier() -> None:
+    """Waits until every process calls it; does nothing with one process."""
+    join().barrier()
+
+
+class FailedElsewhere(PeerFailed):
+    """Another rank's exception, as text."""
+
+
+def run_on_rank_zero(world: World, work: Callable[[], T]) -> T | None:
+    """Runs the work on rank 0 and returns its result there, None elsewhere.
+
+    >>> run_on_rank_zero(World(), lambda: 3)
+    3
+
+    The work starts when every rank has arrived, so that no rank still reads what it writes. An exception is raised on
+    every rank, with the same class if it is a built-in one or stoker's.
+    """
+    if world.size == 1:
+        return work()
+    world.barrier()
+    result: T | None = None
+    failure: Exception | None = None
+    if world.is_first:
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+    report = world.broadcast_object(failure and (type(failure).__name__, str(failure)))
+    if failure is not None:
+        raise failure
+    if report is not None:
+        raise _recreate(*report)
+    return result
+
+
+def _recreate(name: str, text: str) -> Exception:
+    kind = getattr(errors, name, None) or getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        return kind(text)
+    return StokerError(f"{name}: {text}")
+
+
+def gather_results(world: World, work: Callable[[], T]) -> list[T]:
+    """Runs the work on every rank and returns all results, in rank order, on every rank.
+
+    >>> gather_results(World(), lambda: 3)
+    [3]
+
+    The work must not call collectives. A rank whose work fails raises that exception; the others raise
+    `FailedElsewhere`.
+    """
+    if world.size == 1:
+        return [work()]
+    failure: Exception | None = None
+    result: Any = None
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+    try:
+        results = world.all_gather((result, failure and describe_failure(failure)))
+    except RuntimeError as error:  # torch: a closed connection, or a timeout
+        raise PeerFailed("the connection to the other ranks was lost while they saved or read a checkpoint") from error
+    if failure is not None:
+        raise failure
+    for rank, (_, text) in enumerate(results):
+        if text is not None:
+            raise FailedElsewhere(f"rank {rank}: {text}")
+    return [result for result, _ in results]
+
+
+def broadcast_result(world: World, work: Callable[[], T]) -> T:
+    """Runs the work on rank 0 and returns its result on every rank; fails like `gather_results`."""
+    results: list[Any] = gather_results(world, work if world.is_first else lambda: None)
+    return results[0]
+
+
+def describe_failure(error: Exception) -> str:
+    """An exception as text, with what to do about it."""
+    if isinstance(error, FailedElsewhere):
+        return str(error)
+    code = getattr(error, "errno", None)
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        advice = "Free some space there"
+    elif code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        advice = "Make it writable"
+    else:
+        advice = "Fix that first"
+    return f"{type(error).__name__}: {error}. {advice}"

@@ -89,34 +89,32 @@ class World:
         """
         if self.size == 1:
             return [tensor.detach().clone() for tensor in tensors]
-        results: list[Tensor] = [torch.empty(0)] * len(tensors)
+        results: dict[int, Tensor] = {}
         pending = []
-        for indices in _buckets([(each.device, each.dtype) for each in tensors], tensors, bucket_mb):
+        for indices in _buckets([(tensor.device, tensor.dtype) for tensor in tensors], tensors, bucket_mb):
             flat = keep_alive(torch.cat([tensors[index].detach().reshape(-1) for index in indices]))
             pending.append((indices, flat, dist.all_reduce(flat, group=self._group_for(flat), async_op=True)))
         for indices, flat, work in pending:
             work.wait()
-            for index, part in zip(indices, flat.split([tensors[each].numel() for each in indices]), strict=True):
-                results[index] = part.view(tensors[index].shape)
-        return results
+            parts = flat.split([tensors[index].numel() for index in indices])
+            results |= {index: part.view(tensors[index].shape) for index, part in zip(indices, parts, strict=True)}
+        return [results[index] for index in range(len(tensors))]
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Writes rank 0's values into the tensors of all ranks, in few messages."""
         if self.size == 1:
             return
         with torch.no_grad():
-            targets = [_without_repeats(each) for each in tensors]
-            for indices in _buckets([each.device for each in targets], targets, 25):
+            targets = [_without_repeats(tensor) for tensor in tensors]
+            for indices in _buckets([tensor.device for tensor in targets], targets, 25):
                 flat = keep_alive(torch.cat([_as_bytes(targets[index]) for index in indices]))
                 dist.broadcast(flat, group=self._group_for(flat), group_src=0)
                 if self.is_first:
                     continue
-                offset = 0  # bytes
-                for index in indices:
-                    target = targets[index]
-                    part = flat[offset : offset + target.nbytes].clone()  # a view of another dtype must be aligned
-                    target.copy_(part.view(target.dtype).view(target.shape))
-                    offset += target.nbytes
+                parts = flat.split([targets[index].nbytes for index in indices])
+                for target, part in zip([targets[index] for index in indices], parts, strict=True):
+                    aligned = part.clone()  # for a view of another dtype
+                    target.copy_(aligned.view(target.dtype).view(target.shape))
 
     def all_gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank.

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from stoker._tree import first_tensor
 from stoker.data import RowSelection
+from stoker.steps import count_samples
 
 
 @dataclass(slots=True)
@@ -22,7 +22,9 @@ class Batch:
     epoch: int = 0
     number: int = 0  # from 1 in its epoch
     closes_window: bool = True  # the last micro-batch of an update
-    is_padding: bool = False  # this rank has no sample of the global batch: it takes part with one that does not count
+    size: int | None = None  # the number of samples that the loader put into it, if it is known
+    is_padding: bool = False  # this rank has no sample of the global batch: it takes part with others that do not count
+    parts: int | None = None  # into how many micro-batches the batch was split, if this is one of them
     mix: tuple[Any, Tensor] | None = None  # other targets, and how much the batch's own targets count, [samples]
 
     def gather(self) -> Any:
@@ -32,15 +34,9 @@ class Batch:
     @property
     def samples(self) -> int:
         """The number of samples in it."""
-        return len(self.value) if isinstance(self.value, RowSelection) else count_samples(self.value)
+        return len(self.value) if isinstance(self.value, RowSelection) else count_samples(self.value, self.size)
 
     @property
     def position(self) -> tuple[int, int]:
         """Epoch and number."""
         return self.epoch, self.number
-
-
-def count_samples(value: Any) -> int:
-    """The length of the first tensor in a batch; 1 if it has none."""
-    found = first_tensor(value)
-    return len(found) if found is not None and found.dim() else 1

@@ -2,14 +2,15 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from stoker.callbacks import Context, Requests
-from stoker.checkpoint import Moment, Place, Saved, Saver, Unsaved
+from stoker.callbacks import Requests
+from stoker.checkpoint import Moment, Place, Saver, Unsaved
 from stoker.engine._rank_sync import RankSync
 from stoker.engine._signals import StopSignals
 from stoker.engine._state import ResumePoint, TrainState, is_storable
+from stoker.engine._weights import ModelWithLoss
 from stoker.errors import CheckpointFailed, NotFinite
 from stoker.record import Event
 
@@ -18,7 +19,7 @@ _NOT_SAVED = "the weights had changed since the last batch was done: that state 
 
 
 class Checkpointer:
-    """Decides when to save, and saves.
+    """Decides when to save, and saves. Without a saver (a fit without a run directory) it does nothing.
 
     After every batch that leaves no window open it takes a resume point, the small part of the state. If an exception
     ends the fit, the last resume point whose weights are unchanged is saved. `is_timed`: saving is due by the clock,
@@ -27,16 +28,16 @@ class Checkpointer:
 
     def __init__(
         self,
-        saver: Saver,
+        saver: Saver | None,
         state: TrainState,
         ranks: RankSync,
         signals: StopSignals,
         requests: Requests,
         *,
-        is_timed: bool,
+        is_timed: bool = False,
     ) -> None:
         self._saver, self._state, self._ranks, self._signals, self._requests = saver, state, ranks, signals, requests
-        self._ctx: Context = state.ctx
+        self._ctx = state.ctx
         self._is_timed = is_timed
         self._is_requested = False  # all ranks were asked to save, because the clock says so
         self._unsaved: Unsaved | None = None
@@ -44,35 +45,48 @@ class Checkpointer:
         self._points: deque[ResumePoint] = deque(maxlen=_POINTS)
         self._weights_are_unchanged = False  # since the newest resume point, whatever their version counters say
         self._last_saved: Any = None  # the position that was saved last
-        self._before_saving: Callable[[], None] = lambda: None
         self._resumable_saved = False  # by `save_resumable_position`, so that the end is not resumable
+        self.before_saving: Callable[[], None] = lambda: None  # the executor's `synchronize`: no bad step is saved
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is saved."""
+        return self._saver is not None
 
     @property
     def seconds_to_save(self) -> float:
         """How long the slowest checkpoint took."""
-        return self._saver.slowest
+        return 0.0 if self._saver is None else self._saver.slowest
 
     def begin(self, *, is_resumed: bool) -> None:
         """Before the first batch: saves the beginning of a new run."""
-        self._resumable_saved, self._requests.can_save = False, True
-        self._unsaved = Unsaved(self._state.model, list(self._state.hooks))
+        if self._saver is None:
+            return
+        self._resumable_saved = False
+        self._requests.can_save = True
+        state = self._state
+        modules = state.model if state.loss is None else ModelWithLoss(state.model, state.loss)
+        self._unsaved = Unsaved(modules, list(state.hooks))
         self._state.track_changes()
         self.take_resume_point()
         if not is_resumed:
-            self._save(self._requests.save_reason or "the beginning")
-            self._saver.wait()  # a full or read-only disk is reported now, not after the first epoch
+            self._save(self._saver, self._requests.save_reason or "the beginning")
+            with self._signals.held():
+                self._saver.wait()  # a full or read-only disk is reported now, not after the first epoch
 
     def take_resume_point(self) -> None:
         """Notes the current state, unless an accumulation window is open."""
-        if not self._state.window_is_open():
+        if self._saver is not None and not self._state.window_is_open():
             self._points.append(self._state.resume_point(self._stop_reason()))
 
-    def after_batch(self, *, epoch_ended: bool = False) -> None:
+    def save_if_due(self, *, epoch_ended: bool = False) -> None:
         """Between two batches or epochs: reports finished checkpoints, and saves if it is due."""
         saver, ctx = self._saver, self._ctx
+        if saver is None:
+            return
         self.take_resume_point()
-        self._report(saver.take_finished())
-        if self._ranks.agrees and saver.has_failed and ctx.stopping is None:
+        self._report_finished(saver)
+        if self._ranks.must_agree and saver.has_failed and ctx.stopping is None:
             ctx.save("to report one that failed")  # all ranks raise it together then
         if ctx.stopping is not None:
             return  # saved when the fit ends, or where it is cut short
@@ -80,17 +94,17 @@ class Checkpointer:
         just_validated = self._state.progress.validated_update == ctx.update
         if reason is None and (epoch_ended or just_validated or saver.may_be_due(ctx.update)):
             moment = Moment(**self._place(), epoch_ended=epoch_ended)
-            reason = self._reason_to_save(moment, at_fixed_place=epoch_ended or just_validated)
+            reason = self._reason_to_save(saver, moment, at_fixed_place=epoch_ended or just_validated)
         if reason is not None:
-            self._save(reason)
+            self._save(saver, reason)
 
-    def _reason_to_save(self, moment: Moment, *, at_fixed_place: bool) -> str | None:
+    def _reason_to_save(self, saver: Saver, moment: Moment, *, at_fixed_place: bool) -> str | None:
         world = self._ranks.world
-        if not self._ranks.agrees:
-            return self._saver.save_reason(moment)
+        if not self._ranks.must_agree:
+            return saver.save_reason(moment)
         if at_fixed_place or not self._is_timed:
-            return world.broadcast_object(self._saver.save_reason(moment) if world.is_first else None)
-        if world.is_first and not self._is_requested and (reason := self._saver.save_reason(moment)) is not None:
+            return world.broadcast_object(saver.save_reason(moment) if world.is_first else None)
+        if world.is_first and not self._is_requested and (reason := saver.save_reason(moment)) is not None:
             self._is_requested = True  # requested once: all ranks know of it two batches later
             self._ctx.save(reason)
         return None
@@ -102,58 +116,69 @@ class Checkpointer:
         do that here, so the checkpoint of its end can't be resumed, and this one is. `validating`: the stop came during
         a validation, which the resumed run repeats; what its hooks have counted is not kept.
         """
-        if not self._resumable_saved:
-            reason = f"stopped: {self._ctx.stopping}" if self._ctx.stopping else "before the last validation"
-            if not validating:
-                self._save(reason)
-            elif (point := self._valid_point()) is not None:
-                self._save(reason, at=point._replace(random=None))  # a validation restores the random numbers
-            else:
-                self._ctx.note(_NOT_SAVED)
+        if self._saver is None or self._resumable_saved:
+            return
+        reason = f"stopped: {self._ctx.stopping}" if self._ctx.stopping else "before the last validation"
+        if not validating:
+            self._save(self._saver, reason)
+        elif (point := self._valid_point()) is not None:
+            self._save(self._saver, reason, at=point._replace(random=None))  # a validation restores the random numbers
+        else:
+            self._ctx.note(_NOT_SAVED)
         self._resumable_saved = True
 
     def end(self) -> None:
         """Saves the outcome. No update can be lost any more, so a failure is a warning."""
+        saver = self._saver
         self._requests.can_save = False
+        if saver is None:
+            return
         try:
-            self._wait_for_earlier()
+            self._wait_for_earlier(saver)
             if not self._signals.interrupted:
-                self._save("the end", ended=self._ctx.stopping, resumable=not self._resumable_saved)
-            elif not self._resumable_saved:
+                self._save(saver, "the end", ended=self._ctx.stopping, resumable=not self._resumable_saved)
+            else:
                 self.save_resumable_position()
-            self._saver.wait()
-            self._report(self._saver.take_finished())
+            with self._signals.held():
+                saver.wait()
+            self._report_finished(saver)
         except CheckpointFailed as error:
             self._ctx.warn(str(error))
 
     def discard_points_from(self, position: tuple[int, int] | None) -> None:
         """Drops resume points from a batch on whose values were not finite; no step since has changed a weight."""
         if position is not None:
-            self._points = deque((each for each in self._points if each.position < position), maxlen=_POINTS)
+            self._points = deque((point for point in self._points if point.position < position), maxlen=_POINTS)
             self._weights_are_unchanged = True
+
+    def discard_points(self) -> None:
+        """Drops all resume points: the weights are not worth saving."""
+        self._points.clear()
 
     def rescue(self, error: BaseException) -> None:
         """After an exception: saves the last resume point, if the weights have not changed since."""
-        if self._resumable_saved or isinstance(error, CheckpointFailed | KeyboardInterrupt):
+        saver = self._saver
+        if saver is None or self._resumable_saved or isinstance(error, CheckpointFailed | KeyboardInterrupt):
             return
         if self._ranks.world.size > 1 and not (isinstance(error, NotFinite) and error.on_every_rank):
             return  # ranks that are elsewhere can't send their part of the state
         try:
-            self._wait_for_earlier()
+            self._wait_for_earlier(saver)
             point = self._valid_point()
             if point is None:
                 self._ctx.note(_NOT_SAVED)
                 return
-            self._save(f"exception: {type(error).__name__}", at=point)
-            self._saver.wait()
-            self._report(self._saver.take_finished())
+            self._save(saver, f"exception: {type(error).__name__}", at=point)
+            saver.wait()
+            self._report_finished(saver)
         except Exception as problem:  # for example a lost device; the user's exception is still raised
             self._ctx.warn(f"the last good state could not be saved: {problem}")
 
     def close(self) -> None:
         """Waits for what is being written, and frees memory."""
-        self._saver.close()
         self._points.clear()
+        if self._saver is not None:
+            self._saver.close()
 
     def _valid_point(self) -> ResumePoint | None:
         """The newest resume point from which the whole state can be built, on all ranks."""
@@ -161,28 +186,37 @@ class Checkpointer:
         is_unchanged = self._weights_are_unchanged or (point is not None and self._state.is_unchanged_since(point))
         return point if self._ranks.world.all(point is not None and is_unchanged) else None
 
-    def _wait_for_earlier(self) -> None:
+    def _wait_for_earlier(self, saver: Saver) -> None:
         """Waits for the checkpoint that is being written; its failure does not prevent the next one."""
         try:
-            self._saver.wait()
-            self._report(self._saver.take_finished())
+            with self._signals.held():
+                saver.wait()
+            self._report_finished(saver)
         except CheckpointFailed as error:
             self._ctx.warn(str(error))
 
     def _save(
-        self, reason: str, *, ended: str | None = None, resumable: bool = True, at: ResumePoint | None = None
+        self,
+        saver: Saver,
+        reason: str,
+        *,
+        ended: str | None = None,
+        resumable: bool = True,
+        at: ResumePoint | None = None,
     ) -> None:
         if at is None:
-            self._before_saving()
+            self.before_saving()
         place = Place(**self._place(at), reason=reason, ended=ended, resumable=resumable)
         stage = self._state.progress.stage if at is None else at.progress["stage"]
         position = (place.epoch, place.batch, place.update, stage, ended, resumable)
-        self._requests.save_reason, self._is_requested = None, False
+        self._requests.save_reason = None
+        self._is_requested = False
         if self._last_saved == position:
             return
         self._warn_about_unsaved()
         state = self._ranks.gather_state(self._state.state_dict(at, stop_reason=self._stop_reason()))
-        self._saver.save(state, place, events=self._ctx.record.path)
+        with self._signals.held():
+            saver.save(state, place, events=self._ctx.record.path)
         self._last_saved = position
 
     def _stop_reason(self) -> str | None:
@@ -193,12 +227,11 @@ class Checkpointer:
         """Warns once about state that no checkpoint can see, together with the first checkpoint that lacks it."""
         state = self._state
         texts = [] if self._unsaved is None else self._unsaved.find_changes()
-        texts += [each.resume_warning for each in (state.train, *state.valid.values()) if each.resume_warning]
-        user_state = self._ctx.state
+        texts += [loader.resume_warning for loader in (state.train, *state.valid.values()) if loader.resume_warning]
         texts += [
             f"ctx.state[{name!r}] is a {type(value).__name__}, which a checkpoint can't hold: a resumed run starts "
             "without it. Keep tensors and plain values there, or use a callback with a state_dict"
-            for name, value in user_state.items()
+            for name, value in self._ctx.state.items()
             if not (is_storable(name) and is_storable(value))
         ]
         for text in texts:
@@ -216,13 +249,10 @@ class Checkpointer:
         position = {"epoch": ctx.epoch, "batch": ctx.batch_number, "update": ctx.update}
         return {**position, "minutes": minutes, "values": values}
 
-    def _report(self, written: Sequence[Saved]) -> None:
-        for saved in written:
+    def _report_finished(self, saver: Saver) -> None:
+        """Records the checkpoints that have been written."""
+        for saved in saver.take_finished():
             extra = {"name": saved.name, "reason": saved.reason, "bytes": saved.bytes}
             self._ctx.record.append(
                 Event("checkpoint", time.time(), saved.epoch, saved.batch, saved.update, extra=extra)
             )
-
-    def synchronize_with(self, synchronize: Callable[[], None]) -> None:
-        """Sets what is called before each save: the executor's `synchronize`, so that no bad step is saved."""
-        self._before_saving = synchronize

@@ -1,42 +1,48 @@
 """Evaluation, validation and prediction: on a view of the model that can't disturb its training."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
-from stoker._tree import map_tensors
+from stoker.callbacks import Context
 from stoker.data import Loader, PaddingBatch, move_batch
 from stoker.distributed import World, is_sharded, reshard
-from stoker.engine._batch import count_samples
+from stoker.engine._answers import join_answers, to_plain
+from stoker.engine._batch import Batch
+from stoker.engine._batch_errors import name_batch
+from stoker.engine._buffers import preserve_buffers
 from stoker.engine._fit import Fit
 from stoker.engine._forward import call_as_forward
+from stoker.engine._micro_batches import evaluate_micro_batches
 from stoker.engine._precision import autocast
 from stoker.engine._rank_sync import length_of
 from stoker.engine._rng import preserve_rng
-from stoker.engine._step import BareLoss, as_objective, as_output
-from stoker.engine._sync import report_progress, synchronize_ranks
+from stoker.engine._step import as_objective
 from stoker.engine._totals import RunningTotals, loss_weight
-from stoker.engine._weights import copy_weights
+from stoker.engine._undo import is_out_of_memory
 from stoker.engine.executors import Executor
-from stoker.errors import BadData
+from stoker.errors import BadData, InvalidArgument, NoSuchMetric, did_you_mean
 from stoker.metrics import Metric
-from stoker.steps import Output, Supervised, SupervisedOutput, valid
+from stoker.record import Best
+from stoker.steps import BareLoss, Output, OwnForward, StepFunction, Steps, count_samples, valid
 
 _ONE_PROCESS = World()
-_CPU = torch.device("cpu")
 
 
 @contextmanager
 def eval_view(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in eval mode: a view of it; or the model itself if it is sharded, for the length of the context.
+    """The model in eval mode: a view of it; or the model itself, for the length of the context, if that is impossible.
 
-    The hooks that gather the shards belong to the modules themselves.
+    The hooks that gather the shards of FSDP belong to the modules themselves, and TorchScript can't be copied.
     """
-    if not is_sharded(model):
+    if not is_sharded(model) and not any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         yield valid(model)
         return
     modes = [(module, module.training) for module in model.modules()]
@@ -48,83 +54,129 @@ def eval_view(model: nn.Module) -> Iterator[nn.Module]:
         reshard(model)  # without a backward pass nothing else does
 
 
+@contextmanager
+def _evaluate_loss(steps: Steps, model: nn.Module, view: nn.Module) -> Iterator[Steps]:
+    """The steps with the loss function of an evaluation: a module in eval mode, or a method of the view of the model.
+
+    What the loss writes to its buffers even so is undone: validation must not change the training.
+    """
+    loss: Any = steps.split.loss
+    if isinstance(loss, MethodType):
+        owner = next((name for name, module in model.named_modules() if module is loss.__self__), None)
+        loss = loss if owner is None else getattr(view.get_submodule(owner), loss.__name__)
+        yield steps.with_loss(loss)
+        return
+    if not isinstance(loss, nn.Module):
+        yield steps
+        return
+    buffers = [(buffer, buffer.clone()) for buffer in loss.buffers()]
+    try:
+        yield steps.with_loss(valid(loss))
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
 class Evaluator:
-    """Evaluates batches with a model's `valid_step`, the supervised default, or else its `train_step`.
+    """Evaluates batches with the step of a validation, or with the loss function.
 
     `after_pred` and `after_loss` may replace the predictions and the loss: they call the hooks of a validation.
     """
 
     def __init__(
         self,
-        supervised: Supervised | None,
+        steps: Steps,
         device: torch.device,
         precision: str,
         *,
         after_pred: Callable[[Any], Any] = lambda pred: pred,
         after_loss: Callable[[Output], Tensor] = lambda output: output.loss,
     ) -> None:
-        self._supervised, self._device, self._precision = supervised, device, precision
+        self._steps = steps
+        self._device, self._precision = device, precision
         self._after_pred, self._after_loss = after_pred, after_loss
 
-    def add(self, view: nn.Module, batch: Any, totals: RunningTotals) -> None:
-        """Adds the loss and the metrics of one batch to the totals."""
-        supervised = self._supervised
-        if supervised is not None and not hasattr(view, "valid_step"):
-            parts = supervised.parts(batch)
-            with autocast(self._precision, self._device):
-                pred = view(*parts.args, **parts.kwargs)
-            pred = self._after_pred(pred)
-            with autocast(self._precision, self._device):
-                output: Output = supervised.score(pred, parts)
-        else:
-            name = "valid_step" if hasattr(view, "valid_step") else "train_step"
-            with autocast(self._precision, self._device):
-                answer = call_as_forward(view, getattr(view, name), batch)
-                if isinstance(answer, Generator):
-                    output = _add_objectives(view, answer, batch, totals)
-                else:
-                    output = as_output(answer, view, name)
-            self._after_pred(getattr(output, "predictions", None))
-            if isinstance(answer, Generator):
-                self._after_loss(output)
-                if not isinstance(output, BareLoss):
-                    totals.update(output)
-                return
-        is_sum = isinstance(output, SupervisedOutput) and supervised is not None and supervised.sums
-        totals.add_loss("loss", self._after_loss(output), loss_weight(output, batch), is_sum=is_sum)
+    def add(self, view: nn.Module, batch: Any, totals: RunningTotals, size: int | None = None) -> None:
+        """Adds the loss and the metrics of one batch to the totals; `size` is its number of samples, if it is known."""
+        step, supervised = self._steps.evaluate, self._steps.split
+        if step is not None:
+            self._add_step(step, view, batch, totals, size)
+            return
+        parts = supervised.parts(batch)
+        with autocast(self._precision, self._device):
+            pred = view(*parts.args, **parts.kwargs)
+        pred = self._after_pred(pred)
+        with autocast(self._precision, self._device):
+            output: Output = supervised.score(pred, parts)
+        loss = self._after_loss(output)
+        totals.add_loss("loss", loss, loss_weight(output, batch, size), is_sum=bool(supervised.sums))
+        totals.update(output)
+
+    def _add_step(
+        self, step: StepFunction, view: nn.Module, batch: Any, totals: RunningTotals, size: int | None
+    ) -> None:
+        with autocast(self._precision, self._device):
+            answer = call_as_forward(view, lambda: step(view, batch, size, needs_loss=False))
+            is_generator = isinstance(answer, Generator)
+            if is_generator:
+                output = _add_objectives(step, view, batch, answer, count_samples(batch, size), totals)
+            else:
+                output = answer
+        self._after_pred(getattr(output, "predictions", None))
+        weight = loss_weight(output, batch, size, step.count)
+        if not isinstance(output, BareLoss):
+            totals.add_numbers(output, weight)
+        loss = self._after_loss(output)
+        if not is_generator and loss is not None:
+            totals.add_loss("loss", loss, weight)
         if not isinstance(output, BareLoss):
             totals.update(output)
 
 
-def _add_objectives(view: nn.Module, step: Generator[Any, Any, Any], batch: Any, totals: RunningTotals) -> Output:
+def _add_objectives(
+    step: StepFunction,
+    view: nn.Module,
+    batch: Any,
+    objectives: Generator[Any, Any, Any],
+    samples: int,
+    totals: RunningTotals,
+) -> Output:
     """Adds the losses of a step that yields objectives; none is differentiated."""
     loss = torch.zeros(())
     while True:
         try:
-            objective = as_objective(call_as_forward(view, next, step), view)
+            objective = as_objective(call_as_forward(view, next, objectives), step)
         except StopIteration as end:
-            return BareLoss(loss) if end.value is None else as_output(end.value, view)
+            return BareLoss(loss) if end.value is None else step.as_last_output(end.value, batch)
         loss = objective.loss
-        totals.add_loss(objective.name, loss, count_samples(batch))
+        totals.add_loss(objective.name, loss, samples)
 
 
 def evaluate(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    supervised: Supervised | None,
+    steps: Steps,
     metrics: Sequence[Metric],
     device: torch.device,
+    sizes: Iterator[int] | None = None,
     precision: str = "fp32",
     world: World = _ONE_PROCESS,
 ) -> dict[str, float]:
-    """The loss and the metrics of a model on some batches, by name; of all ranks' batches, on every rank."""
-    totals, evaluator = RunningTotals(metrics, device), Evaluator(supervised, device, precision)
-    with eval_view(model) as view, torch.no_grad():
-        for batch in batches:
+    """The loss and the metrics of a model on some batches, by name; of all ranks' batches, on every rank.
+
+    `sizes` are the numbers of samples in the batches.
+    """
+    totals = RunningTotals(metrics, device)
+    with eval_view(model) as view, _evaluate_loss(steps, model, view) as evaluated, torch.no_grad():
+        evaluator = Evaluator(evaluated, device, precision)
+        for number, batch in enumerate(batches, start=1):
             is_padding = isinstance(batch, PaddingBatch)
             value = move_batch(batch.batch if is_padding else batch, device)
-            evaluator.add(view, value, totals.empty_copy() if is_padding else totals)
+            size = None if sizes is None else next(sizes, None)
+            with name_batch(f"batch {number}", value):
+                evaluator.add(view, value, totals.empty_copy() if is_padding else totals, size)
     return {name.removeprefix("x/"): value for name, value in totals.merge_ranks(world).values("x").items()}
 
 
@@ -137,12 +189,13 @@ def validate(fit: Fit, executor: Executor) -> None:
         return
     ctx, state, fire = fit.ctx, fit.state, fit.hooks.fire
     fit.ranks.broadcast_buffers([state.model, None if state.ema is None else state.ema.model, state.loss])
-    before = ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.is_padding
+    batch_number = ctx.batch_number
     with (
         preserve_rng(),
         _preserve_generators(fit.valid.values()),
         state.optimizer.evaluation_weights(),
         executor.share_graph_pool() as use_pool,
+        _preserve_batch(ctx),  # releases the outputs of validation before the pool is checked
     ):
         for name, loader in fit.valid.items():
             ctx.phase, ctx.set_name, ctx.batches = "valid", name, length_of(loader)
@@ -151,15 +204,30 @@ def validate(fit: Fit, executor: Executor) -> None:
             if not fit.signals.interrupted:
                 ctx.metrics |= values
                 # The position is that of the training; batches of the validation set do not matter afterwards.
-                fit.recorder.record.append(replace(fit.recorder.event("valid", values, name=name), batch=before[0]))
+                event = fit.recorder.event("valid", values, name=name)
+                fit.recorder.record.append(replace(event, batch=batch_number))
             fire("on_valid_end", ctx)
-        _keep_best_weights(fit)
-        ctx.phase, ctx.set_name = "train", "train"
-        ctx.batch_number, ctx.batches, ctx.batch, ctx.output, ctx.pred, ctx.loss, ctx.is_padding = before
+        if not _monitors_training(fit):
+            _keep_best_weights(fit)
     if not fit.signals.interrupted:
+        if not _monitors_training(fit):
+            _check_monitor(fit, "validation", "on_valid_end")
         state.progress.validated_update = ctx.update
         fire("on_validation", ctx)
-        synchronize_ranks(fit, wait=True)
+        fit.synchronize_ranks(wait=True)
+
+
+@contextmanager
+def _preserve_batch(ctx: Context) -> Iterator[None]:
+    """Restores what `ctx` says about the training batch."""
+    names = ("batch_number", "batches", "batch", "output", "pred", "loss", "is_padding")
+    before = {name: getattr(ctx, name) for name in names}
+    try:
+        yield
+    finally:
+        ctx.phase = ctx.set_name = "train"
+        for name, value in before.items():
+            setattr(ctx, name, value)
 
 
 @contextmanager
@@ -194,35 +262,190 @@ def _validate_on(
         fire("on_valid_batch_after_loss", ctx)
         return ctx.loss
 
-    evaluator = Evaluator(
-        fit.step.supervised, fit.device, fit.settings.precision, after_pred=after_pred, after_loss=after_loss
-    )
+    state, steps = fit.state, fit.step.steps
+    if state.eval_loss is not None:
+        steps = steps.with_loss(state.eval_loss)
     # Always epoch 0: what a transform draws is the same in every validation.
     batches = fit.ranks.stop_streams_together(loader, fit.signals.interruptible_batches(loader, loader.at(epoch=0)))
-    with eval_view(fit.state.eval_model) as view:
+    sizes = loader.at(epoch=0).sizes()
+    with (
+        preserve_buffers(state.model, None if state.ema is None else state.ema.model),
+        eval_view(state.eval_model) as view,
+        _evaluate_loss(steps, state.model, view) as evaluated,
+    ):
+        evaluator = Evaluator(
+            evaluated, fit.device, fit.settings.precision, after_pred=after_pred, after_loss=after_loss
+        )
         for number, batch in enumerate(batches, start=1):
             ctx.is_padding = isinstance(batch, PaddingBatch)
             value, counted = (batch.batch, totals.empty_copy()) if ctx.is_padding else (batch, totals)
             ctx.batch_number, ctx.batch = number, move_batch(value, fit.device)
             fire("on_valid_batch_begin", ctx)
-            with torch.no_grad(), use_pool():
-                evaluator.add(view, ctx.batch, counted)
+            size = None if sizes is None else next(sizes, None)
+
+            def add(part: Batch, number: int = number, counted: RunningTotals = counted) -> None:
+                ctx.batch = part.value
+                place = f"epoch {ctx.epoch}, batch {number} of {name!r}"
+                with torch.no_grad(), use_pool(), name_batch(place, part.value):
+                    evaluator.add(view, part.value, counted, part.size)
+
+            whole = Batch(ctx.batch, size=size, is_padding=ctx.is_padding)
+            evaluate_micro_batches(fit, whole, counted, add)
             fire("on_valid_batch_end", ctx)
-            counted.samples += count_samples(value)
-            report_progress(fit, totals)
+            counted.samples += count_samples(value, size)
+            fit.between_batches(totals)
             if fit.signals.interrupted:
                 return {}  # values of a part of the set would be misleading
-    return totals.merge_ranks(fit.ranks.split).values(name)
+    return totals.merge_ranks(fit.ranks.data_world).values(name)
+
+
+def keep_best_of_training(fit: Fit) -> None:
+    """Keeps the weights at the end of an epoch if the fit monitors a metric of the training, and it is the best."""
+    if not _monitors_training(fit):
+        return
+    state = fit.state
+    if not fit.signals.interrupted:
+        _check_monitor(fit, "epoch", "on_train_end")
+    fit.ranks.broadcast_buffers([state.model, None if state.ema is None else state.ema.model, state.loss])
+    with state.optimizer.evaluation_weights():
+        _keep_best_weights(fit)
+
+
+def _monitors_training(fit: Fit) -> bool:
+    return fit.settings.monitor is not None and fit.settings.monitor.startswith("train/")
 
 
 def _keep_best_weights(fit: Fit) -> None:
-    if fit.settings.monitor is None:
+    """Keeps the weights if the monitored metric was just measured and is the best so far, which NaN never is."""
+    ctx, settings, known = fit.ctx, fit.settings, fit.ctx.best
+    value = None if settings.monitor is None else ctx.metrics.get(settings.monitor)
+    if settings.monitor is None or value is None or math.isnan(value):
         return
-    best = fit.ctx.record.best(fit.settings.monitor)
-    if best is not None and best != fit.ctx.best and best.update == fit.ctx.update:  # these are its weights
-        fit.ctx.best = best
-        if fit.settings.keep == "best":
-            fit.state.best_weights = copy_weights(fit.state.eval_model)
+    if known is None or (value < known.value if settings.mode == "min" else value > known.value):
+        ctx.best = Best(ctx.epoch, ctx.update, value, settings.monitor)
+        if settings.keep == "best":
+            fit.state.best_weights = fit.state.copy_eval_weights()
+
+
+def _check_monitor(fit: Fit, phase: str, hook: str) -> None:
+    """Raises if a phase that has just ended did not measure the metric that decides which weights are best."""
+    ctx, monitor = fit.ctx, fit.settings.monitor
+    if monitor is None or monitor in ctx.metrics or monitor in ctx.record.columns:
+        return
+    measured = [name for name in ctx.metrics if name.startswith("train/") == (phase == "epoch")]
+    if monitor == _default_monitor(fit):
+        if fit.settings.keep == "last":
+            return
+        if not any(name.partition("/")[2] in fit.state.totals.losses for name in measured):
+            raise _no_loss(measured)
+        text = (
+            f"validation measures no {monitor!r}, so the last weights are kept; to keep the best ones, choose a metric"
+        )
+        text += f" with fit(monitor=..., mode=...): {', '.join(measured)}"
+        if not any(event.text == text for event in ctx.record.events_of("warning")):
+            ctx.warn(text)
+        return
+    raise NoSuchMetric(
+        f"fit(monitor={monitor!r}): the first {phase} did not measure it{did_you_mean(monitor, measured)} (it "
+        f"measured: {', '.join(measured)}). A callback that logs it has to do so in {hook} or before"
+    )
+
+
+def _default_monitor(fit: Fit) -> str:
+    return f"{next(iter(fit.valid), '')}/loss"
+
+
+def _no_loss(measured: Sequence[str]) -> InvalidArgument:
+    if not measured:
+        return InvalidArgument(
+            "validation gives no loss, and there are no metrics: give Learner(metrics=[...]); or Learner(loss=...), if "
+            "the model computes no loss in training either"
+        )
+    return InvalidArgument(
+        "validation gives no loss to choose the best weights by: name a metric with fit(monitor=...), or keep the last "
+        f'weights with fit(keep="last"). It measures {", ".join(measured)}'
+    )
+
+
+# --- before the first update
+
+# Hooks that may change what is made of a batch.
+_BATCH_HOOKS = (
+    *("on_valid_begin", "on_valid_batch_begin"),
+    *("on_valid_batch_after_pred", "on_valid_batch_after_loss"),
+)
+
+
+def check_valid_sets(fit: Fit) -> None:
+    """Evaluates one batch of every validation set, so that its error is raised now and not after an epoch.
+
+    Leaves no trace in the training. Left out are sets that can't be read twice, and models with steps or callbacks that
+    see every batch: they may count how often they are called, or change the batch.
+    """
+    state, steps = fit.state, fit.step.steps
+    if not isinstance(steps.evaluate, OwnForward | None) or not _is_plain(fit):
+        return
+    if steps.split.loss is not None:
+        steps = steps.with_loss(steps.split.loss)  # a copy: the fit's own learns from its first batch
+    if steps.evaluate is not None:
+        steps = replace(steps, train=OwnForward(state.model, warn=lambda text: None))  # for the same reason
+    loaders = {name: loader for name, loader in fit.valid.items() if _can_be_repeated(loader)}
+    with (
+        preserve_buffers(state.model),
+        preserve_rng(),
+        _preserve_generators(loaders.values()),
+        eval_view(state.model) as view,
+        _evaluate_loss(steps, state.model, view) as evaluated,
+        torch.no_grad(),
+    ):
+        evaluator = Evaluator(evaluated, fit.device, fit.settings.precision)
+        for name, loader in loaders.items():
+            totals = RunningTotals(fit.valid_metrics, fit.device, describe_position=lambda n=name: f", {n}, batch 1")
+            batch = next(iter(fit.signals.interruptible_batches(loader, loader.at(epoch=0))), None)
+            if batch is None or isinstance(batch, PaddingBatch):
+                continue
+            sizes = loader.at(epoch=0).sizes()
+            whole = Batch(move_batch(batch, fit.device), size=None if sizes is None else next(sizes, None))
+
+            def add(part: Batch, name: str = name, totals: RunningTotals = totals) -> None:
+                with name_batch(f"batch 1 of {name!r}, before the first update", part.value):
+                    evaluator.add(view, part.value, totals, part.size)
+
+            try:
+                if fit.settings.micro_batch == "auto":
+                    add(whole)
+                else:
+                    evaluate_micro_batches(fit, whole, totals, add)
+            except RuntimeError as error:
+                if fit.settings.micro_batch != "auto" or not is_out_of_memory(error):
+                    raise
+                continue  # the validation splits it
+            if fit.settings.keep == "best" and fit.settings.monitor == f"{name}/loss" and not totals.losses:
+                raise _no_loss(list(totals.values(name)))
+
+
+def _is_plain(fit: Fit) -> bool:
+    """Whether nothing but the model and the loss decides what is made of a batch."""
+    is_compiled = any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in fit.state.model.modules()
+    )
+    changes_model = any(
+        "on_fit_begin" in vars(callback) or not type(callback).__module__.startswith("stoker.")
+        for callback in fit.hooks.listeners("on_fit_begin")
+    )
+    is_changed = changes_model or any(map(fit.hooks.has, _BATCH_HOOKS))
+    return not (is_compiled or is_changed or fit.ranks.model_is_distributed or fit.parallel.mode == "fsdp")
+
+
+def _can_be_repeated(loader: Loader) -> bool:
+    """Whether reading a batch changes nothing that a later reading depends on."""
+    source = loader.source
+    dataset = source.dataset if isinstance(source, DataLoader) else source
+    if loader.resume_warning is not None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return False
+    samplers: list[Any] = [source.sampler, source.batch_sampler] if isinstance(source, DataLoader) else []
+    return all(type(sampler).__module__.startswith("torch.") for sampler in samplers if sampler is not None)
 
 
 # --- prediction
@@ -232,61 +455,30 @@ def predict(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    supervised: Supervised,
+    sizes: Iterable[int] | None,
+    steps: Steps,
     device: torch.device,
     precision: str = "fp32",
     world: World = _ONE_PROCESS,
 ) -> Any:
     """The model's predictions for all samples, joined along the first dimension, on the CPU; on every rank.
 
-    They come from the model's `predict_step` if it has one.
+    They come from the `predict_step`, if there is one. `sizes` are the numbers of samples in the batches.
     """
-    found, last = list[Any](), None
+    answers: list[tuple[int, Any] | None] = []  # None for a padding batch
+    answer = None
+    known_sizes = iter(()) if sizes is None else iter(sizes)
     with eval_view(model) as view, torch.no_grad(), autocast(precision, device):
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
             is_padding = isinstance(batch, PaddingBatch)
             value = move_batch(batch.batch if is_padding else batch, device)
-            if hasattr(view, "predict_step"):
-                answer = call_as_forward(view, view.predict_step, value)  # pyright: ignore[reportArgumentType]
-            else:
-                parts = supervised.inputs(value)
-                answer = view(*parts.args, **parts.kwargs)
-            last = map_tensors(_widen, move_batch(answer, _CPU))
-            found.append(None if is_padding else last)
-    if world.size > 1:
-        # Batch by batch, and within each in the order of the ranks.
-        gathered = [part for row in zip(*world.all_gather(found), strict=True) for part in row if part is not None]
-        found = [_restore_namedtuples(last, part) for part in gathered]
+            size = next(known_sizes, None)
+            with name_batch(f"batch {number}", value):
+                answer = call_as_forward(view, steps.answer, view, value, size)
+            answers.append(None if is_padding else (count_samples(value) if size is None else size, to_plain(answer)))
+    if world.size > 1:  # batch by batch, and within each in the order of the ranks
+        answers = [each for row in zip(*world.all_gather(answers), strict=True) for each in row]
+    found = [each for each in answers if each is not None]
     if not found:
         raise BadData("there is nothing to predict: the data gave no batches")
-    return _join(found)
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    """float32 if autocast gave 16 bits: predictions do not depend on the precision of the fit."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def _restore_namedtuples(like: Any, value: Any) -> Any:
-    """What another rank sent, with the model's namedtuples."""
-    if isinstance(like, Mapping):
-        return {name: _restore_namedtuples(like[name], part) for name, part in value.items()}
-    if isinstance(like, tuple) and hasattr(like, "_fields"):
-        return type(like)(*map(_restore_namedtuples, like, value))
-    if isinstance(like, tuple | list) and any(isinstance(each, Mapping | tuple | list) for each in like):
-        return type(like)(map(_restore_namedtuples, like, value))
-    return value
-
-
-def _join(parts: list[Any]) -> Any:
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(parts) if first.dim() else torch.stack(parts)
-    if isinstance(first, Mapping):
-        return {name: _join([part[name] for part in parts]) for name in first}
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(_join(list(column)) for column in zip(*parts, strict=True)))
-    if isinstance(first, tuple | list) and any(isinstance(each, Tensor | Mapping | tuple | list) for each in first):
-        return type(first)(_join(list(column)) for column in zip(*parts, strict=True))
-    # Without tensors, it is one value for each sample: texts, for example.
-    return [each for part in parts for each in (part if isinstance(part, tuple | list) else [part])]
+    return join_answers([plain for _, plain in found], [size for size, _ in found], answer)

@@ -1,7 +1,7 @@
 """A loss or gradient that is not finite is stopped before it reaches the weights, and traced to its origin."""
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from stoker.distributed import is_dtensor, reduce_shards
 from stoker.engine._precision import autocast
 from stoker.engine._rng import preserve_rng
 from stoker.gradients import Gradients, split_for_capture
-from stoker.steps import Supervised
+from stoker.steps import Steps
 
 _check_and_unscale: Any = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
 _foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
@@ -39,6 +39,14 @@ def is_finite(loss: Tensor | None, grads: Gradients, norm: Tensor | None) -> boo
         finite = bool(torch.stack([each.to(values[0].device).float() for each in values]).isfinite().all())
     # A norm can overflow although every element is finite: only then each element is checked.
     return finite or ((loss is None or bool(torch.isfinite(loss))) and bool(grads.all_finite()))
+
+
+def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with an element that is not finite; waits for the device, once if all are finite."""
+    norms = _norms([tensor.detach() for tensor in tensors.values()]) if tensors else []
+    if all(bool(torch.stack(group).isfinite().all()) for group in _group_by_kind(norms)):
+        return None
+    return next((name for name, tensor in tensors.items() if not _all_finite(tensor)), None)
 
 
 def _any_nonfinite(tensors: list[Tensor]) -> Tensor | None:
@@ -161,11 +169,16 @@ class FiniteFlags:
 
 def _stack(values: list[Tensor], device: torch.device) -> Tensor:
     """The values as one tensor of one type, with few operations if many have the same type."""
-    kinds = dict.fromkeys((value.dtype, value.device) for value in values)
-    wide = torch.float64 if any(dtype == torch.float64 for dtype, _ in kinds) else torch.float32
-    groups = [[value.detach() for value in values if (value.dtype, value.device) == kind] for kind in kinds]
-    parts = [torch.stack(group).to(device, wide) for group in groups]
+    wide = torch.float64 if any(value.dtype == torch.float64 for value in values) else torch.float32
+    parts = [torch.stack(group).to(device, wide) for group in _group_by_kind(values)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _group_by_kind(values: Sequence[Tensor]) -> list[list[Tensor]]:
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for value in values:
+        groups.setdefault((value.dtype, value.device), []).append(value.detach())
+    return list(groups.values())
 
 
 def _nan_unless_finite(values: Tensor) -> Tensor:
@@ -177,8 +190,8 @@ def _nan_unless_finite(values: Tensor) -> Tensor:
 class NonFiniteSearch:
     """Finds where the first value that is not finite comes from."""
 
-    def __init__(self, model: nn.Module, supervised: Supervised | None, precision: str, device: torch.device) -> None:
-        self._model, self._supervised, self._precision, self._device = model, supervised, precision, device
+    def __init__(self, model: nn.Module, steps: Steps, precision: str, device: torch.device) -> None:
+        self._model, self._steps, self._precision, self._device = model, steps, precision, device
 
     def describe(self, batch: Any, loss: Tensor | None, grads: Gradients, *, always_forward: bool = False) -> str:
         """Names the origin: the batch, a parameter, a module's output, the loss, or a gradient.
@@ -234,11 +247,12 @@ class NonFiniteSearch:
         return found[0] if found else None
 
     def _forward(self, batch: Any) -> None:
-        if self._supervised is not None:
-            parts = self._supervised.parts(batch)
+        step = self._steps.train
+        if step is None:
+            parts = self._steps.split.parts(batch)
             self._model(*parts.args, **parts.kwargs)
             return
-        answer = self._model.train_step(batch)  # pyright: ignore[reportCallIssue]
+        answer = step.run(self._model, batch)
         if isinstance(answer, Generator):
             for _ in answer:
                 pass

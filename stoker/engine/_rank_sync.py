@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stoker._select import named_parameters
 from stoker.callbacks import Requests
 from stoker.checkpoint import random_state
-from stoker.data import Loader
+from stoker.data import Loader, PaddingBatch
 from stoker.distributed import Agreement, World
 from stoker.engine._rng import seed_of_rank, seed_rng
 from stoker.engine._state import TrainState, is_storable
@@ -17,7 +17,7 @@ from stoker.engine._totals import merge_states
 from stoker.errors import BadData, StateMismatch
 from stoker.metrics import Metric
 
-_NO_REQUEST: dict[str, Any] = {"stop": None, "leave": None, "terminated": False, "save": None, "warnings": []}
+_NO_REQUEST: dict[str, Any] = {"stop": None, "interrupt": None, "terminated": False, "save": None, "warnings": []}
 _END = object()
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 _OWN_PARTS = ("random", "loader", "totals", "accumulators")  # of the state: these differ between ranks
@@ -26,16 +26,18 @@ _OWN_PARTS = ("random", "loader", "totals", "accumulators")  # of the state: the
 class RankSync:
     """What the ranks of a fit do together.
 
-    `world` are all processes; `split` are those among which a batch is split (a device mesh may have more dimensions).
+    `world` are all processes; `data_world` are those among which a batch is split (a mesh may have more dimensions).
     `model_is_distributed`: the model itself reduces its gradients, because it is sharded or was wrapped by the user.
     """
 
-    def __init__(self, world: World, split: World, *, model_is_distributed: bool = False, agree: bool = True) -> None:
-        self.world, self.split, self.model_is_distributed = world, split, model_is_distributed
+    def __init__(
+        self, world: World, data_world: World, *, model_is_distributed: bool = False, agree: bool = True
+    ) -> None:
+        self.world, self.data_world, self.model_is_distributed = world, data_world, model_is_distributed
         self._agreement = Agreement(world) if world.size > 1 and agree else None
 
     @property
-    def agrees(self) -> bool:
+    def must_agree(self) -> bool:
         """Whether ranks have to agree before they act."""
         return self._agreement is not None
 
@@ -50,12 +52,12 @@ class RankSync:
         if self.world.is_first:
             own.pop("warnings", None)  # they are in the record already
         handed_in = {**_NO_REQUEST, **own}
-        return self._agreement.settle(handed_in) if wait else self._agreement.hand_in(handed_in)
+        return self._agreement.exchange(handed_in, wait=wait)
 
     def broadcast_within_split(self, tensors: list[Tensor]) -> None:
         """Writes the first rank's values over those of all ranks that a batch is split among."""
-        if tensors and self.split.size > 1:
-            self.split.broadcast(tensors)
+        if tensors and self.data_world.size > 1:
+            self.data_world.broadcast(tensors)
 
     def broadcast_buffers(self, models: Iterable[nn.Module | None]) -> None:
         """Writes rank 0's buffers (running statistics) over those of all ranks, before evaluating or saving."""
@@ -66,7 +68,7 @@ class RankSync:
         """The batches. If their number is unknown, ranks ask each other before each one: none is left waiting."""
         if self.world.size == 1 or length_of(loader) is not None:
             return batches
-        return self._in_step(batches)
+        return self._until_all_end(batches) if loader.sharded else self._in_step(batches)
 
     def _in_step(self, batches: Iterable[Any]) -> Iterator[Any]:
         number, iterator = 0, iter(batches)
@@ -80,16 +82,25 @@ class RankSync:
                 "not: every rank reads the same stream, and stoker gives each its share of it"
             )
 
+    def _until_all_end(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches of a rank that has its own data; padding after its last one, until every rank has ended."""
+        iterator, last = iter(batches), _END
+        while self.world.any((batch := next(iterator, _END)) is not _END):
+            if last is _END and self.world.any(batch is _END):
+                raise BadData("the data of a rank is empty, and the data of another is not: every rank needs a part")
+            last = last if batch is _END else batch
+            yield PaddingBatch(last) if batch is _END else batch
+
     def check_replicas(self, model: nn.Module, epoch: int) -> None:
         """Raises if a rank's weights differ from rank 0's. The sums of the parameters' bits are compared.
 
         Waits for the device, once. A model that reduces its gradients itself is not compared.
         """
-        parameters = {} if self.split.size == 1 or self.model_is_distributed else named_parameters(model)
+        parameters = {} if self.data_world.size == 1 or self.model_is_distributed else named_parameters(model)
         if not parameters:
             return
         own = torch.stack([_sum_bits(parameter) for parameter in parameters.values()]).tolist()
-        first, *others = self.split.all_gather(own)
+        first, *others = self.data_world.all_gather(own)
         for rank, theirs in enumerate(others, start=1):
             apart = [name for name, one, other in zip(parameters, first, theirs, strict=True) if one != other]
             if apart:
@@ -112,9 +123,9 @@ class RankSync:
         own = {name: state[name] for name in _OWN_PARTS if not (self.model_is_distributed and name == "accumulators")}
         # For user state that can't be sent, rank 0's is used on all ranks.
         callbacks = {name: each for name, each in state["callbacks"].items() if is_storable(each)}
-        own |= {"share": self.split.rank, "callbacks": callbacks, "state": state["progress"]["state"]}
+        own |= {"share": self.data_world.rank, "callbacks": callbacks, "state": state["progress"]["state"]}
         _, *others = self.world.all_gather(own)
-        return {**state, "share": self.split.rank, "ranks": others}
+        return {**state, "share": self.data_world.rank, "ranks": others}
 
     def own_state(self, state: Mapping[str, Any], train: TrainState, metrics: Sequence[Metric]) -> dict[str, Any]:
         """The state for this rank to load.
@@ -125,7 +136,7 @@ class RankSync:
         rank, parts = self.world.rank, [state, *state.get("ranks", ())]
         own = {name: value for name, value in state.items() if name not in ("ranks", "share")}
         shares = _one_per_share(parts)
-        same_ranks = len(parts) == self.world.size and len(shares) == self.split.size
+        same_ranks = len(parts) == self.world.size and len(shares) == self.data_world.size
         if same_ranks:
             own |= {name: parts[rank][name] for name in ("random", "loader", "totals")}
             if rank:
@@ -142,21 +153,21 @@ class RankSync:
     def _merge_totals(
         self, train: TrainState, metrics: Sequence[Metric], saved: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        if not self.split.is_first:
+        if not self.data_world.is_first:
             return train.totals.state_dict()
         known = all(metric.name in totals["metrics"] for metric in metrics for totals in saved)
         return merge_states(metrics, saved) if known else saved[0]  # other metrics: loading tells the user
 
     def _random_of_share(self, shares: Sequence[Mapping[str, Any]], seed: int | None, *, update: int) -> Any:
-        if self.split.rank < len(shares):
-            return shares[self.split.rank]["random"]
-        with seed_rng(seed_of_rank(seed, self.split.rank, update)):
+        if self.data_world.rank < len(shares):
+            return shares[self.data_world.rank]["random"]
+        with seed_rng(seed_of_rank(seed, self.data_world.rank, update)):
             return random_state()
 
     def _merge_accumulators(self, parts: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
         """All sums at rank 0, and none at the others, which have seen as many batches."""
         first, *others = parts
-        if self.split.is_first or self.model_is_distributed:
+        if self.data_world.is_first or self.model_is_distributed:
             return {
                 key: _add_windows([window, *(each[key] for each in others if key in each)])
                 for key, window in first.items()

@@ -8,15 +8,21 @@ from typing import Any
 
 import torch
 
+from stoker._text import format_size
 from stoker.checkpoint import random_state
+from stoker.data import Loader
 from stoker.distributed import propagate_failures
+from stoker.engine._deterministic import deterministic_algorithms
 from stoker.engine._fit import Fit
-from stoker.engine._planning import place_data, warn_about_plan
+from stoker.engine._plan import warn_about_plan
 from stoker.engine._precision import tf32_if_requested
+from stoker.engine._recompute import recompute_activations
 from stoker.engine._train import begin, train
 from stoker.engine._weights import WeightCopy, copy_weights, restore_weights
 from stoker.engine.executors import Executor, make_executor
 from stoker.errors import NotFinite
+
+_SHARE_FOR_DATA = 0.4  # of the device's free memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +41,48 @@ def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callabl
     """
     started = time.monotonic()
     ending = Ending(None, {}, 0.0)
-    with fit.signals.handle(can_save=fit.checkpointer is not None):
+    try:
+        with (
+            tf32_if_requested(fit.settings.precision),
+            deterministic_algorithms(enabled=fit.settings.deterministic),
+            fit.signals.interruptible(),
+            propagate_failures(fit.ranks.world),
+        ):
+            _train(fit, resumed, on_begin)
+            state = fit.state
+            fit.ranks.broadcast_buffers([state.model, None if state.ema is None else state.ema.model, state.loss])
+    except BaseException as error:
+        _handle_failure(fit, error)
+        raise
+    finally:
+        fit.checkpointer.close()
+        if fit.step.reducer is not None:
+            fit.step.reducer.release()
+        fit.ctx.batch = None  # a finished fit frees its data
+        ending = Ending(None, random_state(), time.monotonic() - fit.ctx.started)
         try:
-            with propagate_failures(fit.ranks.world), tf32_if_requested(fit.settings.precision):
-                _train(fit, resumed, on_begin)
-                state = fit.state
-                fit.ranks.broadcast_buffers([state.model, None if state.ema is None else state.ema.model, state.loss])
-        except BaseException as error:
-            _handle_failure(fit, error)
-            raise
+            ending = Ending(use_best_weights(fit), ending.random, ending.seconds)
         finally:
-            if fit.checkpointer is not None:
-                fit.checkpointer.close()
-            if fit.step.reducer is not None:
-                fit.step.reducer.release()
-            fit.ctx.batch = None  # a finished fit frees its data
-            ending = Ending(None, random_state(), time.monotonic() - fit.ctx.started)
-            try:
-                ending = Ending(use_best_weights(fit), ending.random, ending.seconds)
-            finally:
-                fit.recorder.write_end(time.monotonic() - started, fit.state.progress.skipped)
-                fit.recorder.record.close()
+            fit.recorder.write_end(time.monotonic() - started, fit.state.progress.skipped)
+            fit.recorder.record.close()
     return ending
 
 
 def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], None]) -> None:
     """Trains with an executor, and with the data on the GPU if it fits."""
     device = torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
-    with device, _place_data(fit) as is_near, _executor(fit) as executor:
+    with (
+        device,
+        recompute_activations(fit.recomputed),
+        _place_data(fit) as is_on_device,
+        _open_executor(fit) as executor,
+    ):
         selects_rows = (
-            is_near
+            is_on_device
             and fit.plan.mode != "eager"
             and fit.train.has_row_selections
             and not fit.hooks.has("on_train_batch_begin")
+            and (fit.settings.micro_batch is None or fit.train.batch_transform is None)  # which sees whole batches
         )
         on_begin()
         begin(fit, resumed)
@@ -77,11 +92,66 @@ def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], N
 
 
 @contextmanager
+def _open_executor(fit: Fit) -> Iterator[Executor]:
+    executor = make_executor(fit.step, fit.plan, fit.device, is_saved=fit.checkpointer.is_active)
+    fit.checkpointer.before_saving = executor.synchronize
+    try:
+        yield executor
+    except NotFinite:
+        raise
+    except BaseException:
+        with suppress(Exception):
+            fit.checkpointer.discard_points_from(executor.drain())
+        raise
+    finally:
+        fit.checkpointer.before_saving = lambda: None
+        executor.close()
+
+
+def _handle_failure(fit: Fit, error: BaseException) -> None:
+    """Records an exception, saves the last good state, and tells callbacks."""
+    position = error.position if isinstance(error, NotFinite) else None
+    if position is not None:  # of a batch that was run before the current one
+        fit.ctx.epoch, fit.ctx.batch_number = position
+    fit.stop(f"{type(error).__name__}: {error}")
+    fit.recorder.write_error(error)
+    fit.checkpointer.discard_points_from(position)
+    fit.checkpointer.rescue(error)
+    fit.hooks.fire("on_exception", fit.ctx)
+
+
+def use_best_weights(fit: Fit) -> WeightCopy | None:
+    """Puts the best weights into the model; returns the last ones if they are others, for `continue_`."""
+    state = fit.state
+    chosen = state.best_weights
+    if chosen is None and state.ema is not None:
+        chosen = state.copy_eval_weights()
+    if chosen is None:
+        with state.optimizer.evaluation_weights() as differ:
+            chosen = copy_weights(state.trained, leave_out=state.left_out) if differ else None
+    if chosen is None:
+        return None
+    last = copy_weights(state.trained, leave_out=state.left_out)
+    restore_weights(state.trained, chosen)
+    return last
+
+
+# --- data on a GPU
+
+
+@contextmanager
 def _place_data(fit: Fit) -> Iterator[bool]:
     """Moves data to the GPU for the length of a fit; yields whether columns are where the step runs."""
     train, valid, lines = fit.train, fit.valid, fit.describe()
     if fit.device.type == "cuda":
-        fit.train, fit.valid, fit.plan.data = place_data(fit)
+        free = int(torch.cuda.mem_get_info(fit.device)[0] * _SHARE_FOR_DATA)
+        fit.train, fit.plan.data = _place_loader(train, fit.device, free)
+        free -= 0 if fit.train is train else train.nbytes or 0
+        placed = dict(valid)
+        for name, loader in valid.items():
+            placed[name], _ = _place_loader(loader, fit.device, free)
+            free -= 0 if placed[name] is loader else loader.nbytes or 0
+        fit.valid = placed
         fit.state.train, fit.state.valid = fit.train, fit.valid
     _update_plan_facts(fit, lines)
     lines = fit.describe()
@@ -93,56 +163,21 @@ def _place_data(fit: Fit) -> Iterator[bool]:
         _update_plan_facts(fit, lines)
 
 
+def _place_loader(loader: Loader, device: torch.device, free: int) -> tuple[Loader, str]:
+    """The loader with its data on the device if it fits, and a description of where the data is."""
+    if loader.nbytes is None:
+        return loader, "batches are copied to the device while the step before runs"
+    size = format_size(loader.nbytes)
+    if loader.nbytes > free:
+        return loader, f"{size} do not fit into {format_size(free)} of the device: batches are copied ahead"
+    try:
+        return loader.resident(device), f"{size} stay on the device, where batches are gathered"
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return loader, f"{size} did not fit on the device: batches are copied ahead"
+
+
 def _update_plan_facts(fit: Fit, lines: list[str]) -> None:
     """Writes the plan into the facts of the run, if it has changed."""
     if fit.recorder.update_facts is not None and fit.describe() != lines:
         fit.recorder.update_facts({"plan": fit.describe()})
-
-
-@contextmanager
-def _executor(fit: Fit) -> Iterator[Executor]:
-    executor = make_executor(fit.step, fit.plan, fit.device, exact=fit.checkpointer is not None)
-    if fit.checkpointer is not None:
-        fit.checkpointer.synchronize_with(executor.synchronize)
-    try:
-        yield executor
-    except NotFinite:
-        raise
-    except BaseException:
-        if fit.checkpointer is not None:
-            with suppress(Exception):
-                fit.checkpointer.discard_points_from(executor.drain())
-        raise
-    finally:
-        if fit.checkpointer is not None:
-            fit.checkpointer.synchronize_with(lambda: None)
-        executor.close()
-
-
-def _handle_failure(fit: Fit, error: BaseException) -> None:
-    """Records an exception, saves the last good state, and tells callbacks."""
-    position = error.position if isinstance(error, NotFinite) else None
-    if position is not None:  # of a batch that was run before the current one
-        fit.ctx.epoch, fit.ctx.batch_number = position
-    fit.ctx.stopping = fit.ctx.stopping or f"{type(error).__name__}: {error}"
-    fit.recorder.write_error(error)
-    if fit.checkpointer is not None:
-        fit.checkpointer.discard_points_from(position)
-        fit.checkpointer.rescue(error)
-    fit.hooks.fire("on_exception", fit.ctx)
-
-
-def use_best_weights(fit: Fit) -> WeightCopy | None:
-    """Puts the best weights into the model; returns the last ones if they are others, for `continue_`."""
-    state = fit.state
-    chosen = state.best_weights
-    if chosen is None and state.ema is not None:
-        chosen = copy_weights(state.ema.model)
-    if chosen is None:
-        with state.optimizer.evaluation_weights() as differ:
-            chosen = copy_weights(state.model) if differ else None
-    if chosen is None:
-        return None
-    last = copy_weights(state.model)
-    restore_weights(state.model, chosen)
-    return last

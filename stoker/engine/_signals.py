@@ -4,13 +4,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from stoker.callbacks import Context, Requests
 from stoker.data import Loader
+from stoker.engine._replayable import stop_pretending
 
+TERMINATED = 143  # the exit status of a process that SIGTERM has ended
 _END = object()
 
 
@@ -24,8 +28,12 @@ class StopSignals:
     With several processes a signal becomes a request: all ranks stop together, once all of them know.
     """
 
-    def __init__(self, ctx: Context, requests: Requests) -> None:
-        self._ctx, self._requests = ctx, requests
+    _ctx: Context
+    _requests: Requests
+
+    def __init__(self) -> None:
+        self._phase: Literal["preparing", "training", "held"] = "preparing"
+        self._presses = 0  # of Ctrl-C
         self.interrupted = False
         self.reason: str | None = None  # why, if that is what stops the fit: a resumed run does not stop for it again
         self.terminated = False  # by SIGTERM: the process exits with its status
@@ -38,44 +46,86 @@ class StopSignals:
         """Forgets earlier signals, for a fit that continues."""
         self.interrupted, self.reason = False, None
 
+    def attach(self, ctx: Context, requests: Requests) -> None:
+        """Sets the context of the fit that signals are requests to."""
+        self._ctx, self._requests = ctx, requests
+
     @contextmanager
     def handle(self, *, can_save: bool) -> Iterator[None]:
-        """Handles signals for the length of a fit, except for those that the user handles. Main thread only."""
-        before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number, (default, handler) in self._handlers(can_save=can_save).items():
-                if signal.getsignal(number) is default:
-                    before[number] = signal.signal(number, handler)
+        """Handles signals for the length of a fit, except for those that the user handles. Main thread only.
+
+        Until `hold` is called, Ctrl-C raises `KeyboardInterrupt`. From then on the first one asks the fit to stop, and
+        a second one raises only where `interruptible` allows it, else when the block ends. So whatever was opened is
+        closed, however often it is pressed.
+        """
+        self._phase, self._presses = "preparing", 0
+        # Ctrl-C comes first and is restored last, so that none comes between two of these lines.
+        handlers: list[tuple[int, Any, Any]] = [(signal.SIGINT, signal.default_int_handler, self._on_interrupt)]
+        handlers.append((signal.SIGTERM, signal.SIG_DFL, self._on_terminate))
+        if can_save and hasattr(signal, "SIGUSR1"):
+            handlers.append((signal.SIGUSR1, signal.SIG_DFL, self._on_save))
+        is_main = threading.current_thread() is threading.main_thread()
+        replaced = [each for each in handlers if is_main and signal.getsignal(each[0]) is each[1]]
+        with restore_modes():
+            try:
+                for number, _, handler in replaced:
+                    signal.signal(number, handler)
+                yield
+            finally:
+                self.hold()
+                for number, default, _ in reversed(replaced):
+                    signal.signal(number, default)
+        if self._presses > 1:
+            raise KeyboardInterrupt
+
+    def hold(self) -> None:
+        """From now on Ctrl-C raises only where `interruptible` allows it."""
+        self._phase = "held"
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Lets a second Ctrl-C raise inside the block; the cleanup that follows is not interrupted again."""
+        self._phase = "training"
+        if self.interrupted and self._ctx.stopping is None:  # while the run was opened
+            self._ctx.stopping = self.reason
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self.hold()
 
-    def _handlers(self, *, can_save: bool) -> dict[int, tuple[Any, Callable[..., None]]]:
-        """For each signal: Python's default handler, and ours."""
-        pressed: list[int] = []
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Delays a second Ctrl-C to the end of the block: starting a thread or waiting for one must not be interrupted.
 
-        def interrupt(number: int, *_: object) -> None:
-            if pressed:
-                raise KeyboardInterrupt
-            pressed.append(number)
+        An exception inside of Python's own locks (`threading.Event`) can leave them in a wrong state.
+        """
+        phase, presses = self._phase, self._presses
+        self.hold()
+        try:
+            yield
+        finally:
+            self._phase = phase
+        if phase == "training" and self._presses > max(presses, 1):
+            self.hold()
+            raise KeyboardInterrupt
+
+    def _on_interrupt(self, *_: object) -> None:
+        self._presses += 1
+        if self._phase != "preparing" and self._presses == 1:
             self.request_interrupt(f"Interrupted in {self._position()}")
+        elif self._phase != "held":
+            self.hold()
+            raise KeyboardInterrupt
 
-        def terminate(*_: object) -> None:  # clusters send several: a second one changes nothing
-            self.request_interrupt(f"Terminated (SIGTERM) in {self._position()}", terminated=True)
+    def _on_terminate(self, *_: object) -> None:  # clusters send several: a second one changes nothing
+        if self._phase == "preparing":
+            self.hold()
+            raise SystemExit(TERMINATED)
+        self.request_interrupt(f"Terminated (SIGTERM) in {self._position()}", terminated=True)
 
-        def save(*_: object) -> None:
-            if self._requests.can_save:
-                self._ctx.save("requested by SIGUSR1")
-
-        handlers: dict[int, tuple[Any, Callable[..., None]]] = {
-            signal.SIGINT: (signal.default_int_handler, interrupt),
-            signal.SIGTERM: (signal.SIG_DFL, terminate),
-        }
-        if can_save and hasattr(signal, "SIGUSR1"):
-            handlers[signal.SIGUSR1] = (signal.SIG_DFL, save)
-        return handlers
+    def _on_save(self, *_: object) -> None:
+        if self._phase != "preparing" and self._requests.can_save:  # else there is nothing new to save
+            self._ctx.save("requested by SIGUSR1")
 
     def _position(self) -> str:
         return f"epoch {self._ctx.epoch}, batch {self._ctx.batch_number}"
@@ -84,7 +134,7 @@ class StopSignals:
         """Ends the fit after this batch, to be resumed later. A wait for worker processes ends at once."""
         pending = self._requests.pending
         if pending is not None:
-            pending.setdefault("leave", reason)
+            pending.setdefault("interrupt", reason)
             pending["terminated"] = terminated or pending.get("terminated", False)
             return
         self.interrupt(reason, terminated=terminated)
@@ -120,9 +170,9 @@ class StopSignals:
         return self._until_interrupted(iter(batches)) if can_leave else batches
 
     def _until_interrupted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        while True:
+        while not self.interrupted:  # a signal may have come while workers were started
             try:
-                self._is_waiting = not self.interrupted
+                self._is_waiting = True
                 batch = next(batches, _END)
             except _Interrupted:
                 return
@@ -131,3 +181,17 @@ class StopSignals:
             if batch is _END:
                 return
             yield batch
+
+
+@contextmanager
+def restore_modes() -> Iterator[None]:
+    """Restores the modes of torch: an interrupt inside of `torch.no_grad` or `autocast` leaves them changed."""
+    is_grad_enabled = torch.is_grad_enabled()
+    autocast = [(kind, torch.is_autocast_enabled(kind)) for kind in ("cpu", "cuda")]
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(is_grad_enabled)
+        for kind, is_enabled in autocast:
+            torch.set_autocast_enabled(kind, is_enabled)
+        stop_pretending()

@@ -1,8 +1,6 @@
 """`TrainState`: everything that a checkpoint saves, with what is needed to save and load it."""
 
-import copy
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -10,10 +8,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stoker._select import named_parameters
 from stoker._tree import map_tensors
 from stoker.callbacks import Context, Hooks
 from stoker.checkpoint import (
+    Frozen,
     RandomWatch,
+    choose_left_out,
+    fingerprint_tensors,
     has_extra_state,
     load_model_state,
     model_state,
@@ -23,8 +25,8 @@ from stoker.checkpoint import (
 from stoker.data import Loader
 from stoker.engine._precision import LossScale
 from stoker.engine._totals import RunningTotals, TotalsSnapshot
-from stoker.engine._weights import EMA, WeightCopy, copy_weights, weights_of
-from stoker.errors import StateMismatch
+from stoker.engine._weights import EMA, ModelWithLoss, WeightCopy, copy_user_state, copy_weights, weights_of
+from stoker.errors import BadFile, StateMismatch
 from stoker.gradients import Accumulator
 from stoker.metrics import GradientNorm, State
 from stoker.optim import Optimizer
@@ -32,6 +34,33 @@ from stoker.record import Best
 
 Stage = Literal["closed", "train", "validate"]
 _foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+
+_MISSING = object()
+_NUMBER = int | float
+# What a state has to hold; the parts check the rest themselves.
+_ENTRIES = {
+    **dict.fromkeys(("model", "optimizer", "random", "loader", "valid", "callbacks", "progress"), Mapping),
+    **dict.fromkeys(("accumulators", "identity"), Mapping),
+    **dict.fromkeys(("average", "best", "loss_scale", "eval_weights", "loss"), Mapping | None),
+    "gradient_norms": list,
+}
+_COUNTERS = {
+    **dict.fromkeys(("epoch", "batch", "update", "validated_update", "skipped", "events"), int),
+    **dict.fromkeys(("seconds", "epoch_seconds", "lr_scale"), _NUMBER),
+    **dict.fromkeys(("metrics", "state"), Mapping),
+    "stage": str,
+    "lr": _NUMBER | list | None,
+    "best": list | None,
+    "epoch_start": list,
+    "needs_validation": bool,
+    "loss_is_sum": bool | None,
+    "loss_count": list | None,
+    "micro_batch": int | None,
+    "stop_reason": str | None,
+}
+_BEST = {"epoch": int, "update": int, "value": _NUMBER, "name": str}
+_OLD_PROGRESS = {"validated": "validated_update", "before": "epoch_start"}
+_OLD_PROGRESS |= {"applied": "needs_validation", "stopping": "stop_reason"}
 
 # Names of entries in checkpoints that were written before these entries were renamed.
 _OLD_NAMES = {
@@ -51,10 +80,14 @@ class Progress:
     stage: Stage = "closed"  # before an epoch, inside its training, or after its training
     validated_update: int = -1  # the update that was validated last
     needs_validation: bool = False  # the last batch was an update, and no validation has followed it
+    loss_is_sum: bool | None = None  # as the first call of the loss showed; None before it, or if a step computes it
+    loss_count: list[Any] | None = None  # `LossCount.saved` of the step that computes the loss
+    micro_batch: int | None = None  # the limit that micro_batch="auto" has found; None while whole batches fit
     skipped: int = 0  # batches whose loss or gradients were not finite
     epoch_start: tuple[int, int] = (0, 0)  # updates and skipped batches when the epoch began
     epoch_start_time: float = 0.0  # on the monotonic clock
-    loader_rng: Mapping[str, Any] = field(default_factory=dict)  # generators when the epoch began, for a DataLoader
+    # Generators when the epoch began, for a DataLoader; and the source's own state where a resumed fit continues.
+    loader_rng: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ResumePoint(NamedTuple):
@@ -93,15 +126,13 @@ class TrainState:
 
     model: nn.Module
     loss: nn.Module | None  # the loss function, if it is a module
+    trained: nn.Module  # the model; with the loss, if that is trained too
     optimizer: Optimizer
     totals: RunningTotals  # of the current epoch's training
     ctx: Context  # position, learning rate, metrics and whatever else callbacks see
     hooks: Hooks
     train: Loader
     valid: Mapping[str, Loader]
-    reduce: Literal["mean", "sum"] = (
-        "mean"  # how the loss combines samples, and an accumulation window its micro-batches
-    )
     ema: EMA | None = None
     loss_scale: LossScale | None = None
     gradient_norms: dict[GradientNorm, State] = field(default_factory=dict)  # of the current epoch
@@ -110,12 +141,22 @@ class TrainState:
     best_weights: WeightCopy | None = None
     keep_best: bool = True  # whether `best_weights` is used
     identity: Mapping[str, Any] = field(default_factory=dict)  # settings that a resumed run is compared by
+    # Fingerprints of the frozen parameters that checkpoints and copies of the weights leave out; none is added later.
+    left_out: dict[str, str] = field(default_factory=dict)
+    _left_out_parameters: list[Tensor] = field(default_factory=list)
     _tracker: "_Tracker | None" = None
 
     @property
     def eval_model(self) -> nn.Module:
         """The model that is validated: the EMA if there is one."""
-        return self.model if self.ema is None else self.ema.model
+        averaged = self.model if self.ema is None else self.ema.model
+        return averaged.model if isinstance(averaged, ModelWithLoss) else averaged
+
+    @property
+    def eval_loss(self) -> nn.Module | None:
+        """The loss module that is used in validation: averaged too, if it is trained."""
+        averaged = None if self.ema is None else self.ema.model
+        return averaged.loss if isinstance(averaged, ModelWithLoss) else self.loss
 
     def begin_epoch(self) -> None:
         """Resets what counts within an epoch."""
@@ -132,11 +173,74 @@ class TrainState:
             for name, value in meter.init(self.totals._device).items():
                 state[name].copy_(value)
 
+    # --- frozen parameters
+
+    def leave_out_frozen(self, frozen: Frozen) -> None:
+        """Chooses the frozen parameters that are left out, before the first batch of a new run.
+
+        A resumed run leaves out what its checkpoint did, and nothing else: the weights that the run started from do not
+        contain what has changed since.
+        """
+        parameters = named_parameters(self.model)
+        names = choose_left_out(parameters, frozen)
+        self._set_left_out(fingerprint_tensors({name: parameters[name] for name in names}))
+
+    def _set_left_out(self, fingerprints: Mapping[str, str]) -> None:
+        parameters = named_parameters(self.model)
+        self.left_out = dict(fingerprints)
+        self._left_out_parameters = [parameters[name] for name in fingerprints if name in parameters]
+        self._complete_best_weights()
+
+    def note_unfrozen(self) -> None:
+        """Includes parameters that have become trainable, before the first update that changes them."""
+        if any(parameter.requires_grad for parameter in self._left_out_parameters):
+            parameters = named_parameters(self.model)
+            frozen = {name: each for name, each in self.left_out.items() if not parameters[name].requires_grad}
+            self._set_left_out(frozen)
+
+    def _complete_best_weights(self) -> None:
+        """Adds parameters that are not left out any more; they have had the same values in the best weights."""
+        if self.best_weights is None:
+            return
+        tensors, extra = self.best_weights
+        missing = {
+            name: parameter.detach().clone()
+            for name, parameter in model_state(self.trained)["parameters"].items()
+            if name not in tensors and name not in self.left_out
+        }
+        self.best_weights = WeightCopy({**tensors, **missing}, extra)  # a resume point may refer to the old one
+
+    def _find_unchanged(self, model: nn.Module) -> dict[str, str]:
+        """Those of the parameters to leave out that have their fingerprint in a model: this one, or the EMA.
+
+        Parameters may change in ways that no counter shows (`parameter.data.mul_(0.9)`), so their bytes are read.
+        """
+        if not self.left_out:
+            return {}
+        parameters = model_state(model)["parameters"]
+        own = fingerprint_tensors({name: parameters[name] for name in self.left_out if name in parameters})
+        return {name: each for name, each in own.items() if each == self.left_out[name]}
+
+    def _include_changed(self) -> None:
+        """Includes parameters that have changed although they are frozen: a callback may average weights into them."""
+        unchanged = self._find_unchanged(self.model)
+        changed = [name for name in self.left_out if name not in unchanged]
+        if not changed:
+            return
+        lacking = [name for name in changed if self.best_weights is not None and name not in self.best_weights.tensors]
+        if lacking:
+            self.ctx.warn(
+                f"{lacking[0]}{f' and {len(lacking) - 1} more' if len(lacking) > 1 else ''} changed after the best "
+                "weights were copied, although frozen: of these parameters only the last values are kept. Give "
+                'Checkpoint(frozen="save") if something else than the optimizer changes frozen parameters'
+            )
+        self._set_left_out(unchanged)
+
     # --- resume points
 
     def track_changes(self) -> None:
         """Prepares for resume points, which are taken after every batch that closes its window."""
-        self._tracker = _Tracker(self.model, self.loss)
+        self._tracker = _Tracker(self.model, self.loss, list(self.trained.parameters()))
 
     def resume_point(self, stop_reason: str | None) -> ResumePoint:
         """The current position, in some microseconds. `stop_reason`: why the fit ends, unless it was interrupted."""
@@ -172,6 +276,9 @@ class TrainState:
             "validated_update": progress.validated_update,
             "skipped": progress.skipped,
             "needs_validation": progress.needs_validation,
+            "loss_is_sum": progress.loss_is_sum,
+            "loss_count": progress.loss_count,
+            "micro_batch": progress.micro_batch,
             "epoch_start": progress.epoch_start,
             "stop_reason": stop_reason,
             "events": len(ctx.record),
@@ -190,10 +297,21 @@ class TrainState:
 
     def _loader_position(self) -> Mapping[str, Any]:
         """What the training data needs for continuing here besides the epoch and the batch number."""
-        if not self.train.needs_rng_state:
-            return {}
-        inside = self.progress.stage == "train" and self.ctx.batch_number > 0
-        return self.progress.loader_rng if inside else {"generators": self.train.generator_states()}
+        epoch, batch, needs_rng = self.ctx.epoch - 1, self.ctx.batch_number, self.train.needs_rng_state
+        if self.progress.stage != "train" or batch == 0:
+            return {"generators": self.train.generator_states()} if needs_rng else {}
+        begin = {name: value for name, value in self.progress.loader_rng.items() if name != "source"}
+        source, saved = self.saved_source, self.train.source_state(epoch=epoch, batch=batch)
+        if saved is not None:
+            source = {"epoch": epoch, "batch": batch, "state": saved, "generators": self.train.generator_states()}
+        return {**(begin if needs_rng else {}), **({} if source is None else {"source": source})}
+
+    @property
+    def saved_source(self) -> Mapping[str, Any] | None:
+        """The training data's own state and its generators, if a resumed fit continues from them here."""
+        saved = self.progress.loader_rng.get("source")
+        is_here = saved is not None and (saved["epoch"], saved["batch"]) == (self.ctx.epoch - 1, self.ctx.batch_number)
+        return saved if is_here else None
 
     # --- saving
 
@@ -206,15 +324,19 @@ class TrainState:
         random = random_state() if at is None or at.random is None else self._tracker.random.state_at(at.random)
         if random is None:
             raise StateMismatch("Python's or numpy's generators were used since, and their earlier state is unknown")
-        model = _with_buffers(model_state(self.model), point.buffers)
+        self._include_changed()
+        model = _without(_with_buffers(model_state(self.model), point.buffers), self.left_out)
         model["extra"] = dict(zip(model["extra"], point.extra, strict=True))
+        average = self.ema and _without(self.ema.state_dict(), self._find_unchanged(self.ema.model))
         # Resume points are only taken where no window is open.
+        best = point.best_weights
         open_windows = {part: each.state_dict() for part, each in self.accumulators.items() if len(each) and at is None}
         return {
             "model": model,
             "optimizer": self.optimizer.state_dict(),
-            "average": None if self.ema is None else self.ema.state_dict(),
-            "best": point.best_weights,
+            "average": average,
+            "best": None if best is None else best.tensors,
+            "best_extra": None if best is None else best.extra,
             "accumulators": open_windows,
             "loss_scale": point.loss_scale,
             "random": random,
@@ -224,15 +346,21 @@ class TrainState:
             "gradient_norms": point.gradient_norms,
             "callbacks": point.callbacks,
             "progress": _savable_counters(point.progress),
-            "eval_weights": self._eval_weights(),
+            "eval_weights": self._eval_weights(),  # of an optimizer that trains others (schedule-free)
             "loss": None if self.loss is None else _with_buffers(model_state(self.loss), point.loss_buffers),
             "identity": dict(self.identity),
         }
 
-    def _eval_weights(self) -> WeightCopy | None:
-        """The weights to evaluate, if the optimizer trains others (schedule-free)."""
+    def _eval_weights(self) -> dict[str, Tensor] | None:
         with self.optimizer.evaluation_weights() as differ:
-            return copy_weights(self.model) if differ else None
+            return copy_weights(self.trained, leave_out=self.left_out).tensors if differ else None
+
+    def copy_eval_weights(self) -> WeightCopy:
+        """A copy of the weights that are validated, with the extra state of the model."""
+        self._include_changed()
+        model = self.trained if self.ema is None else self.ema.model
+        leave_out = self.left_out if self.ema is None else self._find_unchanged(model)
+        return copy_weights(model, extra_of=self.trained, leave_out=leave_out)
 
     # --- loading
 
@@ -242,18 +370,19 @@ class TrainState:
         `learning_rates(update, scale)` gives the selectors of the learning rates, which no file can hold.
         """
         ctx, progress, saved = self.ctx, self.progress, state["progress"]
-        load_model_state(self.model, state["model"])
+        load_model_state(self.model, state["model"], resize_buffers=True)
+        self._set_left_out(state["model"].get("frozen", {}))
+        if self.loss is not None and state["loss"] is not None:
+            load_model_state(self.loss, state["loss"], resize_buffers=True)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema is not None:
-            self.ema.load_state_dict(state["average"])
+            self.ema.load_state_dict(state["average"] or model_state(self.trained))
         if self.loss_scale is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
-        if self.loss is not None and state["loss"] is not None:
-            load_model_state(self.loss, state["loss"])
-        self._load_best_weights(state["best"])
+        self._load_best_weights(state["best"], state.get("best_extra"))
         for part, window in state["accumulators"].items():
-            self.accumulators[part] = Accumulator(self.reduce)
-            self.accumulators[part].load_state_dict(window, self.model)
+            self.accumulators[part] = Accumulator(window["reduce"])
+            self.accumulators[part].load_state_dict(window, self.trained)
         self.totals.load_state_dict(state["totals"])
         for own, values in zip(self.gradient_norms.values(), state["gradient_norms"], strict=False):
             for name, value in values.items():
@@ -261,6 +390,8 @@ class TrainState:
         ctx.epoch, ctx.batch_number, ctx.update = saved["epoch"], saved["batch"], saved["update"]
         progress.stage, progress.skipped = saved["stage"], saved["skipped"]
         progress.validated_update, progress.needs_validation = saved["validated_update"], saved["needs_validation"]
+        progress.loss_is_sum, progress.loss_count = saved["loss_is_sum"], saved["loss_count"]
+        progress.micro_batch = saved["micro_batch"]
         progress.epoch_start, ctx.lr_scale = (saved["epoch_start"][0], saved["epoch_start"][1]), saved["lr_scale"]
         if self.identity["limits"] == state["identity"]["limits"]:  # otherwise the run continues: with more epochs, say
             ctx.stopping = saved["stop_reason"]
@@ -270,18 +401,19 @@ class TrainState:
         # A best value is only known together with its weights.
         has_weights = self.best_weights is not None or not self.keep_best
         ctx.best = Best(*saved["best"]) if saved["best"] is not None and has_weights else None
-        ctx.lr = _match_rates(saved["lr"], learning_rates(ctx.update, ctx.lr_scale))
+        ctx.lr = _match_rates(saved["lr"], learning_rates(max(ctx.update - 1, 0), ctx.lr_scale))  # the last update's
         for name, generators in state["valid"].items():
             if name in self.valid and self.valid[name].needs_rng_state:  # the validation sets may be others now
                 self.valid[name].load_generator_states(generators)
 
-    def _load_best_weights(self, saved: WeightCopy | None) -> None:
-        own = weights_of(self.model)
-        default = next(iter(own.values())).device if own else torch.device("cpu")
-        if self.keep_best and saved is not None:
-            self.best_weights = {
-                name: value.to(own[name].device if name in own else default) for name, value in saved.items()
-            }
+    def _load_best_weights(self, tensors: Mapping[str, Tensor] | None, extra: Mapping[str, Any] | None) -> None:
+        if not self.keep_best or tensors is None:
+            return
+        own = weights_of(self.trained)
+        default = next((tensor.device for tensor in own.values()), torch.device("cpu"))
+        devices = {name: own[name].device if name in own else default for name in tensors}
+        self.best_weights = WeightCopy({name: each.to(devices[name]) for name, each in tensors.items()}, extra)
+        self._complete_best_weights()
 
     def finish_loading(self, state: Mapping[str, Any]) -> list[str]:
         """Restores what `on_fit_begin` may have changed, callback states and random numbers.
@@ -289,7 +421,9 @@ class TrainState:
         Returns the names of saved callback states that no callback takes.
         """
         if "model" in state:
-            load_model_state(self.model, state["model"])
+            load_model_state(self.model, state["model"], resize_buffers=True)
+        if self.loss is not None and state.get("loss") is not None:
+            load_model_state(self.loss, state["loss"], resize_buffers=True)
         dropped = self.hooks.load_states(state["callbacks"])
         if state["random"] is not None:
             set_random_state(state["random"])
@@ -299,27 +433,53 @@ class TrainState:
 class _Tracker:
     """What resume points look at, collected once: walking over all modules takes longer than all the rest."""
 
-    def __init__(self, model: nn.Module, loss: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module, loss: nn.Module | None, parameters: list[nn.Parameter]) -> None:
         self.random = RandomWatch()
         self.buffer_tables = [module._buffers for module in model.modules()]
         self.loss_buffer_tables = [] if loss is None else [module._buffers for module in loss.modules()]
         self.with_extra_state = [module for module in model.modules() if has_extra_state(module)]
-        self._parameters = list(model.parameters())
+        self._parameters = parameters
 
     def versions(self) -> tuple[int, ...]:
         return tuple([parameter._version for parameter in self._parameters])
 
 
 def upgrade_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state that an earlier version saved, with today's names; a state with today's names is returned as it is."""
-    if not state or "progress" in state:
-        return dict(state)
-    renamed = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
-    loop = dict(renamed["progress"])
-    loop["validated_update"], loop["epoch_start"] = loop.pop("validated"), loop.pop("before")
-    loop["needs_validation"], loop["stop_reason"] = loop.pop("applied"), loop.pop("stopping")
-    ranks = [{_OLD_NAMES.get(name, name): value for name, value in part.items()} for part in state.get("ranks", ())]
-    return {**renamed, "progress": loop, **({"ranks": ranks} if "ranks" in state else {})}
+    """A state that an earlier version saved, with today's names and entries."""
+    upgraded: dict[str, Any] = dict(state)
+    if state and "progress" not in state:
+        upgraded = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
+        loop: Any = upgraded.get("progress")
+        if isinstance(loop, Mapping):
+            upgraded["progress"] = {_OLD_PROGRESS.get(name, name): value for name, value in loop.items()}
+    ranks = upgraded.get("ranks")
+    if ranks is not None:
+        _check_types("'ranks'", {"ranks": ranks}, {"ranks": list})
+        for part in ranks:
+            _check_types("'ranks'", {"rank": part}, {"rank": Mapping})
+        upgraded["ranks"] = [{_OLD_NAMES.get(name, name): value for name, value in part.items()} for part in ranks]
+    _check_types("the state", upgraded, _ENTRIES)
+    # Earlier versions did not save these.
+    progress: Any = {"loss_is_sum": None, "loss_count": None, "micro_batch": None, **upgraded["progress"]}
+    upgraded["progress"] = progress
+    _check_types("'progress'", progress, _COUNTERS)
+    if progress["best"] is not None:
+        _check_types("'best'", dict(zip(Best._fields, progress["best"], strict=False)), _BEST)
+    free: Any = upgraded["identity"].get("free")
+    if isinstance(free, Mapping) and isinstance(free.get("lr"), str):  # earlier versions printed schedules so
+        lr = free["lr"].replace("steps=", "updates=")
+        upgraded["identity"] = {**upgraded["identity"], "free": {**free, "lr": lr}}
+    return upgraded
+
+
+def _check_types(where: str, saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raises `BadFile` unless `saved` has values of these types, so that later code can rely on them."""
+    for name, kind in expected.items():
+        value = saved.get(name, _MISSING)
+        is_bool = isinstance(value, bool) and kind not in (bool, bool | None)  # which Python takes for an integer
+        if not isinstance(value, kind) or is_bool:
+            given = "is missing" if value is _MISSING else f"is a {type(value).__name__}"
+            raise BadFile(f"the checkpoint does not hold the state of a fit: {name!r} of {where} {given}")
 
 
 def _savable_counters(progress: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,6 +490,14 @@ def _savable_counters(progress: Mapping[str, Any]) -> dict[str, Any]:
     epoch_start = list(progress["epoch_start"])
     saved_best = None if best is None else list(best)
     return {**progress, "lr": rates, "best": saved_best, "state": user_state, "epoch_start": epoch_start}
+
+
+def _without(state: dict[str, Any], frozen: Mapping[str, str]) -> dict[str, Any]:
+    """The state of a model without frozen parameters, whose fingerprints it has instead."""
+    if not frozen:
+        return state
+    parameters = {name: each for name, each in state["parameters"].items() if name not in frozen}
+    return {**state, "parameters": parameters, "frozen": dict(frozen)}
 
 
 def _with_buffers(state: dict[str, Any], buffers: list[Tensor]) -> dict[str, Any]:
@@ -350,17 +518,6 @@ def copy_tensors(tensors: list[Tensor]) -> list[Tensor]:
             places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
             _foreach_copy_([copies[place] for place in places], [tensors[place] for place in places])
     return copies
-
-
-def copy_user_state(value: Any) -> Any:
-    """A copy of a user's state that later changes of its containers and tensors do not affect."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {name: copy_user_state(each) for name, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(copy_user_state(each) for each in value)
-    return copy.copy(value) if isinstance(value, set | deque) else value
 
 
 def is_storable(value: Any) -> bool:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from stoker._tree import OpaqueValue, first_tensor, flatten, map_tensors
 from stoker.distributed import World
-from stoker.engine._batch import count_samples
 from stoker.errors import StateMismatch
 from stoker.metrics import Metric, flatten_value, weight_of
 from stoker.record import Event
-from stoker.steps import Output
+from stoker.steps import LossCount, Output, SupervisedOutput, count_samples, extra_numbers, says_count
 
 _CPU = torch.device("cpu")
+_NUMBER = "number:"  # begins the key of a number that is not a loss
 _foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -52,7 +52,7 @@ class RunningTotals:
         "_states",
         "_sums",
         "_weights",
-        "grows",
+        "has_dynamic_metrics",
         "samples",
         "started",
     )
@@ -74,7 +74,9 @@ class RunningTotals:
             bool(getattr(metric, "static", False)) and _holds_only_tensors_on(device, state)
             for metric, state in zip(metrics, self._states, strict=True)
         ]
-        self.grows = not all(self._is_static)  # some metric is updated outside of CUDA graphs and compiled programs
+        self.has_dynamic_metrics = not all(
+            self._is_static
+        )  # some metric is updated outside of CUDA graphs and compiled programs
         self.samples, self.started = 0, time.monotonic()
 
     def _initial_states(self) -> list[Any]:
@@ -130,6 +132,13 @@ class RunningTotals:
         self._sums[name].add_(total)  # pyright: ignore[reportAttributeAccessIssue]  a tensor, in place
         self._weights[name].add_(share)  # pyright: ignore[reportAttributeAccessIssue]
 
+    def add_numbers(self, output: Output, weight: float | Tensor, *, sync: bool = True) -> None:
+        """Adds the other numbers of an output, as `add_loss` does, unless a metric has the name of one."""
+        for name, value in extra_numbers(output).items():
+            if all(metric.name != name for metric in self._metrics):
+                number = value if isinstance(value, Tensor) else torch.full((), value, device=self._device)
+                self.add_loss(f"{_NUMBER}{name}", number.to(self._device), weight, sync=sync)
+
     def update(self, output: Output, *, static: bool | None = None) -> None:
         """Updates all metrics from a step's output; or only those that are static, or only the others."""
         done: dict[Any, tuple[Any, Any]] = {}  # metrics with equal counts and the same state are updated once
@@ -154,11 +163,12 @@ class RunningTotals:
                     written.append((place, new))
                 else:
                     self._states[place] = new
-            self._write_states(written)
+            if written:
+                self._write_states(written)
 
-    def update_growing(self, output: Output | None) -> None:
+    def update_dynamic(self, output: Output | None) -> None:
         """Updates the metrics that are not static; what they keep of the output must not be overwritten later."""
-        if output is not None and self.grows:
+        if output is not None and self.has_dynamic_metrics:
             self.update(output, static=False)
 
     def _write_states(self, new_states: Sequence[tuple[int, Any]], *, expand: bool = False) -> None:
@@ -175,7 +185,7 @@ class RunningTotals:
             pair = _matching_tensors(old, new, expand=expand)
             if pair is not None and _moves_values(*pair):
                 # A compiler may overwrite a value before it has moved.
-                self._is_static[place], self.grows, pair = False, True, None
+                self._is_static[place], self.has_dynamic_metrics, pair = False, True, None
             replaced[id(old)] = old if pair is not None else map_tensors(torch.clone, new)
             self._states[place] = replaced[id(old)]
             if pair is not None:
@@ -189,14 +199,23 @@ class RunningTotals:
         return self._metrics
 
     @property
+    def has_losses(self) -> bool:
+        """Whether a loss with a weight was added."""
+        return any(float(weight) for weight in self._weights.values())
+
+    @property
     def losses(self) -> list[str]:
         """The names of the losses so far: "loss", or those of the objectives."""
-        return [name for name in self._sums if len(self._sums) == 1 or float(self._weights[name])]
+        names = [name for name in self._sums if not name.startswith(_NUMBER)]
+        return [name for name in names if len(names) == 1 or float(self._weights[name])]
 
     def values(self, phase: str, *, losses_only: bool = False) -> dict[str, float]:
         """The values so far, as `phase/name`; waits for the device."""
         values = {f"{phase}/{name}": _mean(self._sums[name], self._weights[name]) for name in self.losses}
         if not losses_only:
+            for key in self._sums:
+                if key.startswith(_NUMBER):
+                    values[f"{phase}/{key.removeprefix(_NUMBER)}"] = _mean(self._sums[key], self._weights[key])
             for metric, state in zip(self._metrics, self._states, strict=True):
                 values.update(flatten_value(f"{phase}/{metric.name}", metric.compute(state)))
         return values
@@ -237,6 +256,10 @@ class RunningTotals:
             return TotalsSnapshot(list(self._states), dict(self._sums), dict(self._weights), self.samples)
         states, sums, weights = map_tensors(torch.clone, (self._states, self._sums, self._weights))
         return TotalsSnapshot(states, sums, weights, self.samples)
+
+    def restore(self, snapshot: TotalsSnapshot) -> None:
+        """Goes back to a snapshot, whose tensors become the totals."""
+        self._states, self._sums, self._weights, self.samples = snapshot
 
     def state_dict(self, snapshot: TotalsSnapshot | None = None) -> dict[str, Any]:
         """The totals so far, or those of a snapshot, as tensors and plain values; the tensors are not copies."""
@@ -291,7 +314,8 @@ class PendingProgress:
         self._event = event
         sums, weights = totals._sums, totals._weights
         on_gpu = any(isinstance(each, Tensor) and each.is_cuda for each in (*sums.values(), *weights.values()))
-        self._values = {f"{phase}/{name}": (_to_host(sums[name]), _to_host(weights[name])) for name in sums}
+        names = [name for name in sums if not name.startswith(_NUMBER)]
+        self._values = {f"{phase}/{name}": (_to_host(sums[name]), _to_host(weights[name])) for name in names}
         self._arrived = torch.cuda.Event() if on_gpu else None
         if self._arrived is not None:
             self._arrived.record()
@@ -390,7 +414,8 @@ def _leaf_count(structure: Any) -> int:
 
 
 def _counts(metric: Metric) -> Any:
-    return getattr(metric, "counts", None)  # optional in the contract of a metric
+    counts = getattr(metric, "counts", None)  # optional in the contract of a metric, like `of`
+    return None if counts is None else (counts, getattr(metric, "of", None))
 
 
 def _unsavable_type(value: Any) -> str | None:
@@ -420,10 +445,20 @@ def _mean(total: float | Tensor, weight: float | Tensor) -> float:
     return float(total) / whole if whole else float("nan")
 
 
-def loss_weight(output: Output, value: Any, *, sync: bool = True) -> float | Tensor:
-    """What the loss of an output is a mean over: what the output says, otherwise the samples in the batch."""
-    if not hasattr(output, "count") and not hasattr(output, "targets"):
-        return count_samples(value)
-    weight = weight_of(output)
+def loss_weight(
+    output: Output, value: Any, size: int | None = None, count: LossCount | None = None, *, sync: bool = True
+) -> float | Tensor:
+    """What the loss of an output is a mean over: what the output says, or `count`, otherwise the samples in the batch.
+
+    `size` is the number of samples that the loader put into the batch.
+    """
+    if isinstance(output, SupervisedOutput) and output.count is None and output.weight is None:
+        return count_samples((output.targets, output.predictions), size)
+    if says_count(output):
+        weight = weight_of(output)
+    else:
+        weight = None if count is None else count(value)
+        if weight is None:
+            return count_samples(value, size)
     # On the CPU nothing has to be waited for, and a plain number is cheaper for the accumulator.
     return weight.item() if sync and isinstance(weight, Tensor) and weight.device.type == "cpu" else weight

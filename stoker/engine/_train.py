@@ -2,18 +2,24 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from stoker.checkpoint import random_state, set_random_state
+from stoker._select import named_parameters, set_train_mode
+from stoker._text import format_size
+from stoker.checkpoint import count_bytes, random_state, set_random_state
 from stoker.data import EpochBatches, PaddingBatch, RowSelection, move_batch, prefetch
 from stoker.engine._batch import Batch
-from stoker.engine._evaluate import validate
+from stoker.engine._deterministic import warn_if_not_deterministic
+from stoker.engine._evaluate import keep_best_of_training, validate
+from stoker.engine._finite import find_nonfinite
 from stoker.engine._fit import Fit
-from stoker.engine._step import HOOKS_BETWEEN_BATCHES, StepResult, on_every_rank
-from stoker.engine._sync import report_progress, stop, synchronize_ranks
+from stoker.engine._micro_batches import run_micro_batches
+from stoker.engine._step import HOOKS_BETWEEN_BATCHES, StepResult
+from stoker.engine._totals import RunningTotals
 from stoker.engine.executors import Executor
 from stoker.errors import BadData, NotFinite
 from stoker.metrics import GradientNorm
@@ -24,10 +30,10 @@ def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
 
     A resumed fit may start inside an epoch. `selects_rows`: batches are `RowSelection`s, and the step gathers the rows.
     """
-    ctx, progress, fire = fit.ctx, fit.state.progress, fit.hooks.fire
-    synchronize_ranks(fit, wait=True)
+    ctx, progress, checkpointer, fire = fit.ctx, fit.state.progress, fit.checkpointer, fit.hooks.fire
+    fit.synchronize_ranks(wait=True)
     _stop_at_limits(fit)
-    while ctx.stopping is None or progress.stage != "closed":
+    while ctx.stopping is None or progress.stage != "closed":  # an open epoch is finished
         if progress.stage == "closed":
             _begin_epoch(fit)
         if progress.stage == "train":
@@ -35,27 +41,26 @@ def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
         if fit.settings.validate_every is None or _validation_is_due(fit):
             validate(fit, executor)
         elif (ctx.stopping is not None or _is_last_epoch(fit)) and progress.validated_update != ctx.update:
-            _save_resumable_position(fit)  # this validation belongs to the end of the fit
+            checkpointer.save_resumable_position()  # this validation belongs to the end of the fit
             validate(fit, executor)
         if fit.signals.interrupted:
-            _save_resumable_position(fit, validating=True)
+            checkpointer.save_resumable_position(validating=True)
         _end_epoch(fit)
-        synchronize_ranks(fit, wait=True)
-        fit.ranks.check_replicas(fit.state.model, ctx.epoch)
+        fit.synchronize_ranks(wait=True)
+        fit.ranks.check_replicas(fit.state.trained, ctx.epoch)
         _stop_at_limits(fit)
-        if fit.checkpointer is not None:
-            fit.checkpointer.after_batch(epoch_ended=True)
-    if fit.checkpointer is not None:
-        fit.checkpointer.end()
+        checkpointer.save_if_due(epoch_ended=True)
+    _check_weights_are_finite(fit)
+    checkpointer.end()
     if fit.signals.interrupted:
         fire("on_interrupt", ctx)
     fire("on_fit_end", ctx)
-    synchronize_ranks(fit, wait=True)  # the last warnings of the other ranks
+    fit.synchronize_ranks(wait=True)  # the last warnings of the other ranks
 
 
 def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
     """One pass over the training data."""
-    ctx, state, fire = fit.ctx, fit.state, fit.hooks.fire
+    ctx, state, checkpointer, fire = fit.ctx, fit.state, fit.checkpointer, fit.hooks.fire
     watches_batches = any(map(fit.hooks.has, HOOKS_BETWEEN_BATCHES))
     executor.invalidate()
     ctx.phase = ctx.set_name = "train"
@@ -66,37 +71,92 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
         ctx.lr = fit.learning_rates(ctx.update, ctx.lr_scale)
         ctx.accumulating = not batch.closes_window
         fire("on_train_batch_begin", ctx)
+        state.note_unfrozen()
         batch.value, batch.mix = ctx.batch, ctx.loss_mix
         ctx.pred = ctx.output = ctx.loss = None  # frees the outputs of the batch before
-        _count(fit, batch, executor.run(batch, ctx.lr))
+        with warn_if_not_deterministic(fit) if batch.position == (1, 1) else nullcontext():
+            for part, result in run_micro_batches(fit, executor, batch):
+                _record_step(fit, part, result)
         fire("on_train_batch_end", ctx)
         if watches_batches:
             executor.invalidate()  # a callback may have changed the model
         _validate_if_due(fit, executor)
-        report_progress(fit, state.totals)
-        if fit.checkpointer is not None:
-            fit.checkpointer.after_batch()
+        fit.between_batches(state.totals)
+        checkpointer.save_if_due()
         if ctx.stopping is not None:
             break
-    if ctx.stopping is not None and (ctx.batch_number != ctx.batches or _validation_is_due(fit)):
-        _save_resumable_position(fit)
+    if ctx.stopping is not None and ctx.batch_number != ctx.batches:  # an uninterrupted fit does not end the epoch here
+        executor.synchronize()
+        _check_weights_are_finite(fit)
+        checkpointer.save_resumable_position()
     state.progress.needs_validation = False
     executor.synchronize()
-    if batch is not None and fit.step.flush_windows(
-        batch, ctx.lr
-    ):  # a window that the end of a stream or a stop left open
-        _count_update(fit)
-    _check_that_some_updates_were_applied(fit)
+    if batch is not None and fit.step.flush_windows(batch, ctx.lr):  # windows that a stream's end or a stop left open
+        _record_update(fit)
+        state.progress.needs_validation = True
     ctx.batch = ctx.pred = ctx.output = ctx.loss = None
     fit.recorder.drop_pending()
-    totals = state.totals.merge_ranks(fit.ranks.split)
+    totals = state.totals.merge_ranks(fit.ranks.data_world)
+    _check_that_some_updates_were_applied(fit, totals)
     values = totals.values("train")
     ctx.metrics |= values
     fit.recorder.write("train", values, losses=totals.losses)
     fire("on_train_end", ctx)
+    keep_best_of_training(fit)
     state.progress.stage = "validate"
-    if fit.checkpointer is not None:
-        fit.checkpointer.take_resume_point()
+    checkpointer.take_resume_point()
+
+
+def begin(fit: Fit, resumed: Mapping[str, Any] | None) -> None:
+    """Before the first epoch: calls `on_fit_begin`, and then restores the rest of a resumed state."""
+    ctx = fit.ctx
+    user_state, lr_scale, lr, metrics = dict(ctx.state), ctx.lr_scale, ctx.lr, dict(ctx.metrics)
+    _switch_to_training(fit, is_resumed=resumed is not None)
+    fit.hooks.fire("on_fit_begin", ctx)
+    if resumed is not None:
+        # The hook starts as in a new fit; the resumed values replace those that it set.
+        ctx.state = {**ctx.state, **user_state}
+        ctx.lr_scale, ctx.lr, ctx.metrics = lr_scale, lr, metrics
+        for name in fit.state.finish_loading(resumed):
+            ctx.note(f"the callback {name} is not there any more; its saved state is dropped")
+        fit.step.remember_buffers()
+        fit.step.restore_loss_reduction()
+    _leave_out_frozen(fit, is_resumed=resumed is not None)
+    fit.checkpointer.begin(is_resumed=resumed is not None)
+
+
+def _leave_out_frozen(fit: Fit, *, is_resumed: bool) -> None:
+    """Chooses the frozen parameters that checkpoints and copies of the weights leave out."""
+    frozen, state = fit.settings.frozen, fit.state
+    copies_weights = fit.settings.monitor is not None and state.keep_best
+    if (frozen == "save" or not is_resumed) and (fit.checkpointer.is_active or copies_weights):
+        state.leave_out_frozen(frozen)
+    if frozen == "auto" and state.left_out and fit.checkpointer.is_active and not is_resumed:
+        parameters = named_parameters(state.model)
+        size = format_size(count_bytes({name: parameters[name] for name in state.left_out}))
+        fit.ctx.note(
+            f"checkpoints leave out {size} of frozen parameters: resume and load this run with a model that has them, "
+            'or give Checkpoint(frozen="save")'
+        )
+
+
+def _switch_to_training(fit: Fit, *, is_resumed: bool) -> None:
+    """Calls `model.train()`, as every training loop does. Only validations switch modes later, and switch them back."""
+    model = fit.state.model
+    in_eval_mode = [name for name, module in model.named_modules() if not module.training] if model.training else []
+    set_train_mode(model)
+    switched = [name for name in in_eval_mode if model.get_submodule(name).training]
+    if switched and not is_resumed:  # the modes of a resumed run are restored afterwards
+        outermost: list[str] = []
+        for name in switched:  # a module comes before those inside of it
+            if not outermost or not name.startswith(f"{outermost[-1]}."):
+                outermost.append(name)
+        more = f" and {len(outermost) - 3} more" if len(outermost) > 3 else ""
+        verb, them = ("trains", "it") if len(outermost) == 1 else ("train", "them")
+        fit.ctx.note(
+            f"{', '.join(outermost[:3])}{more} came in eval mode and {verb} now, as model.train() was called; to keep "
+            f"{them} in eval mode, use stoker.freeze(model, {outermost[0]!r}, eval=True), or override train()"
+        )
 
 
 def _begin_epoch(fit: Fit) -> None:
@@ -111,7 +171,7 @@ def _begin_epoch(fit: Fit) -> None:
 
 
 @dataclass(slots=True)
-class Reading:
+class EpochReadings:
     """What meters are read from at the end of an epoch."""
 
     lr: Any
@@ -124,12 +184,12 @@ def _end_epoch(fit: Fit) -> None:
     ctx, state = fit.ctx, fit.state
     seconds = time.monotonic() - state.progress.epoch_start_time
     lr = fit.learning_rates(ctx.update, ctx.lr_scale) if ctx.lr is None else ctx.lr  # None before the first batch
-    reading = Reading(lr, sum(fit.ranks.split.all_gather(state.totals.samples)), seconds)
+    readings = EpochReadings(lr, sum(fit.ranks.data_world.all_gather(state.totals.samples)), seconds)
     for meter in fit.meters:
         if isinstance(meter, GradientNorm):
             ctx.metrics |= meter.compute(state.gradient_norms[meter])
         else:
-            ctx.metrics |= meter.read(reading)
+            ctx.metrics |= meter.read(readings)
     fit.recorder.write("epoch", dict(ctx.metrics), seconds=seconds)
     fit.hooks.fire("on_epoch_end", ctx)
     state.progress.stage = "closed"
@@ -145,15 +205,16 @@ def _batches(fit: Fit, *, selects_rows: bool) -> Iterator[Batch]:
         return
     done = number = ctx.batch_number  # 0, unless the fit resumes inside an epoch
     values = fit.signals.interruptible_batches(fit.train, _values_on_device(fit, selects_rows=selects_rows))
+    # Rows of columns are samples.
+    sizes = None if fit.train.has_row_selections else fit.train.at(epoch=ctx.epoch - 1, batch=done).sizes()
     for number, value in enumerate(fit.ranks.stop_streams_together(fit.train, values), start=done + 1):
-        if number == done + 1 and not _is_last_epoch(fit):
-            fit.train.prepare(ctx.epoch)  # the next epoch: loaders count from 0, `ctx.epoch` from 1
         is_padding = isinstance(value, PaddingBatch) or (isinstance(value, RowSelection) and value.is_padding)
         yield Batch(
             value.batch if isinstance(value, PaddingBatch) else value,
             epoch=ctx.epoch,
             number=number,
             closes_window=number % accumulate == 0 or number == ctx.batches,
+            size=None if sizes is None else next(sizes, None),
             is_padding=is_padding,
         )
     ctx.is_padding = False
@@ -179,12 +240,14 @@ def _values_on_device(fit: Fit, *, selects_rows: bool) -> Iterator[Any]:
 def _from_current_position(fit: Fit) -> Any:
     """The remaining batches of the epoch.
 
-    A torch `DataLoader` can't seek. It is read again from the start of the epoch, with the generator states of then,
-    and the current states are restored afterwards.
+    A torch `DataLoader` can't seek. It is read again from the start of the epoch, or continued from a state that it
+    saved itself, with the generator states of the start of the epoch; the current states are restored afterwards.
     """
     loader, progress, epoch, done = fit.train, fit.state.progress, fit.ctx.epoch - 1, fit.ctx.batch_number
+    source = fit.state.saved_source
+    source_state = None if source is None else source["state"]
     if not loader.needs_rng_state:
-        return loader.at(epoch=epoch, batch=done)
+        return loader.at(epoch=epoch, batch=done, state=source_state)
     if progress.loader_rng.get("epoch") != epoch:
         if "epoch" not in progress.loader_rng and progress.loader_rng:
             loader.load_generator_states(progress.loader_rng["generators"])  # resumed between two epochs
@@ -193,15 +256,17 @@ def _from_current_position(fit: Fit) -> Any:
     now = random_state()
     set_random_state(progress.loader_rng["random"])
     loader.load_generator_states(progress.loader_rng["generators"])
-    remaining = iter(loader.at(epoch=epoch, batch=done).raw())
+    remaining = iter(loader.at(epoch=epoch, batch=done, state=source_state).raw())
+    if source is not None:
+        loader.load_generator_states(source["generators"])
     set_random_state(now)
     return remaining
 
 
-# --- counting, limits
+# --- counters and limits
 
 
-def _count(fit: Fit, batch: Batch, result: StepResult) -> None:
+def _record_step(fit: Fit, batch: Batch, result: StepResult) -> None:
     """Updates the counters and what callbacks see after a step."""
     ctx, state = fit.ctx, fit.state
     if result.batch is not None:
@@ -210,14 +275,14 @@ def _count(fit: Fit, batch: Batch, result: StepResult) -> None:
         ctx.pred, ctx.output, ctx.loss = result.pred, result.output, result.loss
     if not batch.is_padding:
         state.totals.samples += batch.samples
-    if state.totals.grows and not result.skipped:
-        state.totals.update_growing(result.output)
+    if state.totals.has_dynamic_metrics and not result.skipped:
+        state.totals.update_dynamic(result.output)
     state.progress.needs_validation = result.updated
     if result.updated:
-        _count_update(fit)
+        _record_update(fit)
 
 
-def _count_update(fit: Fit) -> None:
+def _record_update(fit: Fit) -> None:
     fit.ctx.update += 1
     fit.hooks.fire("on_update", fit.ctx)
     _stop_at_limits(fit)
@@ -230,22 +295,43 @@ def _is_last_epoch(fit: Fit) -> bool:
 def _stop_at_limits(fit: Fit) -> None:
     ctx, updates = fit.ctx, fit.settings.updates
     if fit.state.progress.stage == "closed" and _is_last_epoch(fit):
-        stop(fit, f"Completed {ctx.epoch} epochs")
+        fit.stop(f"Completed {ctx.epoch} epochs")
     if updates is not None and ctx.update >= updates:
-        stop(fit, f"Completed {ctx.update} updates")
+        fit.stop(f"Completed {ctx.update} updates")
 
 
-def _check_that_some_updates_were_applied(fit: Fit) -> None:
-    """Raises if every update of the epoch was skipped: a limit in updates would never be reached."""
+def _check_that_some_updates_were_applied(fit: Fit, totals: RunningTotals) -> None:
+    """Raises if every update of the epoch was skipped, or no batch has counted: the fit would never get anywhere."""
     ctx, progress, scale = fit.ctx, fit.state.progress, fit.state.loss_scale
     updates, skipped = progress.epoch_start
     is_settled = scale is None or scale.factor == 1.0
     if ctx.update == updates and progress.skipped > skipped and is_settled and ctx.stopping is None:
-        raise on_every_rank(
-            NotFinite(
-                f"every update of epoch {ctx.epoch} was skipped ({progress.skipped - skipped} of them): no loss or "
-                "gradient is finite any more. Run it with on_nan='stop' to see where that begins"
-            )
+        raise NotFinite(
+            f"every update of epoch {ctx.epoch} was skipped ({progress.skipped - skipped} of them): no loss or "
+            "gradient is finite any more. Run it with on_nan='stop' to see where that begins",
+            on_every_rank=True,
+        )
+    if not totals.has_losses and ctx.batch_number and progress.skipped == skipped and ctx.stopping is None:
+        raise BadData(
+            f"epoch {ctx.epoch} has trained nothing: every batch has the weight 0 (sample weights of 0, or all targets "
+            "masked or ignored), or train_step yields no objective"
+        )
+
+
+def _check_weights_are_finite(fit: Fit) -> None:
+    """Raises if the last update has made a weight infinite or NaN: no batch comes after it that would notice."""
+    ctx = fit.ctx
+    if not ctx.update or fit.signals.interrupted:  # a resumed run notices it in its first batch
+        return
+    parameters = named_parameters(fit.state.trained)
+    name = find_nonfinite({name: each for name, each in parameters.items() if each.requires_grad})
+    if fit.ranks.world.any(name is not None):
+        fit.checkpointer.discard_points()
+        where = f"the parameter {name!r}" if name is not None else "a parameter of another rank"
+        raise NotFinite(
+            f"{where} is not finite after the last update ({ctx.update}): the loss and the gradients were finite, and "
+            "the update itself overflowed. Lower the learning rate, or clip (clip_norm=1.0)",
+            on_every_rank=True,
         )
 
 
@@ -262,30 +348,9 @@ def _validate_if_due(fit: Fit, executor: Executor) -> None:
     if not _validation_is_due(fit):
         return
     executor.synchronize()
-    if fit.checkpointer is not None:
-        fit.checkpointer.take_resume_point()
+    fit.checkpointer.take_resume_point()
     validate(fit, executor)
     executor.invalidate()
     if fit.signals.interrupted:
-        _save_resumable_position(fit, validating=True)  # a resumed fit repeats it
+        fit.checkpointer.save_resumable_position(validating=True)  # a resumed fit repeats it
     fit.state.progress.needs_validation = False
-
-
-def _save_resumable_position(fit: Fit, *, validating: bool = False) -> None:
-    if fit.checkpointer is not None:
-        fit.checkpointer.save_resumable_position(validating=validating)
-
-
-def begin(fit: Fit, resumed: Mapping[str, Any] | None) -> None:
-    """Before the first epoch: calls `on_fit_begin`, and then restores the rest of a resumed state."""
-    ctx = fit.ctx
-    saved = dict(ctx.state), ctx.lr_scale, ctx.lr, dict(ctx.metrics)
-    fit.hooks.fire("on_fit_begin", ctx)
-    if resumed is not None:
-        # The hook starts as in a new fit; the resumed values replace those that it set.
-        ctx.state, ctx.lr_scale, ctx.lr, ctx.metrics = {**ctx.state, **saved[0]}, *saved[1:]
-        for name in fit.state.finish_loading(resumed):
-            ctx.note(f"the callback {name} is not there any more; its saved state is dropped")
-        fit.step.remember_buffers()
-    if fit.checkpointer is not None:
-        fit.checkpointer.begin(is_resumed=resumed is not None)

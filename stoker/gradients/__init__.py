@@ -9,14 +9,11 @@ from stoker.gradients._gradients import Gradients
 from stoker.gradients._reducer import GradientReducer
 from stoker.gradients._split import split_for_capture
 
-Shared = GradientReducer  # its earlier name
-
 __all__ = [
     "Accumulator",
     "Differentiator",
     "GradientReducer",
     "Gradients",
-    "Shared",
     "backward",
     "needs_backward",
     "split_for_capture",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stoker._select import Models, named_parameters
 from stoker.distributed import is_dtensor, place_like
 from stoker.errors import GradientsConsumed, InvalidArgument, StateMismatch, WrongType, did_you_mean
-from stoker.gradients._gradients import Gradients, apply_to_values, as_scalar, merge_parameters
+from stoker.gradients._gradients import Gradients, apply_to_values, as_number, as_scalar, merge_parameters
 
 _STATE = ("reduce", "count", "weight", "weight_on_host", "parameters", "sums")
 
@@ -42,13 +42,13 @@ class Accumulator:
         self._added: set[str] = set()  # the parameters with a gradient since the last `take`
         self._parameters: dict[str, nn.Parameter] = {}  # of all additions since the last `take`, in the model's order
         self._model: Models | None = None
-        self._tensor: Tensor | None = None  # the sum of the weights that are tensors, allocated once
+        self._tensor: Tensor | None = None  # the sum of the weights if one of them is a tensor, allocated once
         self.reset()
 
     def reset(self) -> None:
         """Drops what was added; the memory of the sums is kept."""
         self._count = 0
-        self._number: float = 0  # the sum of the weights that are numbers
+        self._number: float = 0  # the sum of the weights, while all of them are numbers
         self._tensor_used = False
         self._added = set()
         self._sums = {name: total for name, total in self._sums.items() if total.layout == torch.strided}
@@ -60,9 +60,7 @@ class Accumulator:
     @property
     def weight(self) -> float | Tensor:
         """The sum of the weights since the last `take`; a tensor if a weight was one. Later additions write to it."""
-        if not self._tensor_used or self._tensor is None:
-            return self._number
-        return self._tensor + self._number if self._number else self._tensor
+        return self._tensor if self._tensor_used and self._tensor is not None else self._number
 
     def add(self, grads: Gradients, weight: float | Tensor = 1) -> None:
         """Adds gradients, and consumes them. With a 0-d tensor as weight (a count of tokens) the host does not wait.
@@ -73,7 +71,7 @@ class Accumulator:
             raise WrongType(f"add takes Gradients, got {type(grads).__name__}; stoker.backward makes them")
         if isinstance(weight, Tensor):
             weight = as_scalar(weight.detach(), "a weight")
-        elif not (weight >= 0 and math.isfinite(weight)):
+        elif not 0 <= as_number(weight, "a weight") < math.inf:
             raise InvalidArgument(f"a weight is a number of at least 0, got {weight!r}")
         parameters = grads._parameters
         if self._count:
@@ -83,34 +81,33 @@ class Accumulator:
             self._model = grads._model
         self._parameters = parameters
         self._count += 1
+        self._add_weight(weight)
         if isinstance(weight, Tensor):
-            self._add_weight(weight)
             self._add_weighted(tensors, weight)
-        else:
-            self._number += weight
-            if weight:  # an infinite gradient times zero would be NaN
-                for name, tensor in tensors.items():
-                    self._add(name, widen(tensor.detach()), weight)
+        elif weight:  # an infinite gradient times zero would be NaN
+            for name, tensor in tensors.items():
+                self._add(name, widen(tensor.detach()), weight)
 
-    def _add_weight(self, weight: Tensor) -> None:
-        total = self._tensor
-        if total is None or total.device != weight.device or torch.result_type(total, weight) != total.dtype:
-            self._tensor = total + weight if self._tensor_used and total is not None else weight.clone()
-        elif self._tensor_used:
-            total.add_(weight)
+    def _add_weight(self, weight: float | Tensor) -> None:
+        """Adds to the number, or in place to the tensor as soon as a weight of the window was one."""
+        if self._tensor_used and self._tensor is not None:
+            is_wide = torch.result_type(self._tensor, weight) == self._tensor.dtype
+            self._tensor = self._tensor.add_(weight) if is_wide else self._tensor + weight
+        elif not isinstance(weight, Tensor):
+            self._number += weight
         else:
-            total.copy_(weight)
-        self._tensor_used = True
+            old, total = self._tensor, weight + self._number if self._number else weight
+            is_alike = old is not None and (old.dtype, old.device) == (total.dtype, total.device)
+            self._tensor = old.copy_(total) if old is not None and is_alike else total.clone()
+            self._tensor_used, self._number = True, 0
 
     def _add_weighted(self, tensors: dict[str, Tensor], weight: Tensor) -> None:
         """Adds gradients with a weight on the device, where an infinite gradient times zero would be NaN too."""
-        factors = {
-            device: (weight.to(device), (weight == 0).to(device)) for device in {t.device for t in tensors.values()}
-        }
+        factors = {device: weight.to(device) for device in {tensor.device for tensor in tensors.values()}}
+        is_zero = {device: factor == 0 for device, factor in factors.items()}
         for name, tensor in tensors.items():
-            factor, is_zero = factors[tensor.device]
-            weighted = widen(tensor.detach()) * factor
-            self._add(name, apply_to_values(weighted, partial(torch.where, is_zero, 0)), 1)
+            weighted = widen(tensor.detach()) * factors[tensor.device]
+            self._add(name, apply_to_values(weighted, partial(torch.where, is_zero[tensor.device], 0)), 1)
 
     def _add(self, name: str, tensor: Tensor, weight: float) -> None:
         total = self._sums.get(name)
@@ -132,22 +129,19 @@ class Accumulator:
         total = self.weight
         if not isinstance(total, Tensor) and total == 0:
             raise InvalidArgument(f"all {self._count} gradients in the accumulator had weight 0, so they have no mean")
-        tensors: dict[str, Tensor] = {}
-        for name, parameter in self._parameters.items():
-            if name in self._added:
-                if self._reduce == "mean":
-                    tensors[name] = (self._sums[name] / total).to(parameter.dtype)
-                else:
-                    tensors[name] = self._sums[name].to(parameter.dtype, copy=True)
-        grads = Gradients._of(tensors, self._parameters, self._model)
-        self.reset()
-        return grads
+        model, parameters = self._model, self._parameters
+        is_mean = self._reduce == "mean"
+        tensors = {
+            name: (added / total).to(parameters[name].dtype) if is_mean else added.to(parameters[name].dtype, copy=True)
+            for name, added in self.take_sums()[1].items()
+        }
+        return Gradients._of(tensors, parameters, model)
 
     def take_sums(self) -> tuple[float | Tensor, dict[str, Tensor]]:
         """The weight and the sums by parameter, valid until the next `add`; the accumulator is empty afterwards."""
-        found = self.weight, {name: self._sums[name] for name in self._parameters if name in self._added}
+        weight, sums = self.weight, {name: self._sums[name] for name in self._parameters if name in self._added}
         self.reset()
-        return found
+        return weight, sums
 
     # --- for executors, which replay additions without running this code
 
@@ -167,13 +161,13 @@ class Accumulator:
 
     def references(self) -> tuple[Any, ...]:
         """What `restore_references` puts back after tracing has replaced tensors by traced ones."""
-        return self.bookkeeping, dict(self._sums), self._tensor, self._number, self._parameters, self._model
+        return self.bookkeeping, dict(self._sums), self._tensor, self._parameters, self._model
 
     def restore_references(self, references: tuple[Any, ...]) -> None:
         """Undoes what additions have changed since `references`, except for what they wrote into tensors."""
-        bookkeeping, sums, self._tensor, number, self._parameters, self._model = references
+        bookkeeping, sums, self._tensor, self._parameters, self._model = references
         self.set_bookkeeping(*bookkeeping)
-        self._number, self._sums = number, dict(sums)
+        self._sums = dict(sums)
 
     # --- saving
 
@@ -253,33 +247,35 @@ def _unpack(saved: Mapping[str, Any], parameter: Tensor) -> Tensor:
     if values.shape != parameter.shape:
         raise ValueError(f"shape {list(values.shape)} in the state, {list(parameter.shape)} in the model")
     outermost_first = values.permute(saved["order"]).clone(memory_format=torch.contiguous_format)
-    return outermost_first.permute([saved["order"].index(place) for place in range(values.ndim)])
+    return outermost_first.permute([saved["order"].index(dimension) for dimension in range(values.ndim)])
 
 
 def _unpack_sums(state: Mapping[str, Any], own: Mapping[str, Tensor], reduce: str) -> dict[str, Tensor]:
     """The sums in a state, by parameter; a `StateMismatch` lists everything that does not match."""
     lines: list[str] = []
     sums: dict[str, Tensor] = {}
-    if not isinstance(state, Mapping) or set(state) != set(_STATE) or not _is_plausible(state):
+    if not _is_state(state):
         lines.append(f"it is not the state of an Accumulator, which has {', '.join(_STATE)}")
-    else:
-        if state["reduce"] != reduce:
-            lines.append(f"its reduce is {state['reduce']!r}, here it is {reduce!r}")
-        unknown = [name for name in dict.fromkeys([*state["parameters"], *state["sums"]]) if name not in own]
-        lines += [f"{name}: not in the model{did_you_mean(name, own)}" for name in unknown]
-        for name, saved in state["sums"].items():
-            try:
-                if name in own:
-                    sums[name] = _unpack(saved, own[name])
-            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                lines.append(f"{name}: {error}")
+        state = {"reduce": reduce, "parameters": [], "sums": {}}
+    if state["reduce"] != reduce:
+        lines.append(f"its reduce is {state['reduce']!r}, here it is {reduce!r}")
+    for name in dict.fromkeys([*state["parameters"], *state["sums"]]):
+        try:
+            if name not in own:
+                lines.append(f"{name}: not in the model{did_you_mean(name, own)}")
+            elif name in state["sums"]:
+                sums[name] = _unpack(state["sums"][name], own[name])
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            lines.append(f"{name}: {error}")
     if lines:
         raise StateMismatch("\n  ".join(["this state of an Accumulator does not match", *lines]))
     return sums
 
 
-def _is_plausible(state: Mapping[str, Any]) -> bool:
-    weight = state["weight"]
+def _is_state(state: Any) -> bool:
+    if not isinstance(state, Mapping) or set(state) != set(_STATE):
+        return False
+    weight, count = state["weight"], state["count"]
     is_number = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
-    is_count = isinstance(state["count"], int) and state["count"] >= 0
+    is_count = isinstance(count, int) and count >= 0
     return is_number and is_count and isinstance(state["parameters"], list) and isinstance(state["sums"], Mapping)

@@ -1,12 +1,12 @@
 """The one place where differentiation happens, and the only one in this package that touches `.grad`.
 
-There are two ways. In one process `torch.autograd.grad` returns the gradients. Under DDP and FSDP only `.backward()`
-runs the hooks that reduce gradients over the processes, so there they are moved out of `.grad` afterwards. Either way
-`.grad` is afterwards what it was before.
+There are two ways. Usually autograd returns the gradients, as `torch.autograd.grad` does. Hooks that reduce gradients
+over processes (DDP, FSDP) and hooks that users register on parameters need `.backward()`; then the gradients are moved
+out of `.grad`. Either way `.grad` is afterwards what it was before.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,8 +17,13 @@ from stoker.distributed import place_like
 from stoker.errors import NoSuchParameter, NotDifferentiable, WrongType
 from stoker.gradients._gradients import Gradients
 
-# What `torch.autograd.grad` calls after 20 µs of checks. Private; tests compare the results with those of `backward`.
+# What `torch.autograd.grad` calls after 20 µs of checks. Private; tests compare the results with those of `.backward`.
 _run_backward: Any = torch.autograd.graph._engine_run_backward
+
+_REENTRANT = (
+    "the model uses reentrant activation checkpointing, whose gradients autograd leaves in .grad only: call "
+    "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+)
 
 # The derivatives of losses with respect to themselves. Never freed: a CUDA graph that has read one reads it again.
 _ones: dict[tuple[torch.dtype, torch.device], Tensor] = {}
@@ -49,48 +54,7 @@ def backward(
     """
     _check_loss(loss)
     _reshard(model)
-    parameters = named_parameters(model)
-    trainable = _select_trainable(parameters, model, wrt)
-    try:
-        if loss.requires_grad and needs_backward(model, trainable.values()):
-            tensors = _move_out_of_grad(
-                loss, model, parameters, trainable, create_graph=create_graph, retain_graph=retain_graph
-            )
-        else:
-            tensors = torch.autograd.grad(
-                loss if loss.dim() == 0 else loss.squeeze(),
-                list(trainable.values()),
-                retain_graph=retain_graph,
-                create_graph=create_graph,
-                allow_unused=True,
-            )
-    except RuntimeError as error:
-        _explain(error)
-        raise
-    return _name_gradients(tensors, trainable, parameters, model)
-
-
-def backward_through_hooks(
-    loss: Tensor,
-    model: Models,
-    parameters: dict[str, nn.Parameter],
-    *,
-    wrt: Selector | None = None,
-    gradient: Tensor | None = None,
-) -> Gradients:
-    """`backward` by way of `.grad`, for models whose gradients are reduced by hooks that can't be detected.
-
-    The gradients are those of the loss times `gradient`, if it is given. `parameters` are the model's own: between
-    forward and backward a sharded model may hold others.
-    """
-    _check_loss(loss)
-    trainable = _select_trainable(parameters, model, wrt)
-    try:
-        tensors = _move_out_of_grad(loss, model, parameters, trainable, gradient=gradient)
-    except RuntimeError as error:
-        _explain(error)
-        raise
-    return _name_gradients(tensors, trainable, parameters, model)
+    return Differentiator(model, wrt)(loss, create_graph=create_graph, retain_graph=retain_graph)
 
 
 class Differentiator:
@@ -101,39 +65,52 @@ class Differentiator:
     >>> differentiate(model(torch.ones(4, 2)).mean())["weight"]
     tensor([[1., 1.]])
 
-    The model must keep its parameters. Which of them require gradients may change.
+    The model must keep its parameters. Which of them require gradients may change. `has_reducing_hooks` says that the
+    gradients are reduced by hooks that can't be detected; `parameters` are the model's own, for a sharded model that
+    may hold others between forward and backward.
     """
 
-    __slots__ = ("_inputs", "_is_local", "_model", "_names", "_parameters", "_requires_grad", "_values", "_wrt")
-
-    def __init__(self, model: Models, wrt: Selector | None = None) -> None:
+    def __init__(
+        self,
+        model: Models,
+        wrt: Selector | None = None,
+        *,
+        parameters: dict[str, nn.Parameter] | None = None,
+        has_reducing_hooks: bool = False,
+    ) -> None:
         self._model, self._wrt = model, wrt
-        self._parameters = named_parameters(model)
-        self._values = list(self._parameters.values())
-        self._is_local = not needs_backward(model, self._values)
-        self._select()
+        self._parameters = named_parameters(model) if parameters is None else parameters
+        self._has_reducing_hooks = has_reducing_hooks or needs_backward(model, self._parameters.values())
+        self._requires_grad: list[bool] | None = None
+        self._names: list[str] = []
+        self._inputs: tuple[nn.Parameter, ...] = ()
+        self._checked: set[str] | None = None  # the parameters that had a gradient when others had none
 
-    def _select(self) -> None:
-        """Selects the parameters that require gradients now."""
-        self._requires_grad = [parameter.requires_grad for parameter in self._values]
-        chosen = None if self._wrt is None else select_names(self._wrt, self._parameters, self._model)
-        trainable = {
-            name: parameter
-            for name, parameter in self._parameters.items()
-            if parameter.requires_grad and (chosen is None or name in chosen)
-        }
-        self._names, self._inputs = list(trainable), tuple(trainable.values())
-
-    def __call__(self, loss: Tensor) -> Gradients:
-        """The gradients of a loss. Frees its graph."""
-        if self._requires_grad != [parameter.requires_grad for parameter in self._values]:
-            self._select()
-        if not self._is_ordinary(loss):
-            return backward(loss, self._model, wrt=self._wrt)
-        one = _ones.get((loss.dtype, loss.device))
-        one = _create_one(loss) if one is None else one
+    def __call__(
+        self,
+        loss: Tensor,
+        *,
+        gradient: Tensor | None = None,
+        create_graph: bool = False,
+        retain_graph: bool | None = None,
+    ) -> Gradients:
+        """The gradients of a loss, times `gradient` if it is given. Frees the loss's graph unless it is kept."""
+        requires_grad = [parameter.requires_grad for parameter in self._parameters.values()]
+        if requires_grad != self._requires_grad:
+            self._select(requires_grad)
+        if not (isinstance(loss, Tensor) and loss.requires_grad and loss.dim() == 0 and loss.is_floating_point()):
+            _check_loss(loss)
+            loss = loss.squeeze()
+        keep = create_graph if retain_graph is None else retain_graph
         try:
-            found = _run_backward((loss,), (one,), False, False, self._inputs, True, accumulate_grad=False)
+            if self._has_reducing_hooks or _have_hooks(self._inputs):
+                found = self._move_out_of_grad(loss, gradient, keep, create_graph)
+            elif type(loss) is not Tensor or gradient is not None or torch.compiler.is_compiling():
+                found = torch.autograd.grad(loss, self._inputs, gradient, keep, create_graph, allow_unused=True)
+            else:
+                one = _ones.get((loss.dtype, loss.device))
+                one = _create_one(loss) if one is None else one
+                found = _run_backward((loss,), (one,), keep, create_graph, self._inputs, True, accumulate_grad=False)
         except RuntimeError as error:
             _explain(error)
             raise
@@ -142,31 +119,61 @@ class Differentiator:
             for name, tensor, parameter in zip(self._names, found, self._inputs, strict=True)
             if tensor is not None
         }
-        if len(tensors) < len(self._names):
-            self._check_parameters()
+        if len(tensors) < len(self._names) and tensors.keys() != self._checked:
+            self._check_missing(tensors, loss)
+            self._checked = set(tensors)
         return Gradients._of(tensors, self._parameters, self._model)
 
-    def _is_ordinary(self, loss: Tensor) -> bool:
-        """Whether the loss can be differentiated without further checks; `backward` handles all others."""
-        return (
-            self._is_local
-            and isinstance(loss, Tensor)
-            and loss.requires_grad
-            and loss.dim() == 0
-            and loss.is_floating_point()
-            and bool(self._names)
-            and not torch.compiler.is_compiling()
-        )
+    def _select(self, requires_grad: list[bool]) -> None:
+        """Selects the parameters to differentiate with respect to; at least one."""
+        chosen = None if self._wrt is None else select_names(self._wrt, self._parameters, self._model)
+        trainable = {
+            name: parameter
+            for name, parameter in self._parameters.items()
+            if parameter.requires_grad and (chosen is None or name in chosen)
+        }
+        if not trainable:
+            which = "" if self._wrt is None else f" that {self._wrt!r} selects"
+            raise NotDifferentiable(f"all parameters{which} are frozen, so there are no gradients; use stoker.unfreeze")
+        self._names, self._inputs, self._requires_grad = list(trainable), tuple(trainable.values()), requires_grad
 
-    def _check_parameters(self) -> None:
-        """Raises if a gradient is missing because its parameter was replaced."""
-        now = named_parameters(self._model)
+    def _move_out_of_grad(
+        self, loss: Tensor, gradient: Tensor | None, retain_graph: bool, create_graph: bool
+    ) -> list[Tensor | None]:
+        """Runs `.backward()` and takes the gradients from `.grad`; what was there before is put back."""
+        parameters = list(self._parameters.values())
+        before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            # Naming the leaves keeps the `.grad` of other models as it is. With FSDP the leaves are not the parameters.
+            is_sharded = _is_sharded(self._model, parameters)
+            leaves = None if is_sharded else [parameter for parameter in parameters if parameter.requires_grad]
+            loss.backward(gradient, create_graph=create_graph, retain_graph=retain_graph, inputs=leaves)
+            # The next backward overwrites views of a reduction bucket.
+            are_views = any(getattr(module, "gradient_as_bucket_view", False) for module in _all_modules(self._model))
+            grads = [parameter.grad for parameter in self._inputs]
+            return [grad.clone() if are_views and grad is not None else grad for grad in grads]
+        finally:
+            for parameter, grad in zip(parameters, before, strict=True):
+                parameter.grad = grad
+
+    def _check_missing(self, tensors: dict[str, Tensor], loss: Tensor) -> None:
+        """Raises if gradients are missing for another reason than that the loss does not depend on them all."""
+        now = {} if self._has_reducing_hooks else named_parameters(self._model)
         for name, parameter in self._parameters.items():
-            if now.get(name) is not parameter:
+            if now.get(name, parameter) is not parameter:
                 raise NoSuchParameter(
                     f"the parameter {name!r} was replaced while the model was trained, and the optimizer trains the "
                     "old one; change it in place, under torch.no_grad()"
                 )
+        if _uses_reentrant_checkpoint(loss):
+            raise NotDifferentiable(_REENTRANT)
+        if not tensors:
+            raise NotDifferentiable(
+                f"the loss depends on none of the {len(self._names)} selected parameters: it was computed with another "
+                "model, or detached from them (.detach(), .item(), numpy)"
+            )
 
 
 def _create_one(loss: Tensor) -> Tensor:
@@ -189,11 +196,19 @@ def match_layout(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
     return tensor
 
 
+def _have_hooks(parameters: Iterable[Any]) -> bool:
+    """Whether a user has registered hooks on parameters: those for after accumulation, or for several gradients."""
+    for parameter in parameters:  # noqa: SIM110 - runs at every backward pass, and is faster than any()
+        if parameter._post_accumulate_grad_hooks or parameter._backward_hooks:
+            return True
+    return False
+
+
 def needs_backward(model: Models, parameters: Iterable[nn.Parameter]) -> bool:
     """Whether gradients are averaged over processes by hooks that only `.backward()` runs (DDP, FSDP)."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return False
-    replicated = any(isinstance(each, nn.parallel.DistributedDataParallel) for each in _all_modules(model))
+    replicated = any(isinstance(module, nn.parallel.DistributedDataParallel) for module in _all_modules(model))
     return replicated or _is_sharded(model, parameters)
 
 
@@ -216,87 +231,41 @@ def _reshard(model: Models) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not torch.distributed.is_initialized():
         return
-    for each in _all_modules(model):
-        if isinstance(each, fsdp.FSDPModule):
-            each.reshard()  # pyright: ignore[reportCallIssue]  a method of FSDPModule
+    for module in _all_modules(model):
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()  # pyright: ignore[reportCallIssue]  a method of FSDPModule
 
 
-def _select_trainable(
-    parameters: dict[str, nn.Parameter], model: Models, wrt: Selector | None
-) -> dict[str, nn.Parameter]:
-    """The parameters to differentiate with respect to; at least one."""
-    trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-    if wrt is not None:
-        chosen = select_names(wrt, parameters, model)
-        trainable = {name: parameter for name, parameter in trainable.items() if name in chosen}
-    if not trainable:
-        which = "" if wrt is None else f" that {wrt!r} selects"
-        raise NotDifferentiable(f"all parameters{which} are frozen, so there are no gradients; use stoker.unfreeze")
-    return trainable
+def _uses_reentrant_checkpoint(loss: Tensor) -> bool:
+    """Whether autograd does not see the parameters of a checkpointed module."""
+    nodes: list[Any] = [loss.grad_fn]
+    seen: set[Any] = {None}
+    while nodes:
+        node = nodes.pop()
+        if node not in seen:
+            if node.name() == "CheckpointFunctionBackward":
+                return True
+            seen.add(node)
+            nodes += [function for function, _ in node.next_functions]
+    return False
 
 
-def _move_out_of_grad(
-    loss: Tensor,
-    model: Models,
-    parameters: dict[str, nn.Parameter],
-    trainable: dict[str, nn.Parameter],
-    *,
-    gradient: Tensor | None = None,
-    create_graph: bool = False,
-    retain_graph: bool | None = None,
-) -> list[Tensor | None]:
-    """Runs `.backward()` and takes the gradients from `.grad`; what was there before is put back."""
-    everything = list(parameters.values())
-    before = [parameter.grad for parameter in everything]
-    for parameter in everything:
-        parameter.grad = None
-    try:
-        # Naming the leaves keeps the `.grad` of other models as it is. With FSDP the leaves are not the parameters.
-        leaves = None if _is_sharded(model, everything) else [each for each in everything if each.requires_grad]
-        loss.backward(gradient, create_graph=create_graph, retain_graph=retain_graph, inputs=leaves)
-        # The next backward overwrites views of a reduction bucket.
-        are_views = any(getattr(each, "gradient_as_bucket_view", False) for each in _all_modules(model))
-        return [
-            parameter.grad.clone() if are_views and parameter.grad is not None else parameter.grad
-            for parameter in trainable.values()
-        ]
-    finally:
-        for parameter, grad in zip(everything, before, strict=True):
-            parameter.grad = grad
-
-
-def _name_gradients(
-    tensors: Sequence[Tensor | None],
-    trainable: dict[str, nn.Parameter],
-    parameters: dict[str, nn.Parameter],
-    model: Models,
-) -> Gradients:
-    """What autograd returned, by name; at least one."""
-    found = {
-        name: match_layout(tensor, parameter)
-        for (name, parameter), tensor in zip(trainable.items(), tensors, strict=True)
-        if tensor is not None
-    }
-    if not found:
-        raise NotDifferentiable(
-            f"the loss depends on none of the {len(trainable)} selected parameters: it was computed with another "
-            "model, or detached from them (.detach(), .item(), numpy)"
-        )
-    return Gradients._of(found, parameters, model)
+_EXPLANATIONS = {
+    "Checkpointing is not compatible with .grad()": _REENTRANT,
+    "backward through the graph a second time": "the graph of this loss was freed by an earlier backward: compute the "
+    "loss again, or keep the graph with backward(..., retain_graph=True) the first time. State that is carried from "
+    "batch to batch has to be detached: self.hidden.copy_(hidden.detach())",
+    "modified by an inplace operation": "a tensor that this loss was computed from has changed since, most likely the "
+    "weights, by a step: compute each loss after the step before it (in a train_step that yields: after that yield). A "
+    "buffer that the model reads and then writes has to be read as a copy: self.hidden.clone()",
+}
 
 
 def _explain(error: RuntimeError) -> None:
-    """Raises an error that explains torch's, for the two common mistakes."""
-    if "backward through the graph a second time" in str(error):
-        raise NotDifferentiable(
-            "the graph of this loss was freed by an earlier backward: compute the loss again, "
-            "or keep the graph with backward(..., retain_graph=True) the first time"
-        ) from error
-    if "modified by an inplace operation" in str(error):
-        raise NotDifferentiable(
-            "a tensor that this loss was computed from has changed since, most likely the weights, by a step: "
-            "compute each loss after the step before it (in a train_step that yields: after that yield)"
-        ) from error
+    """Raises an error that explains torch's, for common mistakes."""
+    for text, explanation in _EXPLANATIONS.items():
+        if text in str(error):
+            raise NotDifferentiable(explanation) from error
 
 
 def _check_loss(loss: Tensor) -> None:

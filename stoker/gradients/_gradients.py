@@ -4,6 +4,7 @@ Nothing here reads a value on the host, so nothing waits for the device. The ari
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -62,9 +63,7 @@ class Gradients(Mapping[str, Tensor]):
     # --- as a mapping
 
     def __getitem__(self, key: str | Tensor) -> Tensor:
-        if isinstance(key, str) and key in self._tensors:
-            return self._tensors[key]
-        name = self._own_name(key) if isinstance(key, str) else self._name_of(key)
+        name = self._name_of(key)
         if name in self._tensors:
             return self._tensors[name]
         if not self._tensors and self._consumers:
@@ -82,7 +81,7 @@ class Gradients(Mapping[str, Tensor]):
     def __contains__(self, key: object) -> bool:
         if isinstance(key, Tensor):
             return any(self._parameters[name] is key for name in self._tensors)
-        return key in self._tensors or (isinstance(key, str) and self._own_name(key) in self._tensors)
+        return isinstance(key, str) and self._name_of(key) in self._tensors
 
     def __eq__(self, other: object) -> bool:
         return self is other  # Mapping's would compare tensors element by element
@@ -135,7 +134,7 @@ class Gradients(Mapping[str, Tensor]):
 
     def scale(self, factor: float | Tensor) -> "Gradients":
         """All of them times a number or a 0-d tensor. Consumes these."""
-        factor = as_scalar(factor, "a factor") if isinstance(factor, Tensor) else factor
+        factor = as_scalar(factor, "a factor") if isinstance(factor, Tensor) else as_number(factor, "a factor")
         text = "a tensor" if isinstance(factor, Tensor) else f"{factor:g}"
         return self._change(f"scale({text})", lambda tensors: _scale(tensors, factor))
 
@@ -163,7 +162,7 @@ class Gradients(Mapping[str, Tensor]):
     def map(self, function: Callable[[str, Tensor], Tensor]) -> "Gradients":
         """`function(name, tensor)` in place of every gradient. Consumes these."""
         names = list(self._tensors)
-        return self._change("map", lambda tensors: [function(*pair) for pair in zip(names, tensors, strict=True)])
+        return self._change("map", lambda tensors: list(map(function, names, tensors)))
 
     def __add__(self, other: "Gradients") -> "Gradients":
         """The sum of both; what only one of them has is kept. Consumes both."""
@@ -175,9 +174,7 @@ class Gradients(Mapping[str, Tensor]):
         if not other._tensors:
             raise other._consumed_error()
         mine, theirs = self.use("+; use the sum"), other.use("+; use the sum")
-        both = {name: mine[name] + theirs[name] if name in theirs else mine[name] for name in mine} | {
-            name: theirs[name] for name in theirs if name not in mine
-        }
+        both = {**mine, **theirs, **{name: mine[name] + theirs[name] for name in mine if name in theirs}}
         ordered = {name: both[name] for name in parameters if name in both}
         model = self._model if len(self._parameters) >= len(other._parameters) else other._model
         return self._of(ordered, parameters, model)
@@ -191,8 +188,9 @@ class Gradients(Mapping[str, Tensor]):
         """The norm over all elements, a 0-d tensor on their device. A collective if they are sharded."""
         if not self._tensors:
             raise self._consumed_error()
-        totals = reduce_shards(self.tensors(), lambda own: torch.nn.utils.get_total_norm(own, float(kind)))
-        return totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals), float(kind))
+        order = as_number(kind, "the kind of a norm")
+        totals = reduce_shards(self.tensors(), lambda own: torch.nn.utils.get_total_norm(own, order))
+        return totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals), order)
 
     def all_finite(self) -> Tensor:
         """Whether no element is infinite or NaN, a 0-d boolean tensor. A collective if they are sharded."""
@@ -221,20 +219,22 @@ class Gradients(Mapping[str, Tensor]):
 
     # --- names and error messages
 
-    def _own_name(self, name: str) -> str:
-        """The name that a tied parameter has here, given another of its names."""
-        if name in self._parameters:
-            return name
-        twins = [parameter for place, parameter in parameter_names(self._model) if place == name]
-        return next((own for own, each in self._parameters.items() if twins and each is twins[0]), name)
-
-    def _name_of(self, parameter: object) -> str:
-        if not isinstance(parameter, Tensor):
-            raise WrongType(f"a gradient is looked up by name or by parameter, not by {type(parameter).__name__}")
-        for name, each in self._parameters.items():
-            if each is parameter:
+    def _name_of(self, key: object) -> str:
+        """The name that a parameter has here, given the parameter or, if it is tied, another of its names."""
+        if isinstance(key, str):
+            if key in self._parameters:
+                return key
+            parameter = dict(parameter_names(self._model)).get(key)
+        elif isinstance(key, Tensor):
+            parameter = key
+        else:
+            raise WrongType(f"a gradient is looked up by name or by parameter, not by {type(key).__name__}")
+        for name, own in self._parameters.items():
+            if own is parameter:
                 return name
-        raise NoSuchParameter(f"{describe(parameter)} is not a parameter of this model")
+        if isinstance(key, str):
+            return key
+        raise NoSuchParameter(f"{describe(key)} is not a parameter of this model")
 
     def _why_missing(self) -> str:
         if self._consumers:
@@ -251,13 +251,11 @@ class Gradients(Mapping[str, Tensor]):
         count = sum(tensor.numel() for tensor in self._tensors.values())
         width = max(map(len, self._tensors))
         lines = [f"Gradients of {len(self)} parameters, {count:,} elements, norm {float(self.norm().detach()):.4g}"]
-        for name, tensor in self._tensors.items():
+        for name, tensor in list(self._tensors.items())[:32]:
             size = f"norm {float(torch.linalg.vector_norm(stored_values(tensor).detach())):.4g}"
-            kind = "sparse " if tensor.is_sparse else ""
-            lines.append(
-                f"  {name:<{width}}  {size:<15}  {kind}{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            )
-        return "\n".join(lines[:33] + ([f"  … and {len(lines) - 33} more"] if len(lines) > 33 else []))
+            kind = f"{'sparse ' if tensor.is_sparse else ''}{str(tensor.dtype).removeprefix('torch.')}"
+            lines.append(f"  {name:<{width}}  {size:<15}  {kind} {list(tensor.shape)}")
+        return "\n".join(lines + ([f"  … and {len(self) - 32} more"] if len(self) > 32 else []))
 
 
 def merge_parameters(
@@ -278,6 +276,15 @@ def merge_parameters(
     return {**more, **less}
 
 
+def as_number(value: Any, what: str) -> float:
+    """A number (or a tensor of one) as a float; raises if it is something else."""
+    if isinstance(value, Tensor):
+        return float(as_scalar(value, what))
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise WrongType(f"{what} is a number, got {value!r}")
+    return float(value)
+
+
 def as_scalar(value: Tensor, what: str) -> Tensor:
     """A tensor of one element as a 0-d tensor, so that it changes no shape; raises for more elements."""
     if value.numel() != 1:
@@ -296,24 +303,23 @@ def apply_to_values(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Ten
 
 def _scale(tensors: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
     """New tensors, because autograd may return one tensor for two parameters, or one that the user still holds."""
-    return map_shards(tensors, lambda own: _scale_local(own, factor))
 
+    def scale(own: list[Tensor]) -> list[Tensor]:
+        devices = {tensor.device for tensor in own}
+        factors: dict[Any, Any] = {each: factor.to(each) if isinstance(factor, Tensor) else factor for each in devices}
+        if len(devices) > 1 or torch.compiler.is_compiling() or any(tensor.is_sparse for tensor in own):
+            changed = [tensor * factors[tensor.device] for tensor in own]
+        else:
+            changed = torch._foreach_mul(own, factors[own[0].device])  # pyright: ignore[reportPrivateImportUsage]
+        return [new.to(tensor.dtype) for new, tensor in zip(changed, own, strict=True)]
 
-def _scale_local(tensors: list[Tensor], factor: float | Tensor) -> list[Tensor]:
-    devices = {tensor.device for tensor in tensors}
-    factors: dict[Any, Any] = {each: factor.to(each) if isinstance(factor, Tensor) else factor for each in devices}
-    if len(devices) == 1 and not torch.compiler.is_compiling() and not any(tensor.is_sparse for tensor in tensors):
-        changed = torch._foreach_mul(tensors, factors[tensors[0].device])  # pyright: ignore[reportPrivateImportUsage]
-    else:
-        changed = [tensor * factors[tensor.device] for tensor in tensors]
-    return [new.to(tensor.dtype) for new, tensor in zip(changed, tensors, strict=True)]
+    return map_shards(tensors, scale)
 
 
 def _clamp(tensors: Sequence[Tensor], limit: float) -> list[Tensor]:
-    def clamp(values: Tensor) -> Tensor:
-        return torch.clamp(values, -limit, limit)
-
-    return map_shards(tensors, lambda own: [apply_to_values(each, clamp) for each in own])
+    return map_shards(
+        tensors, lambda own: [apply_to_values(each, lambda values: values.clamp(-limit, limit)) for each in own]
+    )
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> Tensor:
@@ -322,6 +328,7 @@ def _all_finite(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _positive(limit: float, name: str) -> float:
-    if not float(limit) > 0:
+    limit = as_number(limit, f"the limit of {name}")
+    if not limit > 0:
         raise InvalidArgument(f"{name} needs a limit above 0, got {limit!r}")
-    return float(limit)
+    return limit

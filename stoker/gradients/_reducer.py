@@ -12,12 +12,10 @@ from stoker._select import named_parameters
 from stoker.distributed import World, from_local, is_dtensor, to_local
 from stoker.errors import InvalidArgument
 from stoker.gradients._accumulator import Accumulator, widen
-from stoker.gradients._backward import Differentiator, backward_through_hooks, match_layout
+from stoker.gradients._backward import Differentiator, match_layout
 from stoker.gradients._gradients import Gradients, as_scalar
 
 T = TypeVar("T")
-Mode = Literal["ddp", "values", "fsdp"]
-Reduce = Literal["mean", "sum"]
 Weight = float | Tensor
 
 _CHECKED = 256  # objectives that are compared between processes; afterwards they are trusted, as each comparison waits
@@ -44,28 +42,23 @@ class GradientReducer:
     - `mode="fsdp"` leaves it to a model that is sharded.
     """
 
-    __slots__ = (
-        "_bucket_mb",
-        "_ddp",
-        "_differentiators",
-        "_mode",
-        "_model",
-        "_objectives",
-        "_parameters",
-        "_reduce",
-        "_world",
-        "weight",
-    )
-
-    def __init__(self, model: nn.Module, world: World, *, mode: Mode, reduce: Reduce, bucket_mb: float = 25) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        world: World,
+        *,
+        mode: Literal["ddp", "values", "fsdp"],
+        reduce: Literal["mean", "sum"],
+        bucket_mb: float = 25,
+    ) -> None:
         if mode not in ("ddp", "values", "fsdp"):
             raise InvalidArgument(f'mode must be "ddp", "values" or "fsdp", got {mode!r}')
         if reduce not in ("mean", "sum"):
             raise InvalidArgument(f'reduce must be "mean" or "sum", got {reduce!r}')
         has_sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._model, self._world, self._bucket_mb = model, world, bucket_mb
-        self._reduce: Reduce = reduce
-        self._mode: Mode = "values" if mode == "ddp" and (world.size == 1 or has_sparse) else mode
+        self.reduction = reduce
+        self._mode = "values" if mode == "ddp" and (world.size == 1 or has_sparse) else mode
         self._parameters = named_parameters(model)
         self._differentiators: dict[str | None, Differentiator] = {}
         self._objectives: _ObjectiveCheck | None = None  # from the first loss for a part of the model on
@@ -78,8 +71,6 @@ class GradientReducer:
             self._objectives.check(None)
         self.broadcast_buffers()
         return call()
-
-    through = forward  # its earlier name
 
     def broadcast_buffers(self) -> None:
         """Writes rank 0's buffers over those of all processes."""
@@ -101,11 +92,10 @@ class GradientReducer:
         if part is not None:
             self._objectives = self._objectives or _ObjectiveCheck(self._world)
             self._objectives.check(part)
-        share = _share(weight, self._world, self._reduce, loss)
-        self.weight = share.total
+        share = self._share(weight, loss)
         if self._mode == "fsdp":
             gradient = share.apply_(torch.full_like(loss.detach(), self._world.size))  # FSDP averages over processes
-            return backward_through_hooks(loss, self._model, self._parameters, wrt=part, gradient=gradient)
+            return self._differentiator(part)(loss, gradient=gradient)
         if self._mode == "ddp" and part is None:
             if self._ddp is None or not self._ddp.is_current():
                 self._ddp = _OverlappedReduction(self._model, self._world, self._bucket_mb)
@@ -114,21 +104,23 @@ class GradientReducer:
 
     def local(self, loss: Tensor, *, part: str | None = None) -> Gradients:
         """The gradients of this process's share alone."""
-        differentiate = self._differentiators.get(part)
-        if differentiate is None:
-            differentiate = self._differentiators[part] = Differentiator(self._model, part)
-        return differentiate(loss)
+        return self._differentiator(part)(loss)
+
+    def _differentiator(self, part: str | None) -> Differentiator:
+        if part not in self._differentiators:
+            # Between forward and backward a sharded model holds other parameters than its own.
+            self._differentiators[part] = Differentiator(
+                self._model, part, parameters=self._parameters, has_reducing_hooks=self._mode == "fsdp"
+            )
+        return self._differentiators[part]
 
     def reduce(self, grads: Gradients, loss: Tensor, weight: Weight) -> Gradients:
         """Like `backward`, from the gradients of this process's share, which it consumes."""
-        share = _share(weight, self._world, self._reduce, loss)
-        self.weight = share.total
-        return self._sum(grads, share, None)
+        return self._sum(grads, self._share(weight, loss), None)
 
     def _sum(self, grads: Gradients, share: "Share", part: str | None) -> Gradients:
         own = {name: share.apply_(_dense_copy(grad)) for name, grad in grads.use("the sum over processes").items()}
-        tensors = _sum_by_name(own, self._parameters, self._world, bucket_mb=self._bucket_mb, part=part)
-        return Gradients._of(tensors, self._parameters, self._model)
+        return Gradients._of(self._sum_by_name(own, part=part), self._parameters, self._model)
 
     def reduce_window(self, window: Accumulator) -> tuple[Gradients, Weight]:
         """The mean (or sum) of what is in the accumulators of all processes, and its weight; empties the accumulator.
@@ -141,11 +133,10 @@ class GradientReducer:
         weight, sums = window.take_sums()
         total = self._world.sum(_as_tensor(weight, next(iter(self._parameters.values())).device))
         # If everything has weight 0 the sums are zeros, and stay so.
-        divisor = torch.where(total == 0, 1, total) if self._reduce == "mean" else None
-        added = _sum_by_name(sums, self._parameters, self._world, bucket_mb=self._bucket_mb, are_sums=True)
+        divisor = torch.where(total == 0, 1, total) if self.reduction == "mean" else None
         tensors = {
-            name: (each if divisor is None else each / divisor.to(each.device)).to(self._parameters[name].dtype)
-            for name, each in added.items()
+            name: (added if divisor is None else added / divisor.to(added.device)).to(self._parameters[name].dtype)
+            for name, added in self._sum_by_name(sums, are_sums=True).items()
         }
         self.weight = _as_number(total)
         return Gradients._of(tensors, self._parameters, self._model), self.weight
@@ -154,8 +145,40 @@ class GradientReducer:
         """Frees what DDP holds, its process group included, until the next batch."""
         self._ddp = None
 
+    def _share(self, weight: Weight, loss: Tensor) -> "Share":
+        """This process's share by weight; NaN if it counts and its loss is not finite, so that all refuse the update.
 
-# --- how much a share counts
+        Sets `self.weight`.
+        """
+        own = _as_tensor(weight, loss.device)
+        total = self._world.sum(own)
+        factor = own / total if self.reduction == "mean" else torch.ones_like(own)
+        factor = torch.where(loss.detach().reshape(()).isfinite(), factor, torch.nan)
+        self.weight = _as_number(total)
+        return Share(factor, own == 0 if isinstance(weight, Tensor) else weight == 0)
+
+    def _sum_by_name(
+        self, tensors: Mapping[str, Tensor], *, are_sums: bool = False, part: str | None = None
+    ) -> dict[str, Tensor]:
+        """The sum of every process's tensors; what only some processes have counts as zero in the others.
+
+        `are_sums`: they come from an accumulator, which sums 16-bit gradients in 32 bits. `part` is the part of the
+        model that they are the gradients of; all processes must have the same.
+        """
+        flags = torch.tensor([*_checksums(part), *(name in tensors for name in self._parameters)])
+        added = self._world.sum(flags).tolist()
+        if not _are_equal(added[:2], self._world):
+            _raise_different(part, self._world)
+        names = [name for name, count in zip(self._parameters, added[2:], strict=True) if count]
+
+        def own(name: str) -> Tensor:
+            if name in tensors:
+                return tensors[name]
+            zeros = torch.zeros_like(self._parameters[name], requires_grad=False)
+            return widen(zeros) if are_sums else zeros
+
+        totals = self._world.sum_all([to_local(own(name)) for name in names], bucket_mb=self._bucket_mb)
+        return {name: _place(total, self._parameters[name]) for name, total in zip(names, totals, strict=True)}
 
 
 class Share(NamedTuple):
@@ -163,7 +186,6 @@ class Share(NamedTuple):
 
     factor: Tensor  # 0-d, on the device of the loss
     is_zero: bool | Tensor  # whether the share counts for nothing: NaN times zero would be NaN
-    total: Weight  # the weight of all shares: a number if that needs no synchronisation, else a 0-d tensor
 
     def apply_(self, tensor: Tensor) -> Tensor:
         """Multiplies a gradient in place."""
@@ -175,16 +197,6 @@ class Share(NamedTuple):
         return tensor
 
 
-def _share(weight: Weight, world: World, reduce: Reduce, loss: Tensor) -> Share:
-    """This process's share by weight; NaN if it counts and its loss is not finite, so that all refuse the update."""
-    own = _as_tensor(weight, loss.device)
-    total = world.sum(own)
-    factor = own / total if reduce == "mean" else torch.ones_like(own)
-    factor = torch.where(loss.detach().reshape(()).isfinite(), factor, torch.nan)
-    is_zero = own == 0 if isinstance(weight, Tensor) else weight == 0
-    return Share(factor, is_zero, _as_number(total))
-
-
 def _as_tensor(weight: Weight, device: torch.device) -> Tensor:
     """A weight as a new float64 tensor, in which counts of tokens are exact."""
     if isinstance(weight, Tensor):
@@ -193,45 +205,12 @@ def _as_tensor(weight: Weight, device: torch.device) -> Tensor:
 
 
 def _as_number(weight: Tensor) -> Weight:
-    """A number if that needs no synchronisation."""
+    """A number if that needs no synchronisation, else the 0-d tensor."""
     return weight.item() if weight.device.type == "cpu" else weight
-
-
-# --- sums over processes
 
 
 def _dense_copy(grad: Tensor) -> Tensor:
     return grad.detach().to_dense() if grad.is_sparse else to_local(grad).detach().clone()
-
-
-def _sum_by_name(
-    tensors: Mapping[str, Tensor],
-    parameters: Mapping[str, nn.Parameter],
-    world: World,
-    *,
-    bucket_mb: float = 25,
-    are_sums: bool = False,
-    part: str | None = None,
-) -> dict[str, Tensor]:
-    """The sum of every process's tensors; what only some processes have counts as zero in the others.
-
-    `are_sums`: they come from an accumulator, which sums 16-bit gradients in 32 bits. `part` is the part of the model
-    that they are the gradients of; all processes must have the same.
-    """
-    flags = torch.tensor([*_checksums(part), *(name in tensors for name in parameters)])
-    added = world.sum(flags).tolist()
-    if not _are_equal(added[:2], world):
-        _raise_different(part, world)
-    names = [name for name, count in zip(parameters, added[2:], strict=True) if count]
-
-    def own(name: str) -> Tensor:
-        if name in tensors:
-            return tensors[name]
-        zeros = torch.zeros_like(parameters[name], requires_grad=False)
-        return widen(zeros) if are_sums else zeros
-
-    totals = world.sum_all([to_local(own(name)) for name in names], bucket_mb=bucket_mb)
-    return {name: _place(total, parameters[name]) for name, total in zip(names, totals, strict=True)}
 
 
 def _place(total: Tensor, parameter: nn.Parameter) -> Tensor:
@@ -248,8 +227,6 @@ class _ObjectiveCheck:
     It has its own process group, so that a process which has one objective fewer, and is at its next batch
     already, still answers this question, and all can raise. In the common group gloo would abort.
     """
-
-    __slots__ = ("_count", "_world")
 
     def __init__(self, world: World) -> None:
         self._world, self._count = _with_own_group(world), 0
@@ -279,7 +256,7 @@ def _are_equal(sums: list[int], world: World) -> bool:
 
 
 def _raise_different(part: str | None, world: World) -> None:
-    parts = [f"an objective for {each!r}" if each else "no further objective" for each in world.all_gather(part)]
+    parts = [f"an objective for {name!r}" if name else "no further objective" for name in world.all_gather(part)]
     for rank, other in enumerate(parts):
         if other != parts[0]:
             raise InvalidArgument(
@@ -310,8 +287,6 @@ class _TrainedParameters(nn.Module):
 class _HookState:
     """What the communication hook needs. DDP keeps it, so it must not hold DDP."""
 
-    __slots__ = ("group", "share")
-
     def __init__(self, world: World) -> None:
         self.group = world.group
         self.share: Share | None = None  # from the first backward on
@@ -331,13 +306,14 @@ def _sum_bucket(
 class _OverlappedReduction:
     """Adds up gradients bucket by bucket during the backward pass, with torch's DDP around the bare parameters."""
 
-    __slots__ = ("_ddp", "_model", "_parameters", "_state", "_trained")
-
     def __init__(self, model: nn.Module, world: World, bucket_mb: float) -> None:
-        self._model, self._parameters, self._state = model, named_parameters(model), _HookState(world)
-        self._trained = self._trainable()
+        parameters = named_parameters(model)
+        self._differentiate = Differentiator(model, parameters=parameters, has_reducing_hooks=True)
+        self._parameters = list(parameters.values())
+        self._requires_grad = [parameter.requires_grad for parameter in self._parameters]
+        self._state = _HookState(world)
         self._ddp = nn.parallel.DistributedDataParallel(
-            _TrainedParameters(self._trained),
+            _TrainedParameters([parameter for parameter in self._parameters if parameter.requires_grad]),
             process_group=world.group,
             bucket_cap_mb=bucket_mb,
             # Keeps the buckets as they are, so that every update adds up in the same order, also after a resume.
@@ -346,14 +322,11 @@ class _OverlappedReduction:
         )
         self._ddp.register_comm_hook(self._state, _sum_bucket)
 
-    def _trainable(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self._parameters.values() if parameter.requires_grad]
-
     def is_current(self) -> bool:
         """Whether the same parameters require gradients as when this was made."""
-        return list(map(id, self._trainable())) == list(map(id, self._trained))
+        return self._requires_grad == [parameter.requires_grad for parameter in self._parameters]
 
     def backward(self, loss: Tensor, share: Share) -> Gradients:
         """The gradients of all processes' losses, each multiplied by its share."""
         self._state.share = share
-        return backward_through_hooks(self._ddp(loss), self._model, self._parameters)
+        return self._differentiate(self._ddp(loss))

@@ -1,12 +1,12 @@
 """From the data that a user gives to loaders."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from stoker.data import Loader, split
-from stoker.distributed import World
+from stoker.data import Combination, Loader, is_batched, split
 from stoker.errors import InvalidArgument
 
 
@@ -16,11 +16,6 @@ class Loaders(NamedTuple):
     train: Loader
     valid: dict[str, Loader]
     notes: list[str]
-
-    def share(self, world: World) -> "Loaders":
-        """The loaders of this rank, which has its share of every batch."""
-        valid = {name: each.shared(world.rank, world.size) for name, each in self.valid.items()}
-        return self._replace(train=self.train.shared(world.rank, world.size), valid=valid)
 
 
 def make_loaders(train: Any, valid: Any, *, batch_size: int | None, seed: int, split_seed: int = 0) -> Loaders:
@@ -33,7 +28,7 @@ def make_loaders(train: Any, valid: Any, *, batch_size: int | None, seed: int, s
         raise InvalidArgument(f"valid is data, or a fraction of the training data between 0 and 1; got {valid!r}")
     if isinstance(valid, float):
         fraction = valid
-        if isinstance(train, Loader | DataLoader):
+        if is_batched(train) or isinstance(train, Combination):
             raise InvalidArgument(
                 f"valid={fraction} is a fraction, but a {type(train).__name__} cannot be split: give the data that it "
                 "loads, or split that with data.split"
@@ -46,67 +41,103 @@ def make_loaders(train: Any, valid: Any, *, batch_size: int | None, seed: int, s
     if "train" in sets:
         raise InvalidArgument("a validation set cannot be called 'train', which is the name of the training data")
     # batch_size is for data that are not batched yet; if all of them are, it is an error.
-    all_batched = all(_is_batched(each) for each in (train, *sets.values()))
+    all_batched = all(is_batched(source) for source in (train, *sets.values()))
 
-    def size_for(source: Any) -> int | None:
-        return None if _is_batched(source) and not all_batched else batch_size
+    def load(source: Any, shuffle: int | None = None) -> Loader:
+        size = None if is_batched(source) and not all_batched else batch_size
+        return as_loader(source, batch_size=size, shuffle=shuffle)
 
-    return Loaders(
-        as_loader(train, batch_size=size_for(train), shuffle=seed),
-        {str(name): as_loader(each, batch_size=size_for(each)) for name, each in sets.items()},
-        notes,
-    )
+    return Loaders(load(train, seed), {str(name): load(source) for name, source in sets.items()}, notes)
 
 
 def as_loader(source: Any, *, batch_size: int | None, shuffle: int | None = None) -> Loader:
     """Returns a loader unchanged, and creates one for anything else; a stream keeps its own order."""
-    if _is_batched(source):
+    if is_batched(source):
         if batch_size is not None:
             raise InvalidArgument(
                 f"batch_size={batch_size} has no effect on a {type(source).__name__}, which has its own; set it there"
             )
+        if isinstance(source, Combination):
+            return Loader(source, shuffle=shuffle)
         return source if isinstance(source, Loader) else Loader(source)
-    has_length = hasattr(source, "__len__")
-    return Loader(source, batch_size=32 if batch_size is None else batch_size, shuffle=shuffle if has_length else None)
+    # What has a length but no numbered samples is a stream too.
+    is_stream = isinstance(source, IterableDataset) or not (
+        (hasattr(source, "__len__") and hasattr(source, "__getitem__")) or isinstance(source, Combination)
+    )
+    return Loader(source, batch_size=32 if batch_size is None else batch_size, shuffle=None if is_stream else shuffle)
+
+
+def as_complete_loader(source: Any, *, batch_size: int | None) -> Loader:
+    """Returns a loader that leaves out no sample, for evaluations: `drop_last` is for training."""
+    loader = as_loader(source, batch_size=batch_size)
+    given = loader.source
+    if isinstance(given, DataLoader):
+        drops_last = given.drop_last or (type(given.batch_sampler) is BatchSampler and given.batch_sampler.drop_last)
+        return _copy_loader(loader, _without_drop_last(given)) if drops_last else loader
+    is_partial = loader.drop_last or loader.sampling_weights is not None
+    return _copy_loader(loader, given, shuffle=loader.shuffle) if is_partial else loader
 
 
 def as_ordered_loader(source: Any, *, batch_size: int | None) -> Loader:
     """Returns a loader for predictions: every sample in the order of the data, also if the given loader shuffles."""
-    given = source.source if isinstance(source, Loader) else source
-    if isinstance(given, DataLoader) and _has_distributed_sampler(given):
+    loader = as_complete_loader(source, batch_size=batch_size)
+    if isinstance(loader.source, Combination):
+        raise InvalidArgument("several sources have no common order for predictions: predict on each of them")
+    if isinstance(loader.source, DataLoader):
+        _check_order(loader.source)
+    elif loader.sharded:
+        raise InvalidArgument("every process has its own part of this data, so predictions would have no common order")
+    return loader if loader.shuffle is None else _copy_loader(loader, loader.source)
+
+
+def _copy_loader(loader: Loader, source: Any, *, shuffle: int | None = None) -> Loader:
+    """A loader with the same settings that leaves nothing out."""
+    names = ("batch_size", "workers", "batcher", "transform", "device", "sharded")
+    return Loader(source, shuffle=shuffle, **{name: getattr(loader, name) for name in names})
+
+
+def _without_drop_last(given: DataLoader[Any]) -> DataLoader[Any]:
+    other = copy.copy(given)
+    # A DataLoader forbids to set these after its creation, because its workers may be running; the copy has none.
+    settings: dict[str, Any] = {"drop_last": False, "_iterator": None}
+    if type(given.batch_sampler) is BatchSampler:
+        settings["batch_sampler"] = BatchSampler(given.batch_sampler.sampler, given.batch_sampler.batch_size, False)
+    for name, value in settings.items():
+        object.__setattr__(other, name, value)
+    return other
+
+
+def _check_order(given: DataLoader[Any]) -> None:
+    """Raises unless a DataLoader is known to read its data in order."""
+    if isinstance(given.dataset, IterableDataset):
+        return
+    batches, sampler = given.batch_sampler, given.sampler
+    if batches is not None:
+        sampler = batches.sampler if type(batches) is BatchSampler else batches
+    if type(sampler) is SequentialSampler:
+        return
+    if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
         raise InvalidArgument(
             "this DataLoader has a DistributedSampler, so predictions would be in another order than its data, and "
             "some of them twice: give its dataset, which stoker divides among the processes"
         )
-    if isinstance(source, DataLoader) and isinstance(source.sampler, RandomSampler):
-        raise InvalidArgument(
-            "this DataLoader shuffles, so predictions could not be matched with its data: give its dataset, or a "
-            "DataLoader that does not shuffle"
-        )
-    loader = as_loader(source, batch_size=batch_size)
-    if loader.shuffle is None and not loader.drop_last:
-        return loader
-    settings = {name: getattr(loader, name) for name in ("batch_size", "workers", "batcher", "transform", "device")}
-    return Loader(loader.source, **settings)
+    reason = "shuffles" if type(sampler) is RandomSampler else f"reads its data in the order of a {_name(sampler)}"
+    raise InvalidArgument(
+        f"this DataLoader {reason}, so predictions could not be matched with its data: give its dataset (of chosen "
+        "samples torch.utils.data.Subset(dataset, indices)), or a DataLoader without shuffle, sampler and batch_sampler"
+    )
 
 
-def _is_batched(source: Any) -> bool:
-    return isinstance(source, Loader | DataLoader)
-
-
-def _has_distributed_sampler(given: DataLoader[Any]) -> bool:
-    samplers = [given.sampler, given.batch_sampler, getattr(given.batch_sampler, "sampler", None)]
-    return any(hasattr(each, "num_replicas") and hasattr(each, "rank") for each in samplers)
+def _name(value: Any) -> str:
+    return type(value).__name__
 
 
 def _is_mapping_of_sets(valid: Any, train: Any) -> bool:
     """Whether the values of a mapping are data sets; otherwise they are the columns of one."""
     if not isinstance(valid, Mapping) or (isinstance(train, Mapping) and valid.keys() == train.keys()):
         return False
-    kinds = Loader | DataLoader | tuple | list | Mapping
-    return all(isinstance(each, kinds) or _is_dataset(each) for each in valid.values())
-
-
-def _is_dataset(value: Any) -> bool:
-    """Whether a value has samples and is not an array."""
-    return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not hasattr(value, "shape")
+    return all(
+        isinstance(value, Loader | DataLoader | Combination | tuple | list | Mapping)
+        or (hasattr(value, "__getitem__") and hasattr(value, "__len__") and not hasattr(value, "shape"))
+        for value in valid.values()
+    )

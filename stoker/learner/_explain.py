@@ -1,185 +1,155 @@
 """`Learner.explain`: what a fit would do, and why."""
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stoker._select import assign, describe, named_parameters
-from stoker.checkpoint import Checkpoint
-from stoker.data import Loader
+from stoker._text import format_size
+from stoker.checkpoint import Checkpoint, choose_left_out, count_bytes
 from stoker.distributed import local_device, world
 from stoker.engine import Fit, preserve_rng, upgrade_state
 from stoker.learner._arguments import FitArguments
-from stoker.learner._describe import list_changes
+from stoker.learner._describe import as_text, list_changes, loaders_of
 from stoker.learner._prepare import choose_fused, prepare
-from stoker.learner._resume import find_run, is_finished, seed_of, store_of
+from stoker.learner._resume import explain_bad_state, find_run, is_finished, seed_of, store_of
 
 if TYPE_CHECKING:
     from stoker.learner._learner import Learner
-
-# The loop: depth, what happens, and the hook that is called there.
-_LOOP = [
-    (0, "begin", "on_fit_begin"),
-    (0, "for each epoch", "on_epoch_begin"),
-    (1, "train", "on_train_begin"),
-    (1, "for each batch", "on_train_batch_begin"),
-    (2, "{forward}", "on_train_batch_after_pred"),
-    (2, "{loss}", "on_train_batch_after_loss"),
-    (2, "gradients{accumulate}", "on_train_batch_after_backward"),
-    (2, "{update}", "on_train_batch_after_step"),
-    (2, "count the update{ema}", "on_update"),
-    (2, "{train_metrics}", "on_train_batch_end"),
-    (1, "record the metrics of the epoch", "on_train_end"),
-    (1, "{validate}", "on_valid_begin"),
-    (1, "for each batch, in evaluation mode", "on_valid_batch_begin"),
-    (2, "forward", "on_valid_batch_after_pred"),
-    (2, "loss", "on_valid_batch_after_loss"),
-    (2, "{valid_metrics}", "on_valid_batch_end"),
-    (1, "record the metrics", "on_valid_end"),
-    (1, "{keep}", "on_validation"),
-    (0, "end the epoch", "on_epoch_end"),
-    (0, "after Ctrl-C: finish the batch, then end the epoch", "on_interrupt"),
-    (0, "after an exception", "on_exception"),
-    (0, "end: {result}", "on_fit_end"),
-]
-_NO_CHECKPOINT = "has no complete checkpoint and starts again"
 
 
 def explain(learner: "Learner", arguments: FitArguments) -> str:
     """Describes a fit that is prepared and not run; any rank may call it alone."""
     here = world()
-    own = local_device(here)
-    with preserve_rng(), torch.cuda.device(own) if here.size > 1 and own.type == "cuda" else nullcontext():
+    device = local_device(here)
+    with preserve_rng(), torch.cuda.device(device) if here.size > 1 and device.type == "cuda" else nullcontext():
         prepared = prepare(learner, arguments, seed=seed_of(find_run(arguments)), world=here, dry=True)
         fit = prepared.fit
         fit.state.model.to(prepared.home)
-    parts = {"Plan": fit.describe(), "Data": _data(fit), "Parameters": _parameters(fit, learner), "Loop": _loop(fit)}
+        if fit.state.loss is not None:
+            fit.state.loss.to(prepared.home)
+    parts: dict[str, Sequence[str]] = {
+        "Plan": fit.describe(),
+        "Data": [f"{name:<10} {loader.describe()}" for name, loader in loaders_of(fit).items()],
+        "Parameters": list(_parameters(fit, learner, prepared.lr)),
+        "Loop": list(_loop(fit)),
+    }
     if arguments.run is not None:
-        saving = _describe_saving(arguments.checkpoint_settings)
-        parts["Run"] = [f"{Path(arguments.run)}: {_describe_run(fit, arguments)}", saving]
+        state = f"{arguments.run}: {_describe_run(fit, arguments)}"
+        parts["Run"] = [state, _describe_saving(arguments.checkpoint_settings), *_describe_frozen(fit, arguments)]
     return "\n\n".join("\n".join([title, *(f"  {line}" for line in lines)]) for title, lines in parts.items())
 
 
-def _data(fit: Fit) -> list[str]:
-    loaders: dict[str, Loader] = {"train": fit.train, **fit.valid}
-    return [f"{name:<10} {_describe_loader(loader)}" for name, loader in loaders.items()]
-
-
-def _describe_loader(loader: Loader) -> str:
-    try:
-        size = f"{loader.samples:,} samples in {len(loader):,} batches"
-    except TypeError:
-        size = "a stream of unknown length"
-    order = "in its own order" if loader.shuffle is None else f"shuffled by (seed {loader.shuffle}, epoch)"
-    return f"{size}, {order}{f', {loader.workers} workers' if loader.workers else ''}"
-
-
-def _parameters(fit: Fit, learner: "Learner") -> Iterable[str]:
-    """A table of the parameters with their optimizers and learning rates."""
-    model = fit.state.model
+def _parameters(fit: Fit, learner: "Learner", lr: Any) -> Iterator[str]:
+    """Groups of parameters with their optimizers and learning rates."""
+    model = fit.state.trained
     parameters = named_parameters(model)
     optimizer = choose_fused(learner.optimizer, model, fit.device)
-    optimizers = optimizer if isinstance(optimizer, Mapping) else {"*": optimizer}
-    rates = learner.lr if isinstance(learner.lr, Mapping) else {"*": learner.lr}
-    optimizer_keys = assign({key: key for key in optimizers}, parameters, model)
-    rate_keys = assign({key: key for key in rates}, parameters, model)
-    rows: dict[tuple[str, str, str], list[str]] = {}
+    optimizers = assign(optimizer if isinstance(optimizer, Mapping) else {"*": optimizer}, parameters, model)
+    rates = lr if isinstance(lr, Mapping) else {"*": lr}
+    selectors = assign({selector: selector for selector in rates}, parameters, model)
+    groups: dict[str, list[str]] = {}
     for name, parameter in parameters.items():
+        group = "frozen"
         if parameter.requires_grad:
-            rate = rates[rate_keys[name]]
-            pattern = describe(rate_keys[name]).strip("'")
-            row = (pattern, optimizers[optimizer_keys[name]].to_code(), _describe_rate(rate))
-        else:
-            row = ("frozen", "–", "–")
-        rows.setdefault(row, []).append(name)
-    table = [("pattern", "parameters", "optimizer", "lr")]
-    for (pattern, optimizer, rate), names in rows.items():
+            rate = as_text(rates[selectors[name]])
+            group = f"{describe(selectors[name])}: {optimizers[name].to_code()}, lr {rate}"
+        groups.setdefault(group, []).append(name)
+    for group, names in groups.items():
         count = sum(parameters[name].numel() for name in names)
         few = ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
-        table.append((pattern, f"{few} ({count:,})", optimizer, rate))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+        yield f"{group}: {few} ({count:,})"
 
 
-def _describe_rate(rate: Any) -> str:
-    return f"{rate:g}" if isinstance(rate, int | float) else str(rate)
-
-
-def _loop(fit: Fit) -> list[str]:
-    words = _loop_words(fit)
-    lines: list[str] = []
-    for depth, what, hook in _LOOP:
-        if hook.startswith("on_valid") and not fit.valid:
-            continue
-        listeners = [type(each).__name__ for each in fit.hooks.listeners(hook)]
-        called = f"   ◂ {hook}: {', '.join(listeners)}" if listeners else ""
-        lines.append(f"{'  ' * depth}{what.format(**words)}{called}")
-    return lines
-
-
-def _loop_words(fit: Fit) -> dict[str, str]:
+def _loop(fit: Fit) -> Iterator[str]:
+    """The loop, with the callbacks that are called at each place."""
     settings, state, supervised = fit.settings, fit.state, fit.step.supervised
-    model = type(state.model).__name__
-    update = ["check that loss and gradients are finite"]
-    update += [f"clip values to {settings.clip_value:g}"] if settings.clip_value else []
-    update += [f"clip the norm to {settings.clip_norm:g}"] if settings.clip_norm else []
-    keeps_best = settings.keep == "best"
-    words = {
-        "accumulate": "",
-        "update": f"{', '.join(update)}, then step",
-        "ema": "" if state.ema is None else f", update the EMA of the weights (decay {state.ema.decay:g})",
-        "train_metrics": _describe_metrics(state.totals.metrics),
-        "valid_metrics": _describe_metrics(fit.valid_metrics),
-        "validate": f"validate on {', '.join(fit.valid)}",
-        "keep": f"keep the weights if {settings.monitor} is the best so far" if keeps_best else "keep no weights",
-        "result": "the best weights are loaded into the model"
-        if fit.valid and keeps_best
-        else "the model keeps its last weights",
-    }
+    model, keeps_best = type(state.model).__name__, settings.keep == "best" and settings.monitor is not None
+
+    def line(depth: int, text: str, hook: str) -> str:
+        callbacks = ", ".join(type(callback).__name__ for callback in fit.hooks.listeners(hook))
+        return f"{'  ' * depth}{text}{f'   ◂ {hook}: {callbacks}' if callbacks else ''}"
+
+    yield line(0, "begin", "on_fit_begin")
+    yield line(0, "for each epoch", "on_epoch_begin")
+    yield line(1, "train", "on_train_begin")
+    yield line(1, "for each batch", "on_train_batch_begin")
     if supervised is None:
-        words |= {"forward": f"{model}.train_step(batch)", "loss": "the loss that it returned"}
+        step = fit.step.steps.train
+        assert step is not None
+        call = "(batch)" if step.function is None else "(model, batch)"
+        yield line(2, f"{step.name}{call}", "on_train_batch_after_pred")
+        yield line(2, "the loss that it returned", "on_train_batch_after_loss")
     else:
         loss = getattr(supervised.loss, "__name__", type(supervised.loss).__name__)
-        words |= {"forward": f"{model}(inputs)", "loss": f"{loss}(predictions, targets)"}
+        yield line(2, f"{model}(inputs)", "on_train_batch_after_pred")
+        yield line(2, f"{loss}(predictions, targets)", "on_train_batch_after_loss")
+    gradients = "gradients"
     if settings.accumulate > 1:
-        window = f"accumulated over {settings.accumulate} batches"
-        words["accumulate"] = f", {window} (weighted by samples; the last window of an epoch may be shorter)"
-    if state.loss_scale is not None:
-        words["update"] += " (fp16: unscaled before the check)"
-    if settings.validate_every:
-        words["validate"] += f", every {settings.validate_every} updates"
-    return words
+        gradients += f", accumulated over {settings.accumulate} batches (weighted by samples; the last window of an "
+        gradients += "epoch may be shorter)"
+    yield line(2, gradients, "on_train_batch_after_backward")
+    update = "check that loss and gradients are finite"
+    update += f", clip values to {settings.clip_value:g}" if settings.clip_value else ""
+    update += f", clip the norm to {settings.clip_norm:g}" if settings.clip_norm else ""
+    update += ", then step" if state.loss_scale is None else ", then step (fp16: unscaled before the check)"
+    yield line(2, update, "on_train_batch_after_step")
+    ema = "" if state.ema is None else f", update the EMA of the weights (decay {state.ema.decay:g})"
+    yield line(2, f"count the update{ema}", "on_update")
+    yield line(2, _describe_metrics(state.totals.metrics), "on_train_batch_end")
+    yield line(1, "record the metrics of the epoch", "on_train_end")
+    kept = f"keep the weights if {settings.monitor} is the {'lowest' if settings.mode == 'min' else 'highest'} so far"
+    monitors_training = str(settings.monitor).startswith("train/")
+    if keeps_best and monitors_training:
+        yield f"  {kept}"
+    if fit.valid:
+        every = f", every {settings.validate_every} updates" if settings.validate_every else ""
+        yield line(1, f"validate on {', '.join(fit.valid)}{every}", "on_valid_begin")
+        yield line(1, "for each batch, in evaluation mode", "on_valid_batch_begin")
+        yield line(2, "forward", "on_valid_batch_after_pred")
+        yield line(2, "loss", "on_valid_batch_after_loss")
+        yield line(2, _describe_metrics(fit.valid_metrics), "on_valid_batch_end")
+        yield line(1, "record the metrics", "on_valid_end")
+        yield line(1, "keep no weights" if not keeps_best or monitors_training else kept, "on_validation")
+    yield line(0, "end the epoch", "on_epoch_end")
+    yield line(0, "after Ctrl-C: finish the batch, then end the epoch", "on_interrupt")
+    yield line(0, "after an exception", "on_exception")
+    kept = "the best weights are loaded into the model" if keeps_best else "the model keeps its last weights"
+    yield line(0, f"end: {kept}", "on_fit_end")
 
 
-def _describe_metrics(metrics: Any) -> str:
+def _describe_metrics(metrics: Sequence[Any]) -> str:
     return f"update {', '.join(['loss', *(metric.name for metric in metrics)])} (on the device)"
 
 
+@explain_bad_state()
 def _describe_run(fit: Fit, arguments: FitArguments) -> str:
     """Whether the run would start, continue or be returned."""
     run = find_run(arguments)
     if run is None:
-        exists = (Path(str(arguments.run)) / "run.json").exists() and not arguments.should_resume
+        exists = os.path.exists(arguments.directory / "run.json") and not arguments.should_resume
         return "already contains a run: fit raises an error; resume=True continues it" if exists else "is new"
     store = store_of(run)
-    found = store.newest()
-    saved = found.saved
+    newest = store.newest()
+    saved, others = newest.saved, ""
+    if saved is not None:
+        newest = newest._replace(state=upgrade_state(newest.state))
+        changes = list_changes(newest.state["identity"]["fixed"], fit.state.identity["fixed"])
+        if changes and arguments.should_resume != "force":
+            return f"was started with other settings ({'; '.join(changes)}): fit raises an error"
+        changes += list_changes(newest.state["identity"]["free"], fit.state.identity["free"])
+        others = f", with other settings: {'; '.join(changes)}" if changes else ""
+        if is_finished(fit, newest):
+            return f"is finished ({saved.ended}): fit returns its result and trains nothing"
+        if not saved.resumable:
+            saved = store.newest(lambda saved: saved.resumable).saved
     if saved is None:
-        return _NO_CHECKPOINT
-    found = found._replace(state=upgrade_state(found.state))
-    changes = list_changes(found.state["identity"]["fixed"], fit.state.identity["fixed"])
-    if changes and arguments.should_resume != "force":
-        return f"was started with other settings ({'; '.join(changes)}): fit raises an error"
-    if is_finished(fit, found):
-        return f"is finished ({saved.ended}): fit returns its result and trains nothing"
-    if not saved.resumable:
-        saved = store.newest(lambda saved: saved.resumable).saved
-    if saved is None:
-        return _NO_CHECKPOINT
-    return f"continues from checkpoint {saved.name}: epoch {saved.epoch}, batch {saved.batch}, update {saved.update}"
+        return "has no complete checkpoint and starts again"
+    position = f"epoch {saved.epoch}, batch {saved.batch}, update {saved.update}"
+    return f"continues from checkpoint {saved.name}: {position}{others}"
 
 
 def _describe_saving(settings: Checkpoint | None) -> str:
@@ -187,8 +157,16 @@ def _describe_saving(settings: Checkpoint | None) -> str:
         return "never saved (checkpoint=False), so it cannot be resumed"
     every = f"{settings.every} updates" if isinstance(settings.every, int) else settings.every
     thread = ", by a thread" if settings.background else ""
-    kept = f"the last {settings.keep_last}" if settings.keep_last > 1 else "the last one"
-    if settings.keep_best is not None:
-        kept += f" and the best by {settings.keep_best}"
-    is_one = settings.keep_last == 1 and settings.keep_best is None
-    return f"saved every {every} and at the end{thread}; {kept} {'is' if is_one else 'are'} kept"
+    by = "the monitored metric" if settings.keep_best is True else settings.keep_best
+    best = f", and the best by {by}" if by else ""
+    return f"saved every {every} and at the end{thread}; kept: the last {settings.keep_last}{best}"
+
+
+def _describe_frozen(fit: Fit, arguments: FitArguments) -> list[str]:
+    """What checkpoints leave out."""
+    parameters = named_parameters(fit.state.model)
+    left_out = {name: parameters[name] for name in choose_left_out(parameters, fit.settings.frozen)}
+    if not left_out or arguments.checkpoint_settings is None:
+        return []
+    size = format_size(count_bytes(left_out))
+    return [f'without {size} of frozen parameters, only their fingerprints; Checkpoint(frozen="save") includes them']

@@ -1,6 +1,7 @@
 """`Fitted`: the result of a fit or of a run, and `load_for_inference`."""
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +12,35 @@ from torch import Tensor, nn
 
 from stoker.checkpoint import Found, load_model_state, model_state
 from stoker.data import Loader
-from stoker.distributed import World, as_parallel, data_world, joined, propagate_failures, run_on_rank_zero
-from stoker.engine import RankSync, evaluate, predict, restore_weights, upgrade_state
+from stoker.distributed import World, as_parallel, data_world, join, propagate_failures, run_on_rank_zero
+from stoker.engine import (
+    ModelWithLoss,
+    RankSync,
+    WeightCopy,
+    evaluate,
+    join_loss,
+    predict,
+    restore_weights,
+    upgrade_state,
+)
 from stoker.errors import BadData, InvalidArgument, MissingFile, StateMismatch, WrongType
 from stoker.learner._arguments import make_model
-from stoker.learner._data import as_loader, as_ordered_loader
-from stoker.learner._prepare import Prepared, choose_device, device_of, loss_on_device, make_metrics
-from stoker.learner._resume import store_of
+from stoker.learner._data import as_complete_loader, as_ordered_loader
+from stoker.learner._prepare import (
+    Prepared,
+    choose_device,
+    device_of,
+    make_loss,
+    make_metrics,
+    make_steps,
+    metrics_of_phase,
+)
+from stoker.learner._ranks import share_loader
+from stoker.learner._resume import explain_bad_state, store_of
 from stoker.learner._run import continue_fit, on_device
-from stoker.metrics import Meter, Metric
+from stoker.metrics import Meter, Metric, takes_probabilities
 from stoker.record import Best, History, Record, Run
-from stoker.steps import Supervised
+from stoker.steps import OwnForward, Steps, named_parts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,41 +50,58 @@ if TYPE_CHECKING:
     from stoker.view.report import Evaluation, Kind
 
 
-@dataclass(frozen=True)
-class Result:
-    """What is known of a fit that has ended, or of a run directory; and how to evaluate its model."""
+@dataclass(repr=False, eq=False)
+class Fitted:
+    """A trained model and its history; returned by `Learner.fit` and `Fitted.load`.
 
-    model: nn.Module | None  # None for a run that was loaded without a model
+    - `model`: an ordinary module in eval mode, on the device that it came from. It has the best weights by the metric
+      that `fit` monitors, by default the validation loss; with `keep="last"` or without validation, the last ones.
+    - `loss`: the loss function; if it is a module with parameters, they were trained and kept with the model.
+    - `best`: the best value of the monitored metric, with its epoch and update; None without validation.
+    - `epochs`, `updates`: how many epochs were begun, and how many updates applied.
+    - `stopped`: why the fit ended; "" for a run that has not.
+    - `plan`: how the fit ran and why, in lines of text as in `Learner.explain`; [] if the run was loaded from disk.
+    - `history`: the metrics of every epoch; `record`: all recorded events.
+    """
+
     record: Record
     best: Best | None
     epochs: int
     updates: int
     stopped: str
-    supervised: Supervised | None
-    metrics: Sequence[Metric]
-    precision: str
-    device: torch.device
-    home: torch.device  # where the model is outside of `fit`
-    run: Path | None = None  # the run directory
-    split: World | None = None  # the ranks among which a device mesh splits batches; None for all
-
-
-class Fitted:
-    """A trained model and its history; returned by `Learner.fit` and `Fitted.load`.
-
-    `model` is an ordinary module with the best weights by validation loss (with `keep="last"` or without validation:
-    the last ones), on the device that it came from. `best` says which epoch they are from.
-    """
-
-    __slots__ = ("_prepared", "_result")
-
-    def __init__(self, result: Result, prepared: Prepared | None = None) -> None:
-        self._result, self._prepared = result, prepared
+    plan: list[str]
+    _run: Path | None  # the run directory
+    _model: nn.Module | None  # None for a run that was loaded without a model
+    _steps: Steps | None
+    _metrics: Sequence[Metric]
+    _precision: str
+    _device: torch.device
+    _home: torch.device  # where the model is outside of `fit`
+    _split: World | None  # the ranks among which a device mesh splits batches; None for all
+    _prepared: Prepared | None = None  # what `continue_` needs
 
     @classmethod
     def of(cls, prepared: Prepared) -> Self:
         """The result of a fit that has ended."""
-        return cls(_result_of(prepared), prepared)
+        fit = prepared.fit
+        ctx, events = fit.ctx, fit.ctx.record.path
+        return cls(
+            record=ctx.record,
+            best=ctx.best,
+            epochs=ctx.epoch,
+            updates=ctx.update,
+            stopped=ctx.stopping or "",
+            plan=fit.describe(),
+            _run=None if events is None else events.parent,
+            _model=fit.state.model,
+            _steps=fit.step.steps,
+            _metrics=fit.valid_metrics,
+            _precision=fit.settings.precision,
+            _device=fit.device,
+            _home=prepared.home,
+            _split=None if fit.parallel.mesh is None else fit.ranks.data_world,
+            _prepared=prepared,
+        )
 
     @classmethod
     def load(cls, run: str | os.PathLike[str], learner: "Learner | nn.Module | None" = None) -> Self:
@@ -82,54 +118,73 @@ class Fitted:
         """
         from stoker.learner._learner import Learner
 
-        if learner is not None and not isinstance(learner, Learner | nn.Module):
+        if isinstance(learner, nn.Module):
+            learner = Learner(learner)
+        if learner is not None and not isinstance(learner, Learner):
             given = f"the class {learner.__name__}" if isinstance(learner, type) else type(learner).__name__
             raise WrongType(f"Fitted.load takes a run, and a learner or a model to load its weights into; got {given}")
-        return cls(_load_result(run, learner))
+        opened = Run.open(run)
+        found = _newest_checkpoint(opened)
+        assert found.saved is not None
+        progress = found.state["progress"]
+        with explain_bad_state():
+            best = None if progress["best"] is None else Best(*progress["best"])
+            precision = str(found.state["identity"]["fixed"]["precision"])
+        model = steps = split = None
+        home = device = torch.device("cpu")
+        metrics: list[Metric] = []
+        if learner is not None:
+            model = make_model(learner.model)
+            loss = make_loss(learner, model)
+            _load_weights(model, found.state, loss)
+            home, device = device_of(model), choose_device(learner.device, model)
+            steps = make_steps(learner, model, loss)
+            trained_by = [found.state["identity"]["fixed"].get(name) for name in ("loss", "train_step")]
+            if isinstance(steps.train, OwnForward) and any(trained_by):
+                steps = Steps(steps.split)  # it was trained with a loss function or a step that is not given here
+            metrics = metrics_of_phase(make_metrics(learner.metrics), "valid")
+            parallel = as_parallel(learner.parallel)
+            split = None if parallel.mesh is None else data_world(join(device), parallel)
+        return cls(
+            record=Record.open(opened.path),
+            best=best,
+            epochs=progress["epoch"],
+            updates=progress["update"],
+            stopped=found.saved.ended or "",
+            plan=[],
+            _run=opened.path,
+            _model=model,
+            _steps=steps,
+            _metrics=metrics,
+            _precision=precision,
+            _device=device,
+            _home=home,
+            _split=split,
+        )
 
     @property
     def model(self) -> nn.Module:
         """The module, with the weights that were kept."""
-        if self._result.model is None:
+        if self._model is None:
             raise InvalidArgument(
                 "this run was loaded without a model: use Fitted.load(run, learner) or Fitted.load(run, model)"
             )
-        return self._result.model
+        return self._model
 
     @property
-    def best(self) -> Best | None:
-        """The best validation (epoch, update, value), or None without validation."""
-        return self._result.best
+    def _known_steps(self) -> Steps:
+        assert self._steps is not None, "there are steps if there is a model"
+        return self._steps
 
     @property
-    def epochs(self) -> int:
-        """The number of epochs that were begun."""
-        return self._result.epochs
-
-    @property
-    def updates(self) -> int:
-        """The number of updates that were applied."""
-        return self._result.updates
-
-    @property
-    def stopped(self) -> str:
-        """Why the fit ended; "" for a run that has not."""
-        return self._result.stopped
-
-    @property
-    def plan(self) -> list[str]:
-        """How the fit ran and why, in lines of text as in `Learner.explain`; [] if the run was loaded from disk."""
-        return [] if self._prepared is None else self._prepared.fit.describe()
+    def loss(self) -> Any:
+        """The loss, with the parameters that were kept if it has some; None if the model computes it."""
+        return None if self._steps is None else self._steps.split.loss
 
     @property
     def history(self) -> History:
         """The metrics of every epoch."""
-        return History(self._result.record)
-
-    @property
-    def record(self) -> Record:
-        """All recorded events."""
-        return self._result.record
+        return History(self.record)
 
     def evaluate(
         self, data: Any, *, metrics: Sequence[Any] | None = None, batch_size: int | None = None
@@ -138,34 +193,39 @@ class Fitted:
 
         If several processes trained together, all of them have to call it, and each gets the whole result.
         """
-        model, result = self.model, self._result
-        used = result.metrics if metrics is None else [m for m in make_metrics(metrics) if not isinstance(m, Meter)]
-        world, split = self._worlds()
-        with propagate_failures(world), on_device(model, result.device, result.home):
+        model, world, split = self.model, *self._worlds()
+        if metrics is not None:
+            metrics = [metric for metric in make_metrics(metrics) if not isinstance(metric, Meter)]
+        with propagate_failures(world), on_device(model, self.loss, self._device, self._home):
+            loader = as_complete_loader(data, batch_size=batch_size)
             return evaluate(
                 model,
-                _share_batches(as_loader(data, batch_size=batch_size), world, split),
-                supervised=result.supervised,
-                metrics=used,
-                device=result.device,
-                precision=result.precision,
+                _share_batches(loader, world, split),
+                sizes=loader.shared(split.rank, split.size).at(epoch=0).sizes(),
+                steps=self._known_steps,
+                metrics=self._metrics if metrics is None else metrics,
+                device=self._device,
+                precision=self._precision,
                 world=split,
             )
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """Returns the model's outputs for all samples, in their order, on the CPU, in the structure of one output.
 
+        Raises `BadData` if there is not one answer per sample: tensors need a row for each sample, lists an entry. The
+        loss of a batch and caches of Transformers are left out. A `predict_step` says what the answers are instead.
         If several processes trained together, all of them have to call it, and each gets the whole result.
         """
-        model, result = self.model, self._result
-        world, split = self._worlds()
-        with propagate_failures(world), on_device(model, result.device, result.home):
+        model, world, split = self.model, *self._worlds()
+        with propagate_failures(world), on_device(model, self.loss, self._device, self._home):
+            loader = as_ordered_loader(data, batch_size=batch_size)
             return predict(
                 model,
-                _share_batches(as_ordered_loader(data, batch_size=batch_size), world, split),
-                supervised=result.supervised or Supervised(model, None),
-                device=result.device,
-                precision=result.precision,
+                _share_batches(loader, world, split),
+                sizes=loader.shared(split.rank, split.size).at(epoch=0).sizes(),
+                steps=self._known_steps,
+                device=self._device,
+                precision=self._precision,
                 world=split,
             )
 
@@ -184,7 +244,7 @@ class Fitted:
         try:
             continue_fit(self._prepared, epochs=epochs, updates=updates, minutes=minutes, show=show)
         finally:
-            self._result = _result_of(self._prepared)
+            vars(self).update(vars(Fitted.of(self._prepared)))
         return self
 
     def plot(
@@ -214,87 +274,73 @@ class Fitted:
         evaluation = None if data is None else self._evaluate_predictions(data, labels)
 
         def write() -> Path:
-            return write_report(path, report_html(self._result.run or self.record, evaluation))
+            return write_report(path, report_html(self._run or self.record, evaluation))
 
-        return run_on_rank_zero(joined(self._result.device), write) or Path(path)
+        return run_on_rank_zero(join(self._device), write) or Path(path)
 
     def _worlds(self) -> tuple[World, World]:
         """All processes, and those among which a batch is split."""
-        world = joined(self._result.device)
-        return world, world if self._result.split is None else self._result.split
+        world = join(self._device)
+        return world, world if self._split is None else self._split
 
     def _evaluate_predictions(self, data: Any, labels: Sequence[str] | None) -> "Evaluation":
         """Compares predictions with targets; only the inputs of the worst samples are kept in memory."""
         from stoker.view.report import evaluate_predictions
 
-        supervised = self._result.supervised or Supervised(self.model, None)
+        steps = self._known_steps
         loader = as_ordered_loader(data, batch_size=None)
         predictions = self.predict(loader)
-        targets = [supervised.parts(batch).targets for batch in loader.at(epoch=0)]
-        if not isinstance(predictions, Tensor) or not all(isinstance(each, Tensor) for each in targets):
+        found = named_parts(predictions)
+        predictions = found.get("logits", found.get("predictions", predictions))
+        targets = [steps.parts(batch).targets for batch in loader.at(epoch=0)]
+        if not isinstance(predictions, Tensor) or not all(isinstance(target, Tensor) for target in targets):
             raise BadData(
                 "plots and reports need predictions that are one tensor, and targets that are one tensor per batch; "
                 "view.report.evaluate_predictions takes arrays"
             )
-        found = evaluate_predictions(predictions.numpy(), torch.cat(targets).cpu().numpy(), labels=labels)
-        wanted, inputs, first = {sample.place for sample in found.worst}, dict[int, Any](), 0
+        evaluation = evaluate_predictions(
+            predictions.double().numpy(),
+            torch.cat(targets).cpu().numpy(),
+            labels=labels,
+            probabilities=False if "logits" in found else takes_probabilities(steps.split.loss),
+        )
+        worst = {sample.place for sample in evaluation.worst}
+        inputs: dict[int, Any] = {}
+        first = 0  # sample of the batch
         for batch in loader.at(epoch=0):
-            parts = supervised.parts(batch)
+            parts = steps.parts(batch)
             after = first + len(parts.targets)
             shown = next(iter((*parts.args, *parts.kwargs.values())))  # the first input
-            for place in wanted.intersection(range(first, after)):
-                value = shown[place - first]
-                inputs[place] = value.cpu().numpy() if isinstance(value, Tensor) else str(value)
+            for number in worst.intersection(range(first, after)):
+                value = shown[number - first]
+                inputs[number] = value.cpu().numpy() if isinstance(value, Tensor) else str(value)
             first = after
-        return found.with_inputs(inputs)
+        return evaluation.with_inputs(inputs)
 
     def __repr__(self) -> str:
         best, summary = self.best, self.record.summary()
         part = summary["part"]  # of an epoch that was cut short
         epochs = f"{self.epochs - 1} epochs and {part[0]} of {part[1]} batches" if part else f"{self.epochs} epochs"
         seconds = f" in {summary['seconds']:.3g} s" if self.record.events_of("end") else ""
-        name = "a model" if self._result.model is None else type(self._result.model).__name__
+        name = "a model" if self._model is None else type(self._model).__name__
         lines = [f"{name} fitted: {epochs}, {self.updates} updates{seconds}. {self.stopped or 'The run has not ended'}"]
         if best is not None:
             lines.append(f"best: {best.name} {best.value:.4g} in epoch {best.epoch}")
         last = {name: self.record.last(name) for name in self.record.columns}
-        if last:
-            lines.append(
-                f"last: {', '.join(f'{name} {value:.4g}' for name, value in last.items() if value is not None)}"
-            )
-        return "\n".join(lines)
+        values = ", ".join(f"{name} {value:.4g}" for name, value in last.items() if value is not None)
+        return "\n".join([*lines, f"last: {values}"] if last else lines)
 
     def _repr_html_(self) -> str:
         from stoker.view.report import fitted_html
 
-        name = "" if self._result.model is None else type(self._result.model).__name__
+        name = "" if self._model is None else type(self._model).__name__
         return fitted_html(self.record, title=name, stopped=self.stopped)
 
 
 def _share_batches(loader: Loader, world: World, split: World) -> Iterable[Any]:
     """This rank's share of every batch; all ranks have the same number of batches."""
-    batches = loader.shared(split.rank, split.size).at(epoch=0)
-    return RankSync(world, split, agree=False).stop_streams_together(loader, batches)
-
-
-def _result_of(prepared: Prepared) -> Result:
-    fit = prepared.fit
-    ctx, events = fit.ctx, fit.ctx.record.path
-    return Result(
-        model=fit.state.model,
-        record=ctx.record,
-        best=ctx.best,
-        epochs=ctx.epoch,
-        updates=ctx.update,
-        stopped=ctx.stopping or "",
-        supervised=fit.step.supervised,
-        metrics=fit.valid_metrics,
-        precision=fit.settings.precision,
-        device=fit.device,
-        home=prepared.home,
-        run=events.parent if events is not None else None,
-        split=None if fit.parallel.mesh is None else fit.ranks.split,
-    )
+    own = share_loader(loader, split)
+    return RankSync(world, split, agree=False).stop_streams_together(own, own.at(epoch=0))
 
 
 def load_for_inference(run: str | os.PathLike[str], model: nn.Module) -> nn.Module:
@@ -313,41 +359,7 @@ def load_for_inference(run: str | os.PathLike[str], model: nn.Module) -> nn.Modu
     if not isinstance(model, nn.Module):
         raise WrongType(f"load_for_inference takes a model instance to load weights into, got {model!r}")
     _load_weights(model, _newest_checkpoint(Run.open(run)).state)
-    return model.eval()
-
-
-def _load_result(run: str | os.PathLike[str], learner: "Learner | nn.Module | None") -> Result:
-    """Returns the result of a run; with a learner or a model, the model has its weights."""
-    opened = Run.open(run)
-    found = _newest_checkpoint(opened)
-    assert found.saved is not None
-    progress = found.state["progress"]
-    own = None if isinstance(learner, nn.Module) else learner
-    model = make_model(own.model) if own is not None else learner if isinstance(learner, nn.Module) else None
-    home = device = torch.device("cpu")
-    supervised = None
-    if model is not None:
-        _load_weights(model, found.state)
-        home, device = device_of(model), choose_device(None if own is None else own.device, model)
-        if not callable(getattr(model, "train_step", None)):
-            supervised = Supervised(model, None if own is None else loss_on_device(own.loss, device))
-    metrics = [] if own is None else make_metrics(own.metrics)
-    parallel = None if own is None else as_parallel(own.parallel)
-    return Result(
-        model=model,
-        record=Record.open(opened.path),
-        best=None if progress["best"] is None else Best(*progress["best"]),
-        epochs=progress["epoch"],
-        updates=progress["update"],
-        stopped=found.saved.ended or "",
-        supervised=supervised,
-        metrics=[each for each in metrics if not isinstance(each, Meter) and each.on != "train"],
-        precision=str(found.state["identity"]["fixed"]["precision"]),
-        device=device,
-        home=home,
-        run=opened.path,
-        split=None if parallel is None or parallel.mesh is None else data_world(joined(device), parallel),
-    )
+    return model
 
 
 def _newest_checkpoint(run: Run) -> Found:
@@ -355,18 +367,32 @@ def _newest_checkpoint(run: Run) -> Found:
     if found.saved is None:
         reason = "\n  ".join(["", *found.problems]) if found.problems else " It was not saved, or ended too early"
         raise MissingFile(f"there is no complete checkpoint in {str(run.path)!r}.{reason}")
+    if found.problems:
+        saved = found.saved
+        lines = [f"a newer checkpoint of {str(run.path)!r} can't be used", *found.problems]
+        lines.append(f"this is {saved.name} instead: epoch {saved.epoch}, update {saved.update}")
+        warnings.warn("\n  ".join(lines), stacklevel=3)
     return found._replace(state=upgrade_state(found.state))
 
 
-def _load_weights(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Loads the weights that `fit` would have returned: the best, the EMA, the optimizer's, or the last."""
+@explain_bad_state()
+def _load_weights(model: nn.Module, state: Mapping[str, Any], loss: Any = None) -> None:
+    """Loads the weights that `fit` would have returned (the best, the EMA, the optimizer's, or the last), for eval."""
     ema = state["average"] and {**state["average"]["parameters"], **state["average"]["buffers"]}
     chosen = state["best"] or ema or state["eval_weights"]
     own = model_state(model)
     modes = {name: own[name] for name in ("trainable", "evaluating")}  # these stay as they are in the model
     try:
-        load_model_state(model, {**state["model"], **modes})
+        load_model_state(model, {**state["model"], **modes}, resize_buffers=True)
+        if isinstance(loss, nn.Module) and state["loss"] is not None:
+            load_model_state(loss, state["loss"], resize_buffers=True)
         if chosen is not None:
-            restore_weights(model, chosen)
+            trained, extra = join_loss(model, loss), state.get("best_extra") if state["best"] else None
+            if not isinstance(trained, ModelWithLoss) and state["loss"] is not None:
+                of_loss = {f"loss.{name}" for name in (*state["loss"]["parameters"], *state["loss"]["buffers"])}
+                chosen = {name: value for name, value in chosen.items() if name not in of_loss}
+                extra = extra and {name: extra[name] for name in extra if name in own["extra"]}
+            restore_weights(trained, WeightCopy(chosen, extra))
     except StateMismatch as error:
         raise StateMismatch(str(error).replace("the state does", "the weights of the run do")) from None
+    model.eval()

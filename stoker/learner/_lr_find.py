@@ -1,21 +1,20 @@
 """`lr_find`: the loss while the learning rate grows, and a suggestion to start with."""
 
-import copy
 import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy
 from torch import nn
 
 from stoker.callbacks import Callback, Context
-from stoker.distributed import joined
-from stoker.engine import preserve_rng
+from stoker.distributed import join
+from stoker.engine import ModelWithLoss, preserve_rng
 from stoker.errors import InvalidArgument, NotFinite
-from stoker.learner._arguments import FitArguments
 from stoker.learner._learner import Learner
-from stoker.learner._run import run_fit
+from stoker.steps import clone_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,6 +62,7 @@ def lr_find(
     end_lr: float = 1.0,
     steps: int = 100,
     batch_size: int | None = None,
+    micro_batch: int | Literal["auto"] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> LrCurve:
     """Trains a copy of the model for `steps` updates while the learning rate grows exponentially.
@@ -73,30 +73,53 @@ def lr_find(
     >>> 1e-7 <= curve.suggestion <= 1.0
     True
 
-    The learner, its model and the global random numbers do not change.
+    The learner, its model, its loss and the global random numbers do not change.
     """
     if not 0 < start_lr < end_lr:
         raise InvalidArgument(f"the rate grows from start_lr to end_lr, both above 0; got {start_lr!r} and {end_lr!r}")
     if steps < 10:
         raise InvalidArgument(f"a curve needs at least 10 steps, got {steps}")
     growth = (end_lr / start_lr) ** (1 / (steps - 1))
+    model, loss = _copy_modules(learner.model, learner.loss)
     trial = replace(
         learner,
-        model=copy.deepcopy(learner.model) if isinstance(learner.model, nn.Module) else learner.model,
+        model=model,
+        loss=loss,
         lr=lambda update: start_lr * growth**update,
         metrics=(),
         ema=None,
         on_nan="stop",
     )
     curve = _LossCurve()
-    arguments = FitArguments(train, updates=steps, batch_size=batch_size, callbacks=[*callbacks, curve], keep="last")
     with preserve_rng(), suppress(NotFinite):  # the rate is too large: the curve ends there
-        run_fit(trial, arguments, show=False)
+        trial.fit(
+            train,
+            updates=steps,
+            batch_size=batch_size,
+            micro_batch=micro_batch,
+            callbacks=[*callbacks, curve],
+            keep="last",
+            show=False,
+        )
     # Each rank has the losses of its own samples; those of rank 0 are used.
-    rates, losses = joined(learner.device).broadcast_object((curve.rates, curve.losses))
+    rates, losses = join(learner.device).broadcast_object((curve.rates, curve.losses))
     if len(losses) < 5:
         raise InvalidArgument(f"the loss was not finite after {len(losses)} updates; use a smaller start_lr")
     return LrCurve(rates, losses, _steepest(rates, losses))
+
+
+def _copy_modules(model: Any, loss: Any) -> tuple[Any, Any]:
+    """Copies of a model and a loss, which may share parameters; functions and classes are returned as they are."""
+    if not isinstance(model, nn.Module):
+        return model, clone_model(loss) if isinstance(loss, nn.Module) else loss
+    if isinstance(loss, nn.Module):
+        both = clone_model(ModelWithLoss(model, loss))
+        return both.model, both.loss
+    copied, owner = clone_model(model), getattr(loss, "__self__", None)
+    for name, module in model.named_modules():
+        if module is owner:  # the loss is a method of the model
+            loss = getattr(copied.get_submodule(name), loss.__name__)
+    return copied, loss
 
 
 def _steepest(rates: Sequence[float], losses: Sequence[float]) -> float:
@@ -107,11 +130,7 @@ def _steepest(rates: Sequence[float], losses: Sequence[float]) -> float:
     """
     lowest = min(range(len(losses)), key=losses.__getitem__)
     width = max(3, len(losses) // 10)
-    positions = range(width, max(lowest - width, width + 1))
-    return rates[min(positions, key=lambda position: _slope(losses[position - width : position + width + 1]))]
-
-
-def _slope(values: Sequence[float]) -> float:
-    """The slope of the least-squares line through equally spaced values, times a constant."""
-    middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
-    return sum((position - middle) * (value - mean) for position, value in enumerate(values))
+    middles = range(width, max(lowest - width, width + 1))
+    lines = [numpy.asarray(losses[middle - width : middle + width + 1]) for middle in middles]
+    slopes = [numpy.polyfit(range(len(line)), line, deg=1)[0] for line in lines]
+    return rates[middles[int(numpy.argmin(slopes))]]

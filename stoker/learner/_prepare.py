@@ -1,21 +1,24 @@
 """From the arguments of `Learner` and `fit` to a `Fit`: every conversion happens here, before anything is trained."""
 
 import copy
-import math
+import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from stoker._select import assign, named_parameters
-from stoker.callbacks import Context, Hooks, Requests
-from stoker.distributed import World, as_parallel, is_distributed, is_sharded
+from stoker.callbacks import CSV, Context, Hooks, Requests, Tracker
+from stoker.checkpoint import Checkpoint
+from stoker.distributed import Parallel, World, as_parallel, find_blocks, is_distributed, is_sharded
 from stoker.engine import (
     Ending,
     Fit,
     LossScale,
+    ModelWithLoss,
     RankSync,
     Recorder,
     RunningTotals,
@@ -24,6 +27,9 @@ from stoker.engine import (
     TrainState,
     TrainStep,
     agree_on_plan,
+    check_deterministic,
+    find_recomputed,
+    join_loss,
     length_of,
     plan_fit,
 )
@@ -31,25 +37,27 @@ from stoker.errors import InvalidArgument
 from stoker.learner._arguments import FitArguments, make_model
 from stoker.learner._data import make_loaders
 from stoker.learner._describe import describe_plan, identity_of
+from stoker.learner._monitor import KnownMetrics, choose_monitor
 from stoker.learner._ranks import (
-    callbacks_of_rank,
     check_ranks_agree,
     describe_ranks,
     describe_training,
     distribute_model,
     find_split,
     make_reducer,
+    share_loader,
 )
-from stoker.metrics import GradientNorm, Loss, Meter, Metric, as_metric
+from stoker.learner._rates import Planned, complete_rates, describe_rates, is_constant, make_learning_rates
+from stoker.metrics import GradientNorm, Loss, Meter, Metric, as_metrics
 from stoker.optim import Adagrad, Algorithm, init
 from stoker.record import Run
-from stoker.schedule import as_schedule
-from stoker.steps import Supervised
+from stoker.steps import OwnForward, StepFunction, Steps, Supervised
 
 if TYPE_CHECKING:
     from stoker.learner._learner import Learner
 
 _ALONE = World()
+_LIGHTNING = ("lightning", "pytorch_lightning")  # whose base class has methods that do nothing
 
 
 @dataclass(slots=True)
@@ -58,6 +66,9 @@ class Prepared:
 
     fit: Fit
     home: torch.device  # where the model came from, and returns to
+    metrics: KnownMetrics
+    given_lr: Any  # the learner's
+    lr: Any  # the same; schedules without a length have that of the fit
     resumed: Mapping[str, Any] | None = None  # the state that was loaded
     ending: Ending | None = None
     reopen: Callable[[], Run] | None = None  # opens a run that had ended already, for `continue_`
@@ -69,6 +80,7 @@ def prepare(
     *,
     seed: int | None = None,
     world: World = _ALONE,
+    signals: StopSignals | None = None,
     dry: bool = False,
 ) -> Prepared:
     """Creates everything that a fit needs: model on its device, loaders, optimizer, schedules, metrics, hooks.
@@ -78,58 +90,98 @@ def prepare(
     """
     seed = _choose_seed(learner, seed, _ALONE if dry else world)
     model = make_model(learner.model)
-    has_own_step = _has_own_step(model, learner)
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InvalidArgument(
+                f"{name} of {type(model).__name__} has no shape yet (a lazy module): run one batch through the model "
+                "before the fit, as in model(x[:2])"
+            )
+    _check_steps(model, learner, arguments)
     metrics = make_metrics(learner.metrics)
-    hooks = Hooks(callbacks_of_rank(arguments.callbacks, world))
+    callbacks = arguments.callbacks
+    if not world.is_first:  # only rank 0 writes the metrics somewhere
+        callbacks = [callback for callback in callbacks if not isinstance(callback, CSV | Tracker)]
+    hooks = Hooks(callbacks)
     parallel = as_parallel(learner.parallel)
     split = find_split(world, parallel, dry=dry)
-    learning_rates = make_learning_rates(learner.lr, model)
+    loss = make_loss(learner, model)
+    steps = make_steps(learner, model, loss, warn=lambda text: ctx.warn(text))
+    trained = join_loss(model, loss)
     data = make_loaders(
         arguments.train,
         arguments.valid,
         batch_size=arguments.batch_size,
         seed=seed,
         split_seed=learner.seed or 0,  # the same samples in every fit, also without a seed
-    ).share(split)
+    )
+    train = data.train.shared(split.rank, split.size) if dry else share_loader(data.train, split)
+    valid = {
+        name: loader.shared(split.rank, split.size) if dry else share_loader(loader, split)
+        for name, loader in data.valid.items()
+    }
+    planned = Planned.of(
+        epochs=arguments.epochs, updates=arguments.updates, batches=length_of(train), accumulate=learner.accumulate
+    )
+    lr = complete_rates(learner.lr, planned)
+    learning_rates = make_learning_rates(lr, trained)
+    known = KnownMetrics.of(metrics, list(valid), hooks, has_step=steps.evaluate is not None)
+    monitor, mode = choose_monitor(arguments.monitor, arguments.mode, known)
     home, device = device_of(model), choose_device(learner.device, model)
-    algorithm = choose_fused(learner.optimizer, model.to(device), device, compile=learner.compile and world.size == 1)
-    ema, optimizer = distribute_model(model, parallel, world, ema=learner.ema, dry=dry), init(algorithm, model)
+    if learner.deterministic:
+        check_deterministic(device)
+    for module in (model, loss):
+        if isinstance(module, nn.Module):
+            module.to(device)
+    algorithm = choose_fused(learner.optimizer, trained, device, compile=learner.compile and world.size == 1)
+    recomputed = find_recomputed_modules(learner, model, parallel)
+    ema = distribute_model(trained, parallel, world, ema=learner.ema, dry=dry)
+    averaged = trained if ema is None else ema.model
+    optimizer = init(algorithm, trained)
+    if optimizer.needs_closure:
+        raise InvalidArgument(
+            f"{optimizer!r} evaluates the loss several times in an update, and fit computes it once. Use it in a loop "
+            "of your own: optimizer = optim.wrap(...).init(model), and for every update "
+            "optimizer.minimize(lambda: loss(model(x), y), lr=1.0). docs/advanced.md has an example"
+        )
     requests = Requests()
+    signals = StopSignals() if signals is None else signals
     ctx = Context(
         model=model,
+        eval_model=averaged.model if isinstance(averaged, ModelWithLoss) else averaged,
         optimizer=optimizer,
         device=device,
         seed=seed,
         epochs=arguments.epochs,
         updates_planned=arguments.updates,
-        batches=length_of(data.train),
+        batches=length_of(train),
         requests=requests,
+        supervised=steps.supervised,
     )
-    settings = Settings(
-        epochs=arguments.epochs,
-        updates=arguments.updates,
-        minutes=arguments.minutes,
-        accumulate=learner.accumulate,
-        clip_norm=learner.clip_norm,
-        clip_value=learner.clip_value,
-        precision=learner.precision,
-        on_nan=learner.on_nan,
-        compile=learner.compile,
-        validate_every=None if arguments.validate_every == "epoch" else arguments.validate_every,
-        keep=arguments.keep,
-        monitor=f"{next(iter(data.valid))}/loss" if data.valid else None,
-    )
-    supervised = None if has_own_step else Supervised(model, loss_on_device(learner.loss, device))
-    reduce = "sum" if supervised is not None and supervised.sums else "mean"
+    given = {
+        **vars(learner),
+        **vars(arguments),
+        "validate_every": None if arguments.validate_every == "epoch" else arguments.validate_every,
+        "monitor": monitor,
+        "mode": mode or "min",
+        "frozen": (arguments.checkpoint_settings or Checkpoint()).frozen,
+    }
+    settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
+    reduce = "sum" if steps.train is None and steps.split.sums else "mean"
     ranks = RankSync(world, split, model_is_distributed=is_distributed(model), agree=not dry)
-    if ranks.agrees:
+    if settings.micro_batch == "auto" and ranks.model_is_distributed:
+        raise InvalidArgument(
+            'micro_batch="auto" can\'t be used with a model that is distributed over processes: its forward pass is a '
+            "message between them, which one that runs out of memory can't repeat alone. Give a number"
+        )
+    if ranks.must_agree:
         requests.pending = {}
     state = TrainState(
         model=model,
-        loss=supervised.loss if supervised is not None and isinstance(supervised.loss, nn.Module) else None,
+        loss=loss if isinstance(loss, nn.Module) else None,
+        trained=trained,
         optimizer=optimizer,
         totals=RunningTotals(
-            _metrics_of_phase(metrics, "train"),
+            metrics_of_phase(metrics, "train"),
             device,
             # CUDA graphs and compiled programs add to tensors that stay where they are.
             in_place=device.type == "cuda" or settings.compile,
@@ -137,9 +189,8 @@ def prepare(
         ),
         ctx=ctx,
         hooks=hooks,
-        train=data.train,
-        valid=data.valid,
-        reduce=reduce,
+        train=train,
+        valid=valid,
         ema=ema,
         loss_scale=LossScale() if learner.precision == "fp16" else None,
         gradient_norms={each: each.init(device) for each in metrics if isinstance(each, GradientNorm)},
@@ -148,23 +199,23 @@ def prepare(
     step = TrainStep(
         settings=settings,
         state=state,
-        supervised=supervised,
+        steps=steps,
         device=device,
         hooks=hooks,
         ctx=ctx,
         ranks=ranks,
-        reducer=make_reducer(model, split, parallel, reduce),
-        constant_rates=not learner.compile and _is_constant(learner.lr) and not hooks.has("on_train_batch_begin"),
+        reducer=make_reducer(trained, split, parallel, reduce),
+        records_rates=not learner.compile and is_constant(learner.lr) and not hooks.has("on_train_batch_begin"),
     )
     fit = Fit(
         settings=settings,
         device=device,
-        train=data.train,
-        valid=data.valid,
+        train=train,
+        valid=valid,
         state=state,
         step=step,
         learning_rates=learning_rates,
-        valid_metrics=_metrics_of_phase(metrics, "valid"),
+        valid_metrics=metrics_of_phase(metrics, "valid"),
         meters=[metric for metric in metrics if isinstance(metric, Meter)],
         hooks=hooks,
         ctx=ctx,
@@ -172,15 +223,68 @@ def prepare(
         ranks=ranks,
         parallel=parallel,
         recorder=Recorder(ctx, reports=world.is_first, ranks=split.size),
-        signals=StopSignals(ctx, requests),
+        signals=signals,
+        recomputed=recomputed,
     )
-    state.identity = identity_of(fit, learner)
-    if ranks.agrees:
+    signals.attach(ctx, requests)
+    state.identity = identity_of(fit, learner, lr)
+    if ranks.must_agree:
         check_ranks_agree(world, lambda: describe_training(fit))
     fit.plan = plan_fit(fit) if dry else agree_on_plan(fit, plan_fit(fit))
-    fit.description = [*describe_plan(fit, learner), *data.notes, *describe_ranks(fit)]
+    fit.description = [*describe_plan(fit, learner), *describe_rates(lr, planned), *data.notes, *describe_ranks(fit)]
     # Shards stay where they are.
-    return Prepared(fit, home=device if is_sharded(model) else home)
+    return Prepared(fit, home=device if is_sharded(model) else home, metrics=known, given_lr=learner.lr, lr=lr)
+
+
+def _check_steps(model: nn.Module, learner: "Learner", arguments: FitArguments) -> None:
+    """Raises for a loss or a step that would not be used, and for steps of other libraries."""
+    name = type(model).__name__
+    needs_valid = arguments.valid is not None and learner.valid_step is None
+    for other, own, is_needed in (
+        ("training_step", "train_step", learner.step is None),
+        ("validation_step", "valid_step", needs_valid),
+        ("test_step", "valid_step", needs_valid and _has_step(model, "train_step")),
+    ):
+        if is_needed and _has_step(model, other) and not _has_step(model, own):
+            raise InvalidArgument(
+                f"{name} has a {other}, and stoker calls {own}(batch): rename it, or define {own} as well. It gets the "
+                "batch only, and returns the loss or an output with a .loss. Or give a function: "
+                f"Learner({'step' if own == 'train_step' else own}=fn), fn(model, batch)"
+            )
+    if learner.step is not None:
+        step = "step="
+    elif _has_step(model, "train_step"):
+        step = f"{name}.train_step"
+    else:
+        step = "" if learner.loss is not None else f"{name}.forward"
+    if step == f"{name}.forward" and isinstance(arguments.train, tuple | Mapping):
+        OwnForward(model, warn=lambda text: None).arguments(arguments.train)  # columns: raises now if they do not match
+    if step and learner.loss is not None:
+        raise InvalidArgument(
+            f"{step} computes the loss, so loss= would not be used: leave it out, or remove the "
+            f"{step.rpartition('.')[2].removesuffix('=')}"
+        )
+    if step and not (learner.inputs is learner.target is learner.weight is None):
+        raise InvalidArgument(
+            f"inputs=, target= and weight= name the columns for a loss function, but {step} computes the loss, and "
+            "reads the batch itself"
+        )
+
+
+def _has_step(model: nn.Module, name: str) -> bool:
+    """Whether a model has a method of this name that is not one of Lightning's, which do nothing."""
+    method = getattr(model, name, None)
+    return callable(method) and str(getattr(method, "__module__", "")).split(".")[0] not in _LIGHTNING
+
+
+def find_recomputed_modules(learner: "Learner", model: nn.Module, parallel: Parallel) -> list[nn.Module]:
+    """The modules that `Learner(recompute=)` or `Parallel(recompute=)` selects."""
+    if learner.recompute is not None and parallel.recompute:
+        raise InvalidArgument("recompute is given to Learner and to Parallel: leave it out of Parallel")
+    if parallel.recompute is True:
+        return find_blocks(model, parallel.wrap)
+    wanted = learner.recompute if learner.recompute is not None else parallel.recompute
+    return find_recomputed(model, wanted) if wanted else []
 
 
 def _choose_seed(learner: "Learner", seed: int | None, world: World) -> int:
@@ -189,24 +293,12 @@ def _choose_seed(learner: "Learner", seed: int | None, world: World) -> int:
         return learner.seed
     # Also drawn if it is not used: the random weights of the model are drawn after it.
     drawn = int(torch.randint(2**31, ()).item())
-    seed = drawn if seed is None else seed
-    return seed if world.size == 1 else world.broadcast_object(seed)
-
-
-def _has_own_step(model: nn.Module, learner: "Learner") -> bool:
-    has_own_step = callable(getattr(model, "train_step", None))
-    if learner.loss is None and not has_own_step:
-        raise InvalidArgument(
-            f"{type(model).__name__} has no loss: give Learner(loss=nn.MSELoss()) or any other function of "
-            "(predictions, targets), or give the model a train_step(batch) that returns the loss"
-        )
-    return has_own_step
+    return world.broadcast_object(drawn if seed is None else seed)
 
 
 def make_metrics(metrics: Sequence[Any]) -> list[Metric | Meter]:
     """Converts metrics and checks their names; the loss is always measured, so `Loss` is left out."""
-    found = [metric if isinstance(metric, Meter) else as_metric(metric) for metric in metrics]
-    found = [metric for metric in found if not isinstance(metric, Loss)]
+    found = [metric for metric in as_metrics(metrics) if not isinstance(metric, Loss)]
     names = [metric.name for metric in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -214,27 +306,9 @@ def make_metrics(metrics: Sequence[Any]) -> list[Metric | Meter]:
     return found
 
 
-def _metrics_of_phase(metrics: Sequence[Metric | Meter], phase: str) -> list[Metric]:
+def metrics_of_phase(metrics: Sequence[Metric | Meter], phase: str) -> list[Metric]:
+    """The metrics that are measured in training or in validation."""
     return [metric for metric in metrics if not isinstance(metric, Meter) and metric.on in (phase, "both")]
-
-
-def _is_constant(lr: Any) -> bool:
-    return all(isinstance(rate, int | float) for rate in (lr.values() if isinstance(lr, Mapping) else (lr,)))
-
-
-def make_learning_rates(lr: Any, model: nn.Module) -> Callable[[int, float], Any]:
-    """Returns a function (update, scale) → the learning rate of that update, or one for each selector."""
-    for rate in lr.values() if isinstance(lr, Mapping) else (lr,):
-        if isinstance(rate, int | float) and not 0 <= rate < math.inf:
-            raise InvalidArgument(f"a learning rate is at least 0 and finite, got lr={lr!r}")
-    if not isinstance(lr, Mapping):
-        schedule = as_schedule(lr)
-        if isinstance(lr, int | float):
-            return lambda update, scale: lr if scale == 1.0 else lr * scale
-        return lambda update, scale: schedule(update) * scale
-    assign(lr, named_parameters(model), model)  # a selector that matches nothing raises now, not at the first step
-    schedules = {selector: as_schedule(rate) for selector, rate in lr.items()}
-    return lambda update, scale: {selector: rate(update) * scale for selector, rate in schedules.items()}
 
 
 def choose_fused(optimizer: Any, model: nn.Module, device: torch.device, *, compile: bool = False) -> Any:
@@ -297,8 +371,31 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def loss_on_device(loss: Any, device: torch.device) -> Any:
-    """A copy of the loss on the device if it has buffers (class weights); otherwise the loss itself."""
-    if isinstance(loss, nn.Module) and device.type != "cpu" and any(True for _ in loss.buffers()):
-        return copy.deepcopy(loss).to(device)
-    return loss
+def make_loss(learner: "Learner", model: nn.Module) -> Any:
+    """The loss of a fit: used in place like the model; or, if every fit creates its model, a copy for every fit."""
+    loss = learner.loss
+    has_tensors = isinstance(loss, nn.Module) and any(True for _ in (*loss.parameters(), *loss.buffers()))
+    return copy.deepcopy(loss) if has_tensors and model is not learner.model else loss
+
+
+def make_steps(learner: "Learner", model: nn.Module, loss: Any, warn: Callable[[str], None] = warnings.warn) -> Steps:
+    """How the loss is computed: by a loss function, a step of the learner or the model, or the model's `forward`."""
+    split = Supervised(model, loss, inputs=learner.inputs, target=learner.target, weight=learner.weight)
+
+    def find(function: Any, argument: str, method: str) -> StepFunction | None:
+        if function is not None:
+            return StepFunction(function, getattr(function, "__name__", argument), warn)
+        if not _has_step(model, method):
+            return None
+        name = f"{type(model).__name__}.{method}"
+        try:
+            inspect.signature(getattr(model, method)).bind(None)
+        except TypeError as error:
+            raise InvalidArgument(f"{name} is called with the batch only: {name}(batch) ({error})") from None
+        return StepFunction(method, name, warn)
+
+    train = find(learner.step, "step", "train_step")
+    if train is None and loss is None:
+        train = OwnForward(model, warn)
+    valid = find(learner.valid_step, "valid_step", "valid_step")
+    return Steps(split, train, valid, find(learner.predict_step, "predict_step", "predict_step"))

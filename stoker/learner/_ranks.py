@@ -1,8 +1,7 @@
 """Several processes: the model on every rank, a check that all run the same training, and the plan in words."""
 
-import copy
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from stoker._tree import named_leaves
-from stoker.callbacks import CSV, Callback, Tracker
-from stoker.data import Loader
+from stoker.data import Combination, Loader
 from stoker.distributed import Parallel, World, data_world, find_blocks, is_distributed, is_sharded, shard_model
-from stoker.engine import EMA, Fit, length_of, seed_rng
+from stoker.engine import EMA, Fit, ModelWithLoss, length_of, seed_rng
 from stoker.errors import InvalidArgument
 from stoker.gradients import GradientReducer
 from stoker.learner._arguments import FitArguments
+from stoker.learner._describe import loaders_of
+from stoker.steps import clone_model
 
 if TYPE_CHECKING:
     from stoker.learner._learner import Learner
 
-_ONLY_ON_RANK_ZERO = (CSV, Tracker)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _MAY_DIFFER = ("structure", "threads")  # between ranks: a repr may contain a device
 _MAX_LENGTH = 200  # characters of a value in an error message
@@ -35,16 +34,21 @@ def distribute_model(
 
     A model that is already distributed stays as it is. With `dry`, nothing is sent or sharded.
     """
+    if isinstance(model, ModelWithLoss) and (parallel.mode == "fsdp" or is_distributed(model.model)):
+        raise InvalidArgument(
+            "the loss has parameters, and those of a loss are not sharded with the model: make the loss a part of the "
+            'model, which computes it in a train_step, freeze its parameters, or use parallel="ddp"'
+        )
     if not (dry or is_distributed(model)):
         world.broadcast([*model.parameters(), *model.buffers()])
     if dry or is_sharded(model) or parallel.mode != "fsdp":
         return None if ema is None else EMA(model, ema)
-    twin = None if ema is None else copy.deepcopy(model)  # a sharded model cannot be copied
+    averaged = None if ema is None else clone_model(model)  # a sharded model cannot be copied
     shard_model(model, parallel, world)
-    if ema is None or twin is None:
+    if ema is None or averaged is None:
         return None
-    shard_model(twin, parallel, world)
-    return EMA(model, ema, twin)
+    shard_model(averaged, parallel, world)
+    return EMA(model, ema, averaged)
 
 
 def find_split(world: World, parallel: Parallel, *, dry: bool = False) -> World:
@@ -61,26 +65,20 @@ def find_split(world: World, parallel: Parallel, *, dry: bool = False) -> World:
 def make_reducer(
     model: nn.Module, split: World, parallel: Parallel, reduce: Literal["mean", "sum"]
 ) -> GradientReducer | None:
-    """Creates what sums gradients over ranks; None for one rank whose model is not sharded."""
+    """Creates what sums gradients over ranks; None for one rank whose model is not sharded.
+
+    The mode says who reduces: stoker through DDP, stoker with gradients as values (the layers of the model are split
+    over ranks), or the model itself because it is sharded or wrapped ("fsdp").
+    """
     if split.size == 1 and not is_sharded(model):
         return None
-    return GradientReducer(model, split, mode=_reduction_mode(model), reduce=reduce, bucket_mb=parallel.bucket_mb)
-
-
-def _reduction_mode(model: nn.Module) -> Literal["ddp", "values", "fsdp"]:
-    """Who reduces the gradients: stoker, or the model itself because it is sharded or wrapped ("fsdp").
-
-    "values": the layers of the model are split over ranks, so stoker reduces the gradients as values.
-    """
-    if is_sharded(model) or not is_distributed(model):
-        return "fsdp" if is_sharded(model) else "ddp"
-    is_split = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
-    return "values" if is_split else "fsdp"
-
-
-def callbacks_of_rank(callbacks: Sequence[Callback], world: World) -> Sequence[Callback]:
-    """The callbacks of this rank; those that write the run's metrics somewhere run on rank 0 only."""
-    return callbacks if world.is_first else [each for each in callbacks if not isinstance(each, _ONLY_ON_RANK_ZERO)]
+    if is_sharded(model):
+        mode = "fsdp"
+    elif not is_distributed(model):
+        mode = "ddp"
+    else:
+        mode = "values" if any(hasattr(each, "device_mesh") for each in model.parameters()) else "fsdp"
+    return GradientReducer(model, split, mode=mode, reduce=reduce, bucket_mb=parallel.bucket_mb)
 
 
 def check_ranks_agree(world: World, describe: Callable[[], Mapping[str, Any]]) -> None:
@@ -100,40 +98,59 @@ def check_ranks_agree(world: World, describe: Callable[[], Mapping[str, Any]]) -
 
 def describe_arguments(learner: "Learner", arguments: FitArguments, parallel: Parallel) -> dict[str, Any]:
     """What ranks compare before anything is created: these arguments determine what they do together."""
-    names = ("run", "epochs", "updates", "minutes", "validate_every", "keep")
     saving = arguments.checkpoint_settings
-    found = {name: getattr(arguments, name) for name in names}
-    found |= {"resume": arguments.should_resume, "valid": arguments.valid is not None}
-    found["checkpoint"] = None if saving is None else saving.replace(deadline=None)  # each rank has its own clock
-    found |= {"seed": learner.seed, "ema": learner.ema}
-    settings = {each.name: getattr(parallel, each.name) for each in fields(parallel) if each.name != "mesh"}
-    return found | {f"parallel.{name}": value for name, value in settings.items()}
+    return {
+        **{
+            name: getattr(arguments, name)
+            for name in ("run", "epochs", "updates", "minutes", "validate_every", "keep", "monitor", "mode")
+        },
+        "resume": arguments.should_resume,
+        "valid": arguments.valid is not None,
+        "checkpoint": None if saving is None else saving.replace(deadline=None),  # each rank has its own clock
+        "seed": learner.seed,
+        "ema": learner.ema,
+        **{f"parallel.{each.name}": getattr(parallel, each.name) for each in fields(parallel) if each.name != "mesh"},
+    }
+
+
+def share_loader(loader: Loader, split: World) -> Loader:
+    """This rank's share of a loader; if every rank has its own data, all get as many batches as the longest has."""
+    own = loader.shared(split.rank, split.size)
+    if split.size == 1 or not own.sharded:
+        return own
+    lengths = split.all_gather(length_of(own))
+    if None not in lengths:
+        return own.padded(max(lengths))
+    if any(length is not None for length in lengths):
+        raise InvalidArgument(f"only some ranks know how many batches they have: {lengths}; give all of them a __len__")
+    return own
 
 
 def describe_training(fit: Fit) -> dict[str, Any]:
     """What ranks compare before the first batch: everything that a resumed run is compared by, and some samples."""
     identity = fit.state.identity
-    known = {**identity["fixed"], **identity["free"], **identity["limits"]}
-    loaders: dict[str, Loader] = {"train": fit.train, **fit.valid}
-    sums = {f"the samples of {name}": checksum_samples(each) for name, each in loaders.items()}
-    return {name: value for name, value in known.items() if name not in _MAY_DIFFER} | {
-        name: value for name, value in sums.items() if value is not None
+    settings = {**identity["fixed"], **identity["free"], **identity["limits"]}
+    checksums = {f"the samples of {name}": _checksum_samples(loader) for name, loader in loaders_of(fit).items()}
+    return {name: value for name, value in settings.items() if name not in _MAY_DIFFER} | {
+        name: value for name, value in checksums.items() if value is not None
     }
 
 
-def checksum_samples(loader: Loader) -> str | None:
+def _checksum_samples(loader: Loader) -> str | None:
     """A checksum of the first, the middle and the last sample, before any transform.
 
     None if that says nothing: for a stream or a DataLoader, if workers read the samples (this process may be unable
     to), and if samples differ every time.
     """
-    if loader.batch_size is None or loader.workers or length_of(loader) is None:
+    is_one_source = not isinstance(loader.source, Combination) and not loader.sharded
+    if loader.batch_size is None or loader.workers or length_of(loader) is None or not is_one_source:
         return None
-    last, single = loader.samples - 1, Loader(loader.source, batch_size=1, batcher=loader.batcher)
+    last = loader.samples - 1
+    single = Loader(loader.source, batch_size=1, batcher=loader.batcher)
 
     def read() -> int:
         with seed_rng(0):  # random samples are then the same on every rank
-            samples = [next(iter(single.at(epoch=0, batch=place).raw())) for place in sorted({0, last // 2, last})]
+            samples = [next(iter(single.at(epoch=0, batch=number).raw())) for number in sorted({0, last // 2, last})]
         leaves = [(name, _checksum(leaf)) for sample in samples for name, leaf in named_leaves(sample)]
         return zlib.crc32(repr(leaves).encode())
 
@@ -159,7 +176,7 @@ def _shorten(text: str | None) -> str:
 
 def describe_ranks(fit: Fit) -> Iterator[str]:
     """The lines of the plan about several processes."""
-    world, split, parallel, model = fit.ranks.world, fit.ranks.split, fit.parallel, fit.state.model
+    world, split, parallel, model = fit.ranks.world, fit.ranks.data_world, fit.parallel, fit.state.model
     if fit.step.reducer is None and world.size == 1 and parallel.mode != "fsdp":
         return
     processes = "1 process" if world.size == 1 else f"{world.size} processes"
@@ -169,9 +186,9 @@ def describe_ranks(fit: Fit) -> Iterator[str]:
         yield f"sharding   FSDP2{blocks}: each rank has 1/{split.size} of weights, gradients and optimizer state"
     elif fit.ranks.model_is_distributed:
         yield "gradients  reduced by the model, which is already distributed"
-    elif fit.settings.accumulate > 1:
+    elif fit.step.sums_on_each_rank:
         yield "gradients  accumulated on each rank, and summed over the ranks once per update"
-    elif fit.plan.mode == "gradient":
+    elif fit.plan.mode == "compiled_backward":
         yield "gradients  summed over the ranks after the backward pass, which is compiled; weighted by samples"
     else:
         yield "gradients  summed over the ranks by DDP during the backward pass; weighted by samples, not by ranks"
@@ -185,7 +202,6 @@ def describe_ranks(fit: Fit) -> Iterator[str]:
         yield "buffers    those of rank 0 are broadcast before each forward pass in training"
     if any(isinstance(module, nn.modules.dropout._DropoutNd) for module in modules):
         yield "dropout    differs between ranks, so the results depend on their number"
-    loaders: dict[str, Loader] = {"train": fit.train, **fit.valid}
-    for name, loader in loaders.items():
+    for name, loader in loaders_of(fit).items():
         if (note := loader.sharing_note) is not None:
             yield f"{name:<10} {note}"

@@ -1,52 +1,34 @@
-"""Resuming a run: its newest complete checkpoint, whether the settings are the same, and its record."""
+"""Run directories: creates or opens them, and loads the newest complete checkpoint if the settings are the same."""
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
 
 from stoker.checkpoint import Found, Saved, Saver, Store, model_state
 from stoker.distributed import World, is_sharded, run_on_rank_zero
 from stoker.engine import Checkpointer, Ending, Fit, upgrade_state, use_best_weights
-from stoker.errors import BadFile, NoSuchMetric, StateMismatch, did_you_mean
+from stoker.errors import BadFile, StateMismatch, StokerError
 from stoker.learner._arguments import FitArguments
-from stoker.learner._describe import (
-    facts_of,
-    has_other_data,
-    has_other_metrics,
-    has_other_parameters,
-    list_changes,
-    resume_warnings,
-)
+from stoker.learner._describe import facts_of, limits_of, list_changes
 from stoker.learner._prepare import Prepared
 from stoker.record import Control, Event, Record, Run
 
 _ALONE = World()
 _FOLDER = "checkpoints"
 _MARGIN = 15.0  # seconds that an orderly end takes besides saving
-
-
-class LoadedState(NamedTuple):
-    """A checkpoint that was loaded into a fit; `changes` are the settings that differ."""
-
-    state: Mapping[str, Any]
-    changes: list[str]
-    warnings: list[str]
-
-
-class OpenedRun(NamedTuple):
-    """A run that this process writes to; `found` is the checkpoint it resumes from, None for a new run."""
-
-    run: Run
-    found: Found | None
-    warnings: list[str]
+_BATCHES = {"samples", "batches", "batch_size", "order", "generators", "seed", "accumulate"}  # settings they depend on
 
 
 def find_run(arguments: FitArguments, world: World = _ALONE) -> Run | None:
     """The existing run to resume, or None to start a new one."""
     if arguments.run is None or not arguments.should_resume:
         return None
-    exists = world.broadcast_object((arguments.directory / "run.json").exists())
+    exists = world.broadcast_object(os.path.exists(arguments.directory / "run.json"))  # False if it can't be known
     return Run.open(arguments.directory) if exists else None
 
 
@@ -61,43 +43,60 @@ def store_of(run: Run, world: World = _ALONE) -> Store:
     return Store(run.path / _FOLDER, run=run.id, world=world)
 
 
-def find_checkpoint(fit: Fit, store: Store, accepts: Callable[[Saved], bool] = lambda saved: True) -> Found:
+@contextmanager
+def explain_bad_state() -> Iterator[None]:
+    """Raises what unexpected values in a saved state cause as `BadFile`: somebody has changed it."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
+        if isinstance(error, StokerError | torch.OutOfMemoryError):
+            raise
+        raise BadFile(f"the saved state can't be loaded: {type(error).__name__}: {error}") from error
+
+
+@explain_bad_state()
+def _find_checkpoint(fit: Fit, run: Run, accepts: Callable[[Saved], bool] = lambda saved: True) -> Found:
     """The newest complete checkpoint, with the state that this rank continues from."""
     model = fit.state.model
-    found = store.newest(accepts, like=model if is_sharded(model) else None)
+    found = store_of(run, fit.ranks.world).newest(accepts, like=model if is_sharded(model) else None)
     if found.saved is None:
         return found
     state = fit.ranks.own_state(upgrade_state(found.state), fit.state, fit.state.totals.metrics)
     return found._replace(state=state)
 
 
+# --- a finished run
+
+
 def load_finished(prepared: Prepared, run: Run, arguments: FitArguments) -> list[str] | None:
     """Loads the result of a finished run and returns warnings; returns None if the run is not finished."""
     fit = prepared.fit
-    store = store_of(run, fit.ranks.world)
-    if not any(saved.ended is not None for saved in store.saved()[-1:]):
+    last = store_of(run, fit.ranks.world).saved()[-1:]
+    if not last or last[0].ended is None:
         return None
-    found = find_checkpoint(fit, store)
+    found = _find_checkpoint(fit, run)
     if found.saved is None or not is_finished(fit, found):
         return None
-    loaded = load_state(fit, found.state, force=arguments.should_resume == "force")
+    state, changes, warnings = _load_state(fit, found.state, force=arguments.should_resume == "force")
     fit.ctx.stopping = found.saved.ended
-    run_on_rank_zero(fit.ranks.world, lambda: _complete_end(fit, run, store_of(run)))
+    run_on_rank_zero(fit.ranks.world, lambda: _complete_end(fit, run))
     fit.ctx.record = Record.open(run.path)
     last_weights = use_best_weights(fit)
     # For `continue_`; the rest of the state, which may be large, is freed.
-    prepared.resumed = {name: found.state[name] for name in ("callbacks", "random")}
-    prepared.ending = Ending(last_weights, found.state["random"], found.state["progress"]["seconds"])
-    checkpoint = found._replace(state={})
-    prepared.reopen = lambda: _reopen(prepared, arguments, checkpoint)
-    return [*(f"{change}; the result is that of the old setting" for change in loaded.changes), *loaded.warnings]
+    prepared.resumed = {name: state[name] for name in ("callbacks", "random")}
+    prepared.ending = Ending(last_weights, state["random"], state["progress"]["seconds"])
+    identity = {"identity": state["identity"]}
+    prepared.reopen = partial(_reopen, prepared, arguments, found.saved.name, identity)
+    warnings += [f"a checkpoint was skipped: {problem}" for problem in found.problems]
+    return [*(f"{change}; the result is that of the old setting" for change in changes), *warnings]
 
 
+@explain_bad_state()
 def is_finished(fit: Fit, found: Found) -> bool:
     """Whether a checkpoint is the result of a fit, and the present limits do not ask for more."""
     if found.saved is None or found.saved.ended is None:
         return False
-    progress, limits = found.state["progress"], fit.state.identity["limits"]
+    progress, limits = found.state["progress"], limits_of(fit)
     if limits == found.state["identity"]["limits"]:
         return True
     epochs = progress["epoch"] - (0 if found.saved.resumable else 1)  # the last one was cut short
@@ -105,8 +104,9 @@ def is_finished(fit: Fit, found: Found) -> bool:
     return any(limit is not None and done[name] >= limit for name, limit in limits.items())
 
 
-def _complete_end(fit: Fit, run: Run, store: Store) -> None:
+def _complete_end(fit: Fit, run: Run) -> None:
     """Does what a kill in its last moments kept a run from doing: its last events, and the end of a deletion."""
+    store = store_of(run)
     lacks_end = run.record.summary()["state"] == "running"
     if run.writer is not None or not (lacks_end or store.has_leftovers):
         return
@@ -118,42 +118,49 @@ def _complete_end(fit: Fit, run: Run, store: Store) -> None:
     reopened.close()
 
 
-def _reopen(prepared: Prepared, arguments: FitArguments, found: Found) -> Run:
+def _reopen(prepared: Prepared, arguments: FitArguments, checkpoint: str, state: Mapping[str, Any]) -> Run:
     """Opens a finished run for writing."""
     fit = prepared.fit
     run = _open_on_all_ranks(fit, arguments, Run.resume)
     fit.ctx.record = run.record
+    for text in _drop_other_best(fit, state):
+        fit.ctx.warn(text)
     prepared.reopen = None
-    _set_up_checkpoints(fit, arguments, OpenedRun(run, found, []))
+    _set_up_checkpoints(fit, arguments, run, checkpoint)
     return run
 
 
-def open_run(prepared: Prepared, arguments: FitArguments, *, resume: bool) -> OpenedRun:
-    """Creates or resumes the run directory, and loads the newest complete checkpoint into the fit."""
+# --- a new run, or one that continues
+
+
+def open_run(prepared: Prepared, arguments: FitArguments, *, resume: bool) -> tuple[Run, Callable[[], None]]:
+    """Creates or resumes the run directory, and loads the newest complete checkpoint into the fit.
+
+    Also returns a function that cuts the record back to the checkpoint, to be called when everything else is ready.
+    """
     fit = prepared.fit
-    run = _open_on_all_ranks(fit, arguments, Run.resume if resume else _creator(arguments))
-    found, warnings = None, list[str]()
     force = arguments.should_resume == "force"
+    run = _open_on_all_ranks(fit, arguments, Run.resume if resume else partial(_create, arguments))
+    found = None
+    warnings: list[str] = []
     try:
         if resume:
-            found = find_checkpoint(fit, store_of(run, fit.ranks.world), lambda saved: saved.resumable)
+            found = _find_checkpoint(fit, run, lambda saved: saved.resumable)
             if found.saved is not None:
-                loaded = load_state(fit, found.state, force=force)
-                warnings = [f"{change}; the run continues with the new setting" for change in loaded.changes]
-                warnings += loaded.warnings
-                prepared.resumed = loaded.state
+                prepared.resumed, changes, notes = _load_state(fit, found.state, force=force)
+                warnings = [f"{change}; the run continues with the new setting" for change in changes] + notes
+                warnings += _drop_other_best(fit, found.state)
             elif found.problems and not force:
                 problems = "\n  ".join([f"no checkpoint in {str(run.path / _FOLDER)!r} is complete", *found.problems])
                 raise BadFile(f'{problems}\nRestore one from a copy, or start again with resume="force"')
-        opened = OpenedRun(run, found, warnings)
         fit.ctx.record = run.record
         if fit.ranks.world.is_first:
             fit.recorder.update_facts, fit.recorder.control = run.update_facts, Control(run.path)
-        _set_up_checkpoints(fit, arguments, opened)
+        _set_up_checkpoints(fit, arguments, run, None if found is None or found.saved is None else found.saved.name)
     except BaseException:
         run.close()
         raise
-    return opened
+    return run, partial(_record_resume, fit, found, warnings)
 
 
 def _open_on_all_ranks(fit: Fit, arguments: FitArguments, open_: Callable[..., Run]) -> Run:
@@ -165,32 +172,27 @@ def _open_on_all_ranks(fit: Fit, arguments: FitArguments, open_: Callable[..., R
     return run
 
 
-def _creator(arguments: FitArguments) -> Callable[..., Run]:
-    """Returns a function that creates a run. A kill in its first moments may have left a directory without run.json."""
-    directory = arguments.directory
-    was_begun = arguments.should_resume and (directory / "events.jsonl").exists()
-
-    def create(*args: Any, **kwargs: Any) -> Run:
-        if was_begun and (problems := Store(directory / _FOLDER).newest(lambda saved: False).problems):
-            raise BadFile(
-                f"there are checkpoints in {str(directory)!r} ({problems[0]}), but its run.json, which identifies the "
-                "run, is missing: restore it, or choose another run directory"
-            )
-        return (Run.resume if was_begun else Run.create)(*args, **kwargs)
-
-    return create
+def _create(arguments: FitArguments, directory: Any, **contents: Any) -> Run:
+    """Creates a run. A kill in its first moments may have left a directory without run.json, which is used."""
+    if not (arguments.should_resume and os.path.exists(directory / "events.jsonl")):
+        return Run.create(directory, **contents)
+    if problems := Store(directory / _FOLDER).newest(lambda saved: False).problems:
+        raise BadFile(
+            f"there are checkpoints in {str(directory)!r} ({problems[0]}), but its run.json, which identifies the "
+            "run, is missing: restore it, or choose another run directory"
+        )
+    return Run.resume(directory, **contents)
 
 
-def _set_up_checkpoints(fit: Fit, arguments: FitArguments, opened: OpenedRun) -> None:
-    settings, store = arguments.checkpoint_settings, store_of(opened.run, fit.ranks.world)
+def _set_up_checkpoints(fit: Fit, arguments: FitArguments, run: Run, complete: str | None) -> None:
+    """Creates what saves the fit; `complete` names the checkpoint that was loaded, and newer ones are damaged."""
+    settings, store = arguments.checkpoint_settings, store_of(run, fit.ranks.world)
     if settings is None:
         return
-    _check_keep_best(fit, settings.keep_best)
     store.clean()
-    complete = None if opened.found is None or opened.found.saved is None else opened.found.saved.name
     names = [saved.name for saved in store.saved() if saved.resumable]
     damaged = names[names.index(complete) + 1 :] if complete in names else names
-    policy = settings.policy(fit.ctx.record.direction)
+    policy = settings.policy(fit.ctx.record.direction, fit.settings.monitor)
     saver = Saver(store, policy, background=settings.background, ignored=damaged)
     fit.checkpointer = Checkpointer(saver, fit.state, fit.ranks, fit.signals, fit.requests, is_timed=policy.uses_clock)
     fit.requests.can_save = True
@@ -198,82 +200,9 @@ def _set_up_checkpoints(fit: Fit, arguments: FitArguments, opened: OpenedRun) ->
     fit.signals.deadline = None if deadline is None else deadline - _MARGIN
 
 
-def _check_keep_best(fit: Fit, name: str | None) -> None:
-    """Raises now, and not after the first epoch, if no validation set has a metric of this name."""
-    if fit.step.supervised is None or name is None or name.partition("/")[0] not in fit.valid:
-        return
-    metrics = ["loss", *(metric.name for metric in fit.valid_metrics)]
-    known = [f"{each}/{metric}" for each in fit.valid for metric in metrics]
-    if not any(name == each or name.startswith(f"{each}/") for each in known):
-        raise NoSuchMetric(
-            f"keep_best={name!r}, but there is no such metric{did_you_mean(name, known) or '.'} "
-            f"The metrics are: {', '.join(known)}"
-        )
-
-
-def load_state(fit: Fit, state: Mapping[str, Any], *, force: bool) -> LoadedState:
-    """Loads a checkpoint into the fit; raises `StateMismatch` if the settings are not the same.
-
-    With `force`, seed, data, optimizer and precision may differ; parts that do not match start from scratch.
-    """
-    saved, own = state["identity"], fit.state.identity
-    changes = list_changes(saved["fixed"], own["fixed"])
-    if changes and not force:
-        can_force = not has_other_parameters(saved["fixed"], own["fixed"])
-        text = "\n  ".join(["the run was started with other settings", *changes])
-        advice = ', or continue anyway with resume="force"' if can_force else ""
-        raise StateMismatch(f"{text}\nUse the same settings, or another run directory{advice}")
-    warnings = resume_warnings(fit)
-    free_changes = list_changes(saved["free"], own["free"])
-    if changes:
-        state, notes = _replace_other_parts(fit, state)
-        warnings += notes
-    try:
-        fit.state.load_state_dict(state, fit.learning_rates)
-    except StateMismatch as error:
-        if not changes:
-            raise
-        raise StateMismatch(
-            f'{error}\nresume="force" cannot load the weights of another model: use the same model, or another run '
-            "directory"
-        ) from None
-    return LoadedState(state, [*changes, *free_changes], warnings)
-
-
-def _replace_other_parts(fit: Fit, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Replaces the parts of a state that do not match the present settings by new ones; also returns warnings."""
-    train = fit.state
-    warnings: list[str] = []
-    # Which parameters are frozen is a setting of the present model.
-    changed: dict[str, Any] = {"model": {**state["model"], "trainable": model_state(train.model)["trainable"]}}
-    saved, own = state["identity"]["fixed"], train.identity["fixed"]
-    new_optimizer = train.optimizer.state_dict()
-    try:
-        train.optimizer.load_state_dict(state["optimizer"])
-    except StateMismatch:
-        changed["optimizer"] = new_optimizer
-        warnings.append("the optimizer starts from scratch: the saved state is that of another optimizer")
-    if train.ema is not None and state["average"] is None:
-        changed["average"] = state["model"]
-    if train.loss_scale is not None and state["loss_scale"] is None:
-        changed["loss_scale"] = train.loss_scale.state_dict()
-    progress, is_inside_epoch = dict(state["progress"]), state["progress"]["stage"] == "train"
-    if has_other_data(saved, own):
-        changed["loader"] = {}
-    if is_inside_epoch and has_other_data(saved, own):
-        progress |= {"stage": "closed", "epoch": progress["epoch"] - 1, "batch": 0, "needs_validation": False}
-        changed |= {"accumulators": {}, "totals": train.totals.state_dict(), "gradient_norms": []}
-        warnings.append(f"epoch {progress['epoch'] + 1} starts again: its batches have changed")
-    elif has_other_metrics(saved, own):
-        changed |= {"totals": train.totals.state_dict(), "gradient_norms": []}
-        if is_inside_epoch:
-            warnings.append(f"the metrics of epoch {progress['epoch']} only include its batches from here on")
-    return {**state, **changed, "progress": progress}, warnings
-
-
-def record_resume(fit: Fit, opened: OpenedRun) -> None:
-    """Cuts the record back to the checkpoint, and adds warnings."""
-    found, record, ctx = opened.found, opened.run.record, fit.ctx
+def _record_resume(fit: Fit, found: Found | None, warnings: list[str]) -> None:
+    """Cuts the record back to the checkpoint, and adds warnings; `found` is None for a new run."""
+    record, ctx = fit.ctx.record, fit.ctx
     if found is None:
         if record.events:  # of a process that was killed before it had written run.json
             record.rewind(0, Event("resume", time.time(), extra={"checkpoint": None}))
@@ -290,5 +219,96 @@ def record_resume(fit: Fit, opened: OpenedRun) -> None:
         ctx.warn(f"a checkpoint was skipped: {problem}")
     if expected > existing:
         ctx.warn(f"events.jsonl lacks {expected - existing} events that it had at the checkpoint")
-    for text in opened.warnings:
+    for text in warnings:
         ctx.warn(text)
+
+
+# --- a state that was saved with other settings
+
+
+@explain_bad_state()
+def _load_state(fit: Fit, state: Mapping[str, Any], *, force: bool) -> tuple[Mapping[str, Any], list[str], list[str]]:
+    """Loads a checkpoint; returns the state that was loaded, the settings that differ, and warnings.
+
+    Raises `StateMismatch` if fixed settings differ. With `force`, seed, data, optimizer and precision may differ; parts
+    that do not match start from scratch.
+    """
+    saved, own = state["identity"], fit.state.identity
+    changes = list_changes(saved["fixed"], own["fixed"])
+    if changes and not force:
+        can_force = _without_frozen(saved["fixed"]) == _without_frozen(own["fixed"])
+        text = "\n  ".join(["the run was started with other settings", *changes])
+        advice = ', or continue anyway with resume="force"' if can_force else ""
+        raise StateMismatch(f"{text}\nUse the same settings, or another run directory{advice}")
+    warnings = _warn_about_shapes(fit)
+    if changes:
+        state, notes = _replace_other_parts(fit, state)
+        warnings += notes
+    try:
+        fit.state.load_state_dict(state, fit.learning_rates)
+    except StateMismatch as error:
+        if not changes:
+            raise
+        raise StateMismatch(
+            f'{error}\nresume="force" cannot load the weights of another model: use the same model, or another run '
+            "directory"
+        ) from None
+    return state, [*changes, *list_changes(saved["free"], own["free"])], warnings
+
+
+def _drop_other_best(fit: Fit, state: Mapping[str, Any]) -> list[str]:
+    """Forgets the best weights of a state if another metric chose them; returns a warning then."""
+    known, monitor, free = fit.ctx.best, fit.settings.monitor, state["identity"]["free"]
+    changed = list_changes(free, {"monitor": fit.state.identity["free"]["monitor"]})
+    if known is None or monitor is None or (known.name == monitor and not changed):
+        return []
+    fit.ctx.best, fit.state.best_weights = None, None
+    return [f"the best weights so far were chosen by {known.name} and are dropped: the best are chosen from here on"]
+
+
+def _without_frozen(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Names, shapes and dtypes of parameters: if they differ, not even `resume="force"` can load them."""
+    model = settings.get("model")
+    return {name: kind.removesuffix(", frozen") for name, kind in model.items()} if isinstance(model, Mapping) else {}
+
+
+def _warn_about_shapes(fit: Fit) -> list[str]:
+    """Warns about a model whose code depends on what the process has done before."""
+    contexts = [getattr(module, "dynamo_ctx", None) for module in fit.state.model.modules()]
+    if not any(context is not None and getattr(context, "_dynamic", False) is None for context in contexts):
+        return []
+    return [
+        "the model is compiled, and its code may depend on the shapes that a process has seen before; with "
+        "torch.compile(..., dynamic=False) every process has the same code, and so the same bits"
+    ]
+
+
+def _replace_other_parts(fit: Fit, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """Replaces the parts of a state that do not match the present settings by new ones; also returns warnings."""
+    train = fit.state
+    saved, own = state["identity"]["fixed"], train.identity["fixed"]
+    changed = {name for name in own if saved.get(name) != own[name]}
+    warnings: list[str] = []
+    # Which parameters are frozen is a setting of the present model.
+    parts: dict[str, Any] = {"model": {**state["model"], "trainable": model_state(train.model)["trainable"]}}
+    new_optimizer = train.optimizer.state_dict()
+    try:
+        train.optimizer.load_state_dict(state["optimizer"])
+    except StateMismatch:
+        parts["optimizer"] = new_optimizer
+        warnings.append("the optimizer starts from scratch: the saved state is that of another optimizer")
+    if train.loss_scale is not None and state["loss_scale"] is None:
+        parts["loss_scale"] = train.loss_scale.state_dict()
+    progress = dict(state["progress"])
+    is_inside_epoch = progress["stage"] == "train"
+    if changed & _BATCHES:
+        parts["loader"] = {}
+    if is_inside_epoch and changed & _BATCHES:
+        progress |= {"stage": "closed", "epoch": progress["epoch"] - 1, "batch": 0, "needs_validation": False}
+        parts |= {"accumulators": {}, "totals": train.totals.state_dict(), "gradient_norms": []}
+        warnings.append(f"epoch {progress['epoch'] + 1} starts again: its batches have changed")
+    elif "metrics" in changed:
+        parts |= {"totals": train.totals.state_dict(), "gradient_norms": []}
+        if is_inside_epoch:
+            warnings.append(f"the metrics of epoch {progress['epoch']} only include its batches from here on")
+    return {**state, **parts, "progress": progress}, warnings

@@ -14,7 +14,7 @@ a state that is passed in and returned. A `Meter` reads numbers about the traini
 0.667
 """
 
-from stoker.metrics._adapters import as_metric
+from stoker.metrics._adapters import as_metric, as_metrics
 from stoker.metrics._classification import (
     Accuracy,
     ConfusionMatrix,
@@ -42,7 +42,7 @@ from stoker.metrics._meters import (
     Throughput,
 )
 from stoker.metrics._metric import Metric, State, Value, flatten_value
-from stoker.metrics._outputs import weight_of
+from stoker.metrics._outputs import takes_probabilities, weight_of
 from stoker.metrics._ranking import AUROC, AveragePrecision
 from stoker.metrics._text import ErrorRate, Perplexity
 
@@ -81,7 +81,9 @@ __all__ = [
     "TopKAccuracy",
     "Value",
     "as_metric",
+    "as_metrics",
     "flatten_value",
     "of",
+    "takes_probabilities",
     "weight_of",
 ]

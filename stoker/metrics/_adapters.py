@@ -2,23 +2,49 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from stoker._tree import map_tensors
 from stoker.errors import InvalidArgument, WrongType, did_you_mean
 from stoker.metrics._meters import Meter
 from stoker.metrics._metric import Direction, Metric, State, Value, to_snake_case
-from stoker.metrics._outputs import read_pair
+from stoker.metrics._outputs import has_classes_last, read_pair
 
 _CONTRACT = ("name", "direction", "unit", "on", "init", "update", "merge", "compute")
 
 
-def as_metric(given: Any) -> Metric | Meter:
+def as_metrics(given: Iterable[Any]) -> list[Metric | Meter]:
+    """What `Learner(metrics=...)` takes: metrics, meters, and metrics of torchmetrics, also as a `MetricCollection`.
+
+    >>> from stoker import metrics
+    >>> [metric.name for metric in as_metrics([metrics.Accuracy(), metrics.Throughput()])]
+    ['accuracy', 'samples_per_second']
+    """
+    if _is_collection(given):
+        return [_adapt(metric, name=name) for name, metric in cast(Any, given).items()]
+    return [metric for each in given for metric in (as_metrics(each) if _is_collection(each) else [as_metric(each)])]
+
+
+def _is_collection(given: Any) -> bool:
+    return type(given).__name__ == "MetricCollection" and type(given).__module__.startswith("torchmetrics")
+
+
+def as_metric(
+    given: Any,
+    *,
+    name: str | None = None,
+    on: Literal["train", "valid", "both"] | None = None,
+    of: str | None = None,
+) -> Metric | Meter:
     """Returns a metric or meter as it is and a `torchmetrics.Metric` in an adapter; raises for anything else.
+
+    `name`, `on` and `of` are those of `Metric`: `as_metric(torchmetrics.classification.BinaryF1Score(), of="even")`.
 
     >>> from stoker import metrics
     >>> as_metric(metrics.Accuracy).name
@@ -27,12 +53,18 @@ def as_metric(given: Any) -> Metric | Meter:
     """
     if isinstance(given, type):
         raise WrongType(f"a metric is an object, but {given.__name__} is a class: write {given.__name__}()")
-    if isinstance(given, Metric | Meter):
-        return given
+    fields: dict[str, Any] = {"name": name, "on": on, "of": of}
+    fields = {key: value for key, value in fields.items() if value is not None}
     if any(each.__module__.startswith("torchmetrics") and each.__name__ == "Metric" for each in type(given).__mro__):
-        return _adapt(given)
-    if type(given).__name__ == "MetricCollection":
-        raise WrongType("expected single metrics, got a MetricCollection: write metrics=[*collection.values()]")
+        return _adapt(given, **fields)
+    if isinstance(given, Metric):
+        return given.replace(**fields) if fields else given
+    if fields:
+        raise WrongType(f"as_metric sets {', '.join(fields)} of a Metric or a torchmetrics.Metric, got {given!r}")
+    if isinstance(given, Meter):
+        return given
+    if _is_collection(given):
+        raise WrongType("a MetricCollection is several metrics: write metrics=collection, or use as_metrics")
     if isinstance(given, str):
         from stoker import metrics  # it imports this module
 
@@ -41,6 +73,8 @@ def as_metric(given: Any) -> Metric | Meter:
         raise WrongType(f"a metric is an object, not the name {given!r}{advice}")
     missing = [name for name in _CONTRACT if not hasattr(given, name)]
     if not missing:
+        if given.on not in ("train", "valid", "both"):
+            raise InvalidArgument(f'{given.name}.on is {given.on!r}; expected "train", "valid" or "both"')
         return cast(Metric, given)
     if inspect.isroutine(given):
         raise WrongType(f"a function is not a metric: write metrics.of({getattr(given, '__name__', 'fn')})")
@@ -56,10 +90,14 @@ class Torchmetric(Metric):
     """Adapts a `torchmetrics.Metric` to the contract of `Metric`; `as_metric` makes it.
 
     The metric gets the scores and targets of an output, without masked tokens in a `SequenceOutput`; it does not know
-    weights. `merge` does what the metric itself does across processes.
+    weights. If they are not tensors (but lists of strings, or of one dict per image), it gets them as they are. `merge`
+    does what the metric itself does across processes.
     """
 
     metric: Callable[..., Any] = field(kw_only=True)
+
+    def default_name(self) -> str:
+        return to_snake_case(type(self.metric).__name__)
 
     @property
     def direction(self) -> Direction | None:  # pyright: ignore[reportIncompatibleVariableOverride]  the metric's own
@@ -74,8 +112,8 @@ class Torchmetric(Metric):
 
     def init(self, device: torch.device) -> State:
         own: Any = self.metric
+        own.reset()  # before: what it has stored need not be tensors
         own.to(device)
-        own.reset()
         return {**_extract_state(own), _COUNT: torch.zeros((), dtype=torch.int64)}
 
     def update(self, state: State, output: Any) -> State:
@@ -89,14 +127,23 @@ class Torchmetric(Metric):
                 f"{self.name} stores the parts of several processes side by side once they are merged, and cannot be "
                 "updated then: resume with as many processes as before, or from the end of an epoch"
             )
-        own.update(*_read_arguments(self.name, own, output))
+        predictions, targets = _read_arguments(self.name, own, output)
+        try:
+            own.update(predictions, targets)
+        except Exception as error:
+            if isinstance(predictions, Mapping) and predictions:
+                parts = ", ".join(map(repr, predictions))
+                error.add_note(
+                    f"the predictions have the parts {parts}: choose one with metrics.as_metric(..., of=...)"
+                )
+            raise
         return {**_extract_state(own), _COUNT: state[_COUNT] + 1}
 
     def merge(self, a: State, b: State) -> State:
         if not a[_COUNT] or not b[_COUNT]:
             return a if a[_COUNT] else b
-        other = copy.deepcopy(self._load(b))
-        own = self._load(a)
+        other = copy.deepcopy(self._load(b, move=True))
+        own = self._load(a, move=True)
         for (_, mine), (_, theirs) in zip(_parts(own), _parts(other), strict=True):
             for name, value in mine.metric_state.items():
                 values = [value, getattr(theirs, name)]
@@ -108,39 +155,52 @@ class Torchmetric(Metric):
             return float("nan")
         return _to_plain(self._load(state).compute())
 
-    def _load(self, state: State) -> Any:
-        """The torchmetrics object with this state. It works in place, so it gets copies."""
+    def _load(self, state: State, *, move: bool = False) -> Any:
+        """The torchmetrics object with this state; `move`: from the host, where states of other processes are."""
         own: Any = self.metric
         for prefix, part in _parts(own):
             part.reset()
             part._update_count, part._computed = int(state[_COUNT]), None
-            for name, value in part.metric_state.items():
-                if isinstance(value, list):
-                    start = f"{prefix}{name}."
-                    indices = sorted(int(key.removeprefix(start)) for key in state if key.startswith(start))
-                    setattr(part, name, [state[f"{start}{index}"].to(part.device) for index in indices])
-                else:  # states of other processes are on the host
-                    setattr(part, name, state[prefix + name].to(part.device, copy=True))
+            for name, default in part._defaults.items():
+                value = _state_of(state, prefix + name, is_list=isinstance(default, list))
+                if move:
+                    value = map_tensors(lambda tensor, to=part.device: tensor.to(to), value)
+                # The metric works in place, so it gets a copy; it only appends to a list.
+                setattr(part, name, list(value) if isinstance(value, list) else value.clone())
         return own
 
 
-def _adapt(metric: Any) -> Torchmetric:
+def _state_of(state: State, name: str, *, is_list: bool) -> Any:
+    if is_list and name not in state:  # saved by an earlier version, each entry under a name of its own
+        places = sorted(int(key.removeprefix(f"{name}.")) for key in state if key.startswith(f"{name}."))
+        return [state[f"{name}.{place}"] for place in places]
+    return state[name]
+
+
+def _adapt(metric: Any, **fields: Any) -> Torchmetric:
     """Wraps a copy, so that the user's metric stays unchanged."""
     own = copy.deepcopy(metric)
     for _, part in _parts(own):
         part.distributed_available_fn = _return_false  # stoker merges the states; `compute` must not gather them again
-    return Torchmetric(metric=own, name=to_snake_case(type(metric).__name__))
+    return Torchmetric(metric=own, **fields)
 
 
 def _return_false() -> bool:
     return False
 
 
-def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
+def _parts(metric: Any) -> list[tuple[str, Any]]:
     """The metric and those inside it (of wrappers), with a prefix for their states."""
-    for name, module in metric.named_modules():
-        if hasattr(module, "metric_state"):
-            yield (f"{name}." if name else ""), module
+    found: dict[int, tuple[str, Any]] = {}  # by id: `named_modules` would hash all tensors that a metric has stored
+
+    def visit(module: Any, prefix: str) -> None:
+        if id(module) not in found:
+            found[id(module)] = prefix, module
+            for name, child in module._modules.items():
+                visit(child, f"{prefix}{name}.")
+
+    visit(metric, "")
+    return [(prefix, module) for prefix, module in found.values() if hasattr(module, "metric_state")]
 
 
 def _reduce(part: Any, name: str, values: list[Any], counts: list[int]) -> Any:
@@ -164,40 +224,64 @@ def _ndim(value: Any) -> int:
     return value.ndim if isinstance(value, Tensor) else 0
 
 
-def _extract_state(metric: Any) -> State:
-    state: State = {}
-    for prefix, part in _parts(metric):
-        for name, value in part.metric_state.items():
-            if isinstance(value, list):
-                state.update({f"{prefix}{name}.{index}": each for index, each in enumerate(value)})
-            else:
-                state[prefix + name] = value
-    return state
+def _extract_state(metric: Any) -> dict[str, Any]:
+    return {
+        prefix + name: list(value) if isinstance(value, list) else value  # the metric empties its list for the next
+        for prefix, part in _parts(metric)
+        for name, value in part.metric_state.items()
+    }
 
 
-def _read_arguments(name: str, metric: Any, output: Any) -> tuple[Tensor, Tensor]:
-    """Scores and targets in the layout that torchmetrics expects."""
+def _read_arguments(name: str, metric: Any, output: Any) -> tuple[Any, Any]:
+    """Scores and targets in the layout that torchmetrics expects; as they are if they are not tensors."""
     scores, targets = read_pair(output)
-    if not isinstance(scores, Tensor) or not isinstance(targets, Tensor):
+    if scores is None or targets is None:
         raise WrongType(
-            f"{name} needs scores (or predictions) and targets that are tensors, which {type(output).__name__} does "
-            "not have: return an output that has them from train_step"
+            f"{name} needs scores (or predictions) and targets, which {type(output).__name__} does not have: return "
+            "an output that has them from train_step"
         )
+    if not isinstance(scores, Tensor) or not isinstance(targets, Tensor):
+        return scores, targets
     mask = getattr(output, "mask", None)
+    if mask is None and getattr(output, "ignore_index", None) is not None:
+        mask = targets != output.ignore_index
     if mask is not None:
+        if scores.ndim > targets.ndim and not has_classes_last(output, scores, targets):
+            scores = scores.movedim(1, -1)
         scores, targets = scores[mask], targets[mask]
-    elif hasattr(output, "weights_shape") and targets.shape == scores.shape[:-1] != output.logits.shape[:1]:
+    elif targets.ndim > 1 and has_classes_last(output, scores, targets):
         scores, targets = scores.flatten(0, -2), targets.flatten()
     if scores.numel() == targets.numel():
         scores = scores.reshape(targets.shape)  # one score per sample: [n, 1] and [n]
     if type(metric).__module__.startswith("torchmetrics.classification") and targets.is_floating_point():
         targets = targets.long()  # losses take floats for yes and no, torchmetrics integers
+    if type(metric).__module__ == "torchmetrics.text.perplexity" and scores.ndim == 2:
+        return scores[None], targets[None]  # it takes sequences: all tokens as one
     return scores, targets
 
 
 def _to_plain(value: Any) -> Value:
     if isinstance(value, Tensor):
         return value.tolist()
-    if isinstance(value, dict):
-        return {str(name): float(each) for name, each in value.items()}
+    if isinstance(value, Mapping):
+        return _name_classes(
+            {str(name): _to_plain(each) for name, each in value.items() if _can_be_recorded(name, each)}
+        )
     return [_to_plain(each) for each in value] if isinstance(value, tuple | list) else float(value)
+
+
+def _can_be_recorded(name: Any, value: Any) -> bool:
+    """Whether an entry of a dict holds numbers to record; not the details of `extended_summary` in a detection."""
+    return isinstance(name, str) and (not isinstance(value, Tensor) or value.ndim <= 2)
+
+
+def _name_classes(values: dict[str, Any]) -> dict[str, Any]:
+    """Names the values per class by the classes that are listed beside them: another evaluation may find others."""
+    if "classes" not in values:
+        return values
+    classes = np.atleast_1d(np.asarray(values.pop("classes"), dtype=int)).tolist()
+    for name in [name for name in values if name.endswith("per_class")]:
+        found = np.atleast_1d(values.pop(name)).tolist()  # torchmetrics makes a number of a single entry
+        if len(found) == len(classes) and found != [-1]:  # a single -1: they were not computed
+            values[name] = {str(number): each for number, each in zip(classes, found, strict=True)}
+    return values

@@ -10,24 +10,70 @@ from torch import Tensor
 from stoker.errors import InvalidArgument
 from stoker.metrics._metric import Metric, State
 from stoker.metrics._outputs import Scores, Task, read_scores
-from stoker.metrics._states import (
-    add,
-    ratio,
-    read,
-    weighted_bincount,
-    weighted_sum,
-    widest_float,
-    zero_count,
-    zero_sum,
-)
+from stoker.metrics._states import add, read, weighted_bincount, weighted_sum, widest_float, zero_count, zero_sum
 
-Average = Literal["micro", "macro", "none"]
+Average = Literal["micro", "macro", "none"] | None  # None is "none", as in scikit-learn
+
+
+class _Counts(Metric):
+    """Base of metrics that count predicted classes and labels.
+
+    Labels are counted in two ways, [2, ...], if it is not known whether the scores are logits or probabilities. They
+    are probabilities if none of them is outside of 0 to 1, and that is known when all have been seen.
+    """
+
+    def init(self, device: torch.device) -> State:
+        return {"nan": zero_count(device), "outside": zero_count(device)}
+
+    def check_scores(self, state: State, scored: Scores, *, two_ways: bool = False) -> State:
+        """Counts the scores that are NaN and, if there are two ways to count, those that are not probabilities."""
+        if "nan" not in state:  # saved by an earlier version
+            state = {**_Counts.init(self, scored.scores.device), **state}
+        checked = {"nan": add(state["nan"], scored.count_nan()), "outside": state["outside"]}
+        if two_ways:
+            checked["outside"] = add(state["outside"], scored.count_flags((scored.scores < 0) | (scored.scores > 1)))
+        return checked
+
+    def read_counts(self, state: State, name: str, *, dimensions: int) -> Tensor:
+        """A count with so many dimensions: of two ways the right one; NaN if a score is NaN."""
+        counts = read(state[name])
+        if counts.ndim > dimensions:
+            counts = counts[0 if read(state["outside"]) else -1]
+        return counts * math.nan if "nan" in state and read(state["nan"]) else counts
 
 
 # --- fractions of correct predictions
 
 
-class Accuracy(Metric):
+class _Fraction(_Counts):
+    """Base of fractions of correct predictions."""
+
+    direction = "max"
+
+    def init(self, device: torch.device) -> State:
+        return {**super().init(device), "right": zero_count(device), "count": zero_count(device)}
+
+    def count_right(self, state: State, scored: Scores, right: Tensor) -> State:
+        """Counts correct samples [n], or labels [n, labels] or [2, n, labels]."""
+        weights = scored.weights
+        if weights is None:
+            count: Tensor | float = right[0].numel() if right.ndim == 3 else right.numel()
+        elif weights.dtype == torch.bool:
+            count = weights.count_nonzero()
+        else:
+            count = weights.sum(dtype=widest_float(weights.device))
+        if right.ndim == 3:
+            amount = torch.stack([weighted_sum(way, weights) for way in right])
+        else:
+            amount = weighted_sum(right, weights)
+        checked = self.check_scores(state, scored, two_ways=right.ndim == 3)
+        return {**checked, "right": add(state["right"], amount), "count": add(state["count"], count)}
+
+    def compute(self, state: State) -> float:
+        return (self.read_counts(state, "right", dimensions=0) / read(state["count"])).item()
+
+
+class Accuracy(_Fraction):
     """The fraction of samples, or of positions in them, whose true class has the largest score.
 
     >>> from stoker.steps import ClassificationOutput
@@ -39,31 +85,24 @@ class Accuracy(Metric):
     0.667
 
     The model's scores are used as they are. With classes they are [samples, classes, ...], and targets are class
-    numbers or probabilities; in a `SequenceOutput` the classes are the last dimension. One score per sample means yes
-    if it is above `threshold` (0 for logits; use 0.5 for probabilities). With several labels per sample it is the
-    fraction of correct labels. Targets equal to `ignore` do not count, as in `cross_entropy`. Set `task` if the
-    shapes are ambiguous.
+    numbers or probabilities; in a `SequenceOutput` the classes are the last dimension. With several labels per sample
+    it is the fraction of correct labels. Targets equal to `ignore` (or to the `ignore_index` of the loss given to
+    `fit`) do not count. Set `task` if the shapes are ambiguous. A score that is NaN makes the value NaN.
+
+    A label is predicted if its score is above `threshold`: by default 0 for logits, 0.5 for probabilities. Which of
+    them the scores are is known from the loss of `fit` (`nn.BCELoss` takes probabilities, other losses of torch do
+    not) or the name `logits` in an output; otherwise they are probabilities if all of them are between 0 and 1.
     """
 
-    threshold: float = 0.0
+    threshold: float | None = None
     ignore: int = -100
     task: Task | None = None
-
-    direction = "max"
-
-    def init(self, device: torch.device) -> State:
-        return {"right": zero_count(device), "count": zero_count(device)}
 
     def update(self, state: State, output: Any) -> State:
         scored = read_scores(self.name, output, task=self.task, ignore=self.ignore)
         if scored.task == "multiclass":
-            right = scored.scores.argmax(1) == scored.classes()
-        else:
-            right = (scored.scores > self.threshold) == scored.targets
-        return _count_right(state, scored, right)
-
-    def compute(self, state: State) -> float:
-        return ratio(state["right"], state["count"])
+            return self.count_right(state, scored, scored.scores.argmax(1) == scored.classes())
+        return self.count_right(state, scored, scored.predicted_labels(self.threshold) == scored.targets)
 
 
 class Hamming(Accuracy):
@@ -79,7 +118,7 @@ class Hamming(Accuracy):
         return 1 - super().compute(state)
 
 
-class TopKAccuracy(Metric):
+class TopKAccuracy(_Fraction):
     """The fraction of samples whose class is among the `k` with the largest scores.
 
     >>> TopKAccuracy(5).name
@@ -91,8 +130,6 @@ class TopKAccuracy(Metric):
     k: int
     ignore: int = -100
 
-    direction = "max"
-
     def __post_init__(self) -> None:
         if self.k < 1:
             raise InvalidArgument(f"TopKAccuracy: k must be at least 1, got {self.k}")
@@ -101,40 +138,19 @@ class TopKAccuracy(Metric):
     def default_name(self) -> str:
         return f"top{self.k}_accuracy"
 
-    def init(self, device: torch.device) -> State:
-        return {"right": zero_count(device), "count": zero_count(device)}
-
     def update(self, state: State, output: Any) -> State:
         scored = read_scores(self.name, output, task="multiclass", ignore=self.ignore)
         classes = scored.scores.shape[1]
         if self.k > classes:
             raise InvalidArgument(f"{self.name}: k is {self.k}, but there are only {classes} classes")
         best = scored.scores.topk(self.k, dim=1).indices
-        return _count_right(state, scored, (best == scored.classes()[:, None]).any(1))
-
-    def compute(self, state: State) -> float:
-        return ratio(state["right"], state["count"])
-
-
-def _count_right(state: State, scored: Scores, right: Tensor) -> State:
-    """Counts correct samples [n] or labels [n, labels]."""
-    weights = scored.weights
-    if weights is None:
-        count: Tensor | float = right.numel()
-    elif right.ndim == 2:
-        weights = weights[:, None].expand_as(right)
-        count = weighted_sum(torch.ones_like(right), weights)
-    elif weights.dtype == torch.bool:
-        count = weights.count_nonzero()
-    else:
-        count = weights.sum(dtype=widest_float(weights.device))
-    return {"right": add(state["right"], weighted_sum(right, weights)), "count": add(state["count"], count)}
+        return self.count_right(state, scored, (best == scored.classes()[:, None]).any(1))
 
 
 # --- scores per class
 
 
-class _ClassCounts(Metric):
+class _ClassCounts(_Counts):
     """Base of scores computed from the hits and misses of each class: hits / (hits + a * false alarms + b * misses).
 
     A subclass has the fields `average`, `threshold`, `ignore` and `task`, and may have `background`.
@@ -146,28 +162,36 @@ class _ClassCounts(Metric):
 
     direction = "max"
 
+    def __post_init__(self) -> None:
+        settings: Any = self
+        if settings.average is None:
+            object.__setattr__(self, "average", "none")
+        super().__post_init__()
+
     def default_name(self) -> str:
         settings: Any = self
         return self.stem if settings.average == "none" else f"{self.stem}_{settings.average}"
 
     def init(self, device: torch.device) -> State:
-        return {name: zero_sum(device) for name in ("hits", "chosen", "present", "count", "labels")}
+        names = ("hits", "chosen", "present", "count", "labels")
+        return {**super().init(device), **{name: zero_sum(device) for name in names}}
 
     def update(self, state: State, output: Any) -> State:
         settings: Any = self
         scored = read_scores(self.name, output, task=settings.task, ignore=settings.ignore)
-        weights = scored.float_weights()
+        weights, truth = scored.float_weights(), scored.targets
         if scored.task == "multiclass":
             classes = scored.scores.shape[1]
             # A target with weight 0 may be a number that is not a class.
-            truth, choice = scored.classes().where(weights != 0, 0), scored.scores.argmax(1)
+            choice, truth = scored.scores.argmax(1), scored.classes().where(weights != 0, 0)
             chosen = weighted_bincount(choice, weights, classes)
             present = weighted_bincount(truth, weights, classes)
             hits = weighted_bincount(truth, weights * (choice == truth), classes)
         else:
-            choice, truth, column = scored.scores > settings.threshold, scored.targets, weights[:, None]
-            chosen, present, hits = ((flag * column).sum(0) for flag in (choice, truth, choice & truth))
+            choice = scored.predicted_labels(settings.threshold)
+            chosen, present, hits = ((flag * weights).sum(-2) for flag in (choice, truth, choice & truth))
         return {
+            **self.check_scores(state, scored, two_ways=choice.ndim == 3),
             "hits": add(state["hits"], hits),
             "chosen": add(state["chosen"], chosen),
             "present": add(state["present"], present),
@@ -183,21 +207,21 @@ class _ClassCounts(Metric):
         self, state: State, average: Average, a: float, b: float, background: int | None = None
     ) -> float | list[float]:
         """A class that neither occurs nor is predicted scores 0; unless it is a label, the mean leaves it out."""
-        hits, chosen, present = (read(state[name]) for name in ("hits", "chosen", "present"))
+        hits, chosen, present = (self.read_counts(state, name, dimensions=1) for name in ("hits", "chosen", "present"))
         if read(state["count"]) == 0:
-            return [] if average == "none" else float("nan")
+            return [] if average == "none" else math.nan
         if background is not None:
             foreground = torch.arange(len(hits)) != background
             hits, chosen, present = hits[foreground], chosen[foreground], present[foreground]
         if average == "micro":
             hits, chosen, present = hits.sum(), chosen.sum(), present.sum()
         denominator = hits + a * (chosen - hits) + b * (present - hits)
-        values = torch.where(denominator > 0, hits / denominator, 0.0)
+        values = torch.where(denominator == 0, 0.0, hits / denominator)
         if average == "none":
             return values.tolist()
         if average == "micro":
             return values.item()
-        occurs = (chosen > 0) | (present > 0) | (read(state["labels"]) > 0)
+        occurs = (chosen != 0) | (present != 0) | (read(state["labels"]) > 0)
         return values[occurs].mean().item() if occurs.any() else 0.0
 
     @property
@@ -226,7 +250,7 @@ class Precision(_ClassCounts):
     """
 
     average: Average = "macro"
-    threshold: float = 0.0
+    threshold: float | None = None
     ignore: int = -100
     task: Task | None = None
 
@@ -241,7 +265,7 @@ class Recall(_ClassCounts):
     """
 
     average: Average = "macro"
-    threshold: float = 0.0
+    threshold: float | None = None
     ignore: int = -100
     task: Task | None = None
 
@@ -259,7 +283,7 @@ class FBeta(_ClassCounts):
 
     beta: float = 1.0
     average: Average = "macro"
-    threshold: float = 0.0
+    threshold: float | None = None
     ignore: int = -100
     task: Task | None = None
 
@@ -291,7 +315,7 @@ class Dice(_ClassCounts):
 
     average: Average = "macro"
     background: int | None = None
-    threshold: float = 0.0
+    threshold: float | None = None
     ignore: int = -100
     task: Task | None = None
 
@@ -309,14 +333,14 @@ class IoU(_ClassCounts):
 
     average: Average = "macro"
     background: int | None = None
-    threshold: float = 0.0
+    threshold: float | None = None
     ignore: int = -100
     task: Task | None = None
 
     stem, a, b = "iou", 1, 1
 
 
-class ConfusionMatrix(Metric):
+class ConfusionMatrix(_Counts):
     """How often each class (row) was predicted as each class (column), as nested lists.
 
     >>> from stoker.steps import ClassificationOutput
@@ -330,7 +354,7 @@ class ConfusionMatrix(Metric):
     `ignore` and `task` are those of `Accuracy`. Nothing counted: an empty list.
     """
 
-    threshold: float = 0.0
+    threshold: float | None = None
     ignore: int = -100
     task: Task | None = None
 
@@ -338,23 +362,25 @@ class ConfusionMatrix(Metric):
         return "confusion"
 
     def init(self, device: torch.device) -> State:
-        return {"counts": zero_sum(device)}
+        return {**super().init(device), "counts": zero_sum(device)}
 
     def update(self, state: State, output: Any) -> State:
         scored = read_scores(self.name, output, task=self.task, ignore=self.ignore)
-        scores, weights = scored.scores, scored.float_weights()
-        width = scores.shape[1]
+        weights, width = scored.float_weights(), scored.scores.shape[1]
         if scored.task == "multiclass":
             truth = scored.classes().where(weights != 0, 0)  # a target with weight 0 may be no class
-            cell = truth * width + scores.argmax(1)
-            counts = weighted_bincount(cell, weights, width * width).view(width, width)
-        else:
-            cell = scored.targets * 2 + (scores > self.threshold) + 4 * torch.arange(width, device=scores.device)
-            expanded = weights[:, None].expand(-1, width).flatten()
-            counts = weighted_bincount(cell.flatten(), expanded, 4 * width).view(width, 2, 2)
-            counts = counts[0] if scored.task == "binary" else counts
-        return {"counts": add(state["counts"], counts)}
+            counts = weighted_bincount(truth * width + scored.scores.argmax(1), weights, width * width)
+            return {**self.check_scores(state, scored), "counts": add(state["counts"], counts.view(width, width))}
+        choices = scored.predicted_labels(self.threshold)
+        no_of_label = 4 * torch.arange(width, device=choices.device) + 2 * scored.targets  # each label has four cells
+        cells = (no_of_label + choices).flatten(-2)
+        ways = [weighted_bincount(way, weights.flatten(), 4 * width) for way in (cells if cells.ndim == 2 else [cells])]
+        counts = torch.stack(ways).view(*choices.shape[:-2], width, 2, 2)
+        checked = self.check_scores(state, scored, two_ways=choices.ndim == 3)
+        return {**checked, "counts": add(state["counts"], counts)}
 
     def compute(self, state: State) -> list[Any]:
-        counts = read(state["counts"])
-        return counts.tolist() if counts.ndim else []
+        counts = self.read_counts(state, "counts", dimensions=3)
+        if counts.ndim == 0:
+            return []
+        return (counts[0] if counts.shape == (1, 2, 2) else counts).tolist()  # one label: a binary task

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -106,55 +106,64 @@ class R2(Metric):
     1.0
 
     As in scikit-learn, constant targets give 1 if the predictions are exact and 0 otherwise. Fewer than two samples
-    give NaN. Squares are summed around the mean, so large offsets cost no digits.
+    give NaN. Sums are of distances from one of the targets, so large offsets cost no digits.
     """
 
     direction = "max"
 
     def init(self, device: torch.device) -> State:
         zero = torch.zeros((), dtype=widest_float(device), device=device)
-        return dict.fromkeys(("mean", "spread", "residual", "weight", "count"), zero)
+        return dict.fromkeys(("origin", "sum", "squares", "residual", "weight", "count"), zero)
 
     def update(self, state: State, output: Any) -> State:
         predictions, targets, weights = read_numbers(self.name, output)
-        shape = (targets.shape[0], -1) if targets.numel() else (0, math.prod(targets.shape[1:]))
-        targets, errors = targets.reshape(shape), (predictions - targets).reshape(shape)
-        weights = torch.ones_like(targets) if weights is None else weights.reshape(shape).to(targets.dtype)
-        targets, errors = targets.where(weights != 0, 0), errors.where(weights != 0, 0)
-        total = weights.sum(0)
-        mean = (weights * targets).sum(0) / total.where(total != 0, 1)
+        if targets.shape[0] == 0:
+            return state
+        targets, errors = (each.reshape(len(each), -1) for each in (targets, predictions - targets))
+        weights = torch.ones_like(targets) if weights is None else weights.reshape(targets.shape).to(targets.dtype)
+        counted = weights != 0
+        # Distances from one of the targets are exact, also far from 0, and zero if all targets are equal.
+        origin = targets.where(counted, -math.inf).amax(0).nan_to_num(neginf=0.0)
+        distances = (targets - origin).where(counted, 0)
         batch = {
-            "mean": mean,
-            "spread": (weights * (targets - mean).square()).sum(0),
-            "residual": (weights * errors.square()).sum(0),
-            "weight": total,
-            "count": (weights != 0).sum(0).to(targets.dtype),
+            "origin": origin,
+            "sum": (weights * distances).sum(0),
+            "squares": (weights * distances.square()).sum(0),
+            "residual": (weights * errors.where(counted, 0).square()).sum(0),
+            "weight": weights.sum(0),
+            "count": counted.sum(0).to(targets.dtype),
         }
         return self.merge(state, batch)
 
     def merge(self, a: State, b: State) -> State:
-        """Combines means and squares around them (Chan's parallel algorithm)."""
-        total = a["weight"] + b["weight"]
-        share = b["weight"] / total.where(total != 0, 1)
-        difference = b["mean"] - a["mean"]
-        return {
-            "mean": a["mean"] + difference * share,
-            "spread": a["spread"] + b["spread"] + difference.square() * a["weight"] * share,
-            **{name: a[name] + b[name] for name in ("residual", "weight", "count")},
-        }
+        """Adds sums after moving both to one origin."""
+        origin = torch.where(a["weight"] == 0, b["origin"], a["origin"])
+        a, b = _move_origin(a, origin), _move_origin(b, origin)
+        return {"origin": origin, **{name: a[name] + b[name] for name in a if name != "origin"}}
 
     def compute(self, state: State) -> float:
-        read = {name: each.cpu().double().reshape(-1) for name, each in state.items()}
+        read = {name: tensor.cpu().double().reshape(-1) for name, tensor in state.items()}
         if (read["count"] < 2).any():
-            return float("nan")
-        # For constant targets, rounding of the mean leaves up to this much.
-        constant = read["spread"] <= read["weight"] * (1e-12 * read["mean"]).square()
-        values = torch.where(constant, (read["residual"] == 0).double(), 1 - read["residual"] / read["spread"])
+            return math.nan
+        spread = read["squares"] - read["sum"] * (read["sum"] / read["weight"])
+        values = torch.where(spread <= 0, (read["residual"] == 0).double(), 1 - read["residual"] / spread)
         return values.mean().item()
 
 
+def _move_origin(state: State, origin: Tensor) -> State:
+    shift = state["origin"] - origin
+    squares = state["squares"] + shift * (2 * state["sum"] + shift * state["weight"])
+    return {**state, "sum": state["sum"] + shift * state["weight"], "squares": squares}
+
+
 def of(
-    fn: Callable[[Any, Any], Any], name: str | None = None, direction: Direction | None = None, *, unit: str = ""
+    fn: Callable[[Any, Any], Any],
+    name: str | None = None,
+    direction: Direction | None = None,
+    *,
+    unit: str = "",
+    of: str | None = None,
+    on: Literal["train", "valid", "both"] = "both",
 ) -> "FromFunction":
     """Makes a metric that is the mean of a function of predictions and targets.
 
@@ -169,10 +178,9 @@ def of(
     """
     if not callable(fn) or isinstance(fn, type):
         raise WrongType(f"metrics.of takes a function fn(predictions, targets); got {fn!r}")
-    metric_name = name or str(getattr(fn, "__name__", "<lambda>"))
-    if metric_name == "<lambda>":
+    if not name and getattr(fn, "__name__", "<lambda>") == "<lambda>":
         raise InvalidArgument("a lambda has no name for the metric: write metrics.of(fn, name='...')")
-    return FromFunction(fn=fn, name=metric_name, better=direction, measured_in=unit)
+    return FromFunction(fn=fn, name=name or "", better=direction, measured_in=unit, of=of, on=on)
 
 
 class FromFunction(Mean):
@@ -181,6 +189,9 @@ class FromFunction(Mean):
     fn: Callable[[Any, Any], Any] = field(kw_only=True)
     better: Direction | None = field(default=None, kw_only=True)
     measured_in: str = field(default="", kw_only=True)
+
+    def default_name(self) -> str:
+        return str(getattr(self.fn, "__name__", ""))
 
     @property
     def direction(self) -> Direction | None:  # pyright: ignore[reportIncompatibleVariableOverride]  a setting here

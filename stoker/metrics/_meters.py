@@ -1,6 +1,7 @@
 """Meters: numbers about the training and the machine. Those of the machine need `stoker[monitor]`."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from stoker.config import Config
 from stoker.errors import MissingExtra
 from stoker.metrics._metric import Direction, State
-from stoker.metrics._states import add, add_sums, ratio, read, zero_sum
+from stoker.metrics._states import add, ratio, read, zero_sum
 
 _UNKNOWN = float("nan")
 
@@ -28,8 +29,8 @@ class Meter(Config):
 
     >>> class Samples(Meter):
     ...     name: str = "samples"
-    ...     def read(self, ctx: Readings) -> dict[str, float]:
-    ...         return {self.name: ctx.samples}
+    ...     def read(self, readings: Readings) -> dict[str, float]:
+    ...         return {self.name: readings.samples}
     """
 
     name: str = ""
@@ -37,7 +38,7 @@ class Meter(Config):
     direction: ClassVar[Direction | None] = None
     unit: ClassVar[str] = ""
 
-    def read(self, ctx: Readings) -> dict[str, float]:
+    def read(self, readings: Readings) -> dict[str, float]:
         """The current numbers by name."""
         raise NotImplementedError
 
@@ -52,14 +53,14 @@ class LearningRate(Meter):
 
     name: str = "lr"
 
-    def read(self, ctx: Readings) -> dict[str, float]:
-        if isinstance(ctx.lr, Mapping):
-            return {f"{self.name}/{pattern}": float(rate) for pattern, rate in ctx.lr.items()}
-        return {self.name: float(ctx.lr)}
+    def read(self, readings: Readings) -> dict[str, float]:
+        if isinstance(readings.lr, Mapping):
+            return {f"{self.name}/{pattern}": float(rate) for pattern, rate in readings.lr.items()}
+        return {self.name: float(readings.lr)}
 
 
 class Throughput(Meter):
-    """Training samples per second since the last reading; NaN if no time has passed.
+    """Training samples per second of the epoch, validation included; NaN if no time has passed.
 
     >>> from types import SimpleNamespace
     >>> Throughput().read(SimpleNamespace(samples=100, seconds=0.5))
@@ -71,8 +72,8 @@ class Throughput(Meter):
     direction = "max"
     unit = "1/s"
 
-    def read(self, ctx: Readings) -> dict[str, float]:
-        return {self.name: ctx.samples / ctx.seconds if ctx.seconds > 0 else _UNKNOWN}
+    def read(self, readings: Readings) -> dict[str, float]:
+        return {self.name: readings.samples / readings.seconds if readings.seconds > 0 else _UNKNOWN}
 
 
 class GradientNorm(Meter):
@@ -90,8 +91,8 @@ class GradientNorm(Meter):
 
     name: str = "gradient_norm"
 
-    def read(self, ctx: Readings) -> dict[str, float]:
-        return {} if ctx.grad_norm is None else {self.name: float(ctx.grad_norm)}
+    def read(self, readings: Readings) -> dict[str, float]:
+        return {} if readings.grad_norm is None else {self.name: float(readings.grad_norm)}
 
     def init(self, device: torch.device) -> State:
         """The state before the first update."""
@@ -105,7 +106,7 @@ class GradientNorm(Meter):
     def merge(self, a: State, b: State) -> State:
         """One state from the states of two processes."""
         largest = torch.maximum(a["max"], b["max"])
-        return {"sum": add_sums(a["sum"], b["sum"]), "count": add_sums(a["count"], b["count"]), "max": largest}
+        return {"sum": a["sum"] + b["sum"], "count": a["count"] + b["count"], "max": largest}
 
     def compute(self, state: State) -> dict[str, float]:
         """The mean and the maximum; NaN if there was no update."""
@@ -130,7 +131,7 @@ class CPUUse(Meter):
     def __post_init__(self) -> None:
         _psutil().cpu_percent()  # psutil measures between calls: this is the first one
 
-    def read(self, ctx: Readings | None) -> dict[str, float]:
+    def read(self, readings: Readings | None) -> dict[str, float]:
         return {self.name: _psutil().cpu_percent()}
 
 
@@ -148,7 +149,7 @@ class CPUTemperature(Meter):
     def __post_init__(self) -> None:
         _psutil()
 
-    def read(self, ctx: Readings | None) -> dict[str, float]:
+    def read(self, readings: Readings | None) -> dict[str, float]:
         sensors: Any = getattr(_psutil(), "sensors_temperatures", dict)()  # psutil has it on Linux only
         cores = [each.current for name in ("coretemp", "k10temp", "cpu_thermal") for each in sensors.get(name, ())]
         return {self.name: max(cores, default=_UNKNOWN)}
@@ -168,7 +169,7 @@ class MemoryUse(Meter):
     def __post_init__(self) -> None:
         _psutil()
 
-    def read(self, ctx: Readings | None) -> dict[str, float]:
+    def read(self, readings: Readings | None) -> dict[str, float]:
         return {self.name: _psutil().Process().memory_info().rss / 1e9}
 
 
@@ -182,17 +183,24 @@ class _GPUMeter(Meter):
     def __post_init__(self) -> None:
         _nvml()
 
-    def read(self, ctx: Readings | None) -> dict[str, float]:
+    def read(self, readings: Readings | None) -> dict[str, float]:
         if not torch.cuda.is_available():
             return {self.name: _UNKNOWN}
         nvml = _nvml()
         try:
-            nvml.nvmlInit()  # counts its calls: only the first one costs time
-            # NVML numbers the GPUs of the machine, torch those visible to the process: the UUID is the same.
-            uuid = torch.cuda.get_device_properties(self.gpu).uuid  # None is the current device
-            return {self.name: float(self.query(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")))}
+            gpu = _gpu_handle(torch.cuda.current_device() if self.gpu is None else self.gpu)
+            return {self.name: float(self.query(nvml, gpu))}
         except nvml.NVMLError:
             return {self.name: _UNKNOWN}
+
+
+@cache
+def _gpu_handle(gpu: int) -> Any:
+    """NVML's handle of a GPU. NVML is initialised once, and stays so."""
+    nvml = _nvml()
+    nvml.nvmlInit()
+    # NVML numbers the GPUs of the machine, torch those visible to the process: the UUID is the same.
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(gpu).uuid}")
 
 
 class GPUUse(_GPUMeter):

@@ -1,7 +1,9 @@
 """The contract of a metric: functions of a state that is a value and stays on the device."""
 
+import copy
+import functools
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, ClassVar, Literal, Self
 
@@ -9,10 +11,10 @@ import torch
 from torch import Tensor
 
 from stoker.config import Config
-from stoker.metrics._states import add_sums, widest_float
+from stoker.metrics._outputs import read_part
 
 State = dict[str, Tensor]
-Value = float | list[Any] | dict[str, float]
+Value = float | list[Any] | dict[str, Any]
 Direction = Literal["min", "max"]
 
 
@@ -29,7 +31,11 @@ class Metric(Config):
     ...     def compute(self, state: State) -> Value:
     ...         return (state["sum"] / state["count"]).item()
     >>> Bias(), Bias(name="offset", on="valid").name
-    (Bias(name='bias', on='both'), 'offset')
+    (Bias(name='bias', on='both', of=None), 'offset')
+
+    With `of` a metric applies to a part of the output: `Accuracy(of="digit")` compares `predictions["digit"]` with
+    `targets["digit"]` (or with the targets, if they have no parts), or reads the field `digit` of an output that has
+    its own targets. Its name is then `digit_accuracy`.
 
     Any object with these attributes is a metric; it need not inherit from this class. `update` runs without gradients,
     reads no value on the host, and returns a state without changing the tensors of the one it is given. After the
@@ -39,21 +45,30 @@ class Metric(Config):
 
     name: str = field(default="", kw_only=True)
     on: Literal["train", "valid", "both"] = field(default="both", kw_only=True)
+    of: str | None = field(default=None, kw_only=True)
 
     direction: ClassVar[Direction | None] = None
     unit: ClassVar[str] = ""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "update" in vars(cls):
+            type.__setattr__(cls, "update", _apply_to_part(cls.update))
+
     def __post_init__(self) -> None:
         if not self.name:
-            object.__setattr__(self, "name", self.default_name())
+            object.__setattr__(self, "name", self._default_name())
+
+    def _default_name(self) -> str:
+        return self.default_name() if self.of is None else f"{self.of}_{self.default_name()}"
 
     def default_name(self) -> str:
-        """The name if the user gives none."""
+        """The name if the user gives none, without that of the part."""
         return to_snake_case(type(self).__name__)
 
     def replace(self, **changes: Any) -> Self:
         """The same metric with some fields changed; a default name follows the new fields."""
-        own = {} if self.name == self.default_name() else {"name": self.name}
+        own = {} if self.name == self._default_name() else {"name": self.name}
         return super().replace(**{"name": "", **own, **changes})
 
     @property
@@ -81,17 +96,25 @@ class Metric(Config):
 
     def merge(self, a: State, b: State) -> State:
         """One state from the states of two shards or processes. The default adds sums."""
-        return {name: _add(each, b[name]) for name, each in a.items()}
+        return {name: total + b[name] for name, total in a.items()}
 
     def compute(self, state: State) -> Value:
         """The number, or several; NaN if nothing was counted. Only this method waits for the device."""
         raise NotImplementedError
 
 
-def _add(a: Tensor, b: Tensor) -> Tensor:
-    """Adds two states. Only on a device without float64 is a float32 tensor one of our compensated sums."""
-    is_plain = a.dtype == b.dtype == torch.float32 and widest_float(a.device) != torch.float32
-    return a + b if is_plain else add_sums(a, b)
+def _apply_to_part(update: Callable[..., State]) -> Callable[..., State]:
+    """Makes `update` read the part of the output that the metric is `of`."""
+
+    @functools.wraps(update)
+    def update_from_part(self: Metric, state: State, output: Any) -> State:
+        if self.of is None:
+            return update(self, state, output)
+        whole = copy.copy(self)
+        object.__setattr__(whole, "of", None)  # `update` may call that of its base class, with the part
+        return update(whole, state, read_part(self.name, output, self.of))
+
+    return update_from_part
 
 
 def to_snake_case(name: str) -> str:

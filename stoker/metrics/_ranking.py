@@ -1,5 +1,6 @@
 """How well scores rank the samples: the areas under the ROC and the precision-recall curve."""
 
+import math
 from typing import Any
 
 import torch
@@ -36,22 +37,21 @@ class _Ranking(Metric):
 
     def update(self, state: State, output: Any) -> State:
         scored = read_scores(self.name, output, task=self.task, ignore=self.ignore)
-        scores, targets, weights = scored.scores, scored.targets, scored.float_weights()
-        if scored.task == "multiclass":
-            scores = scores if self.probabilities else scores.softmax(1)
-            targets = scored.classes()
-        elif self.bins is not None and not self.probabilities:
-            scores = scores.sigmoid()
-        if self.bins is None:  # logits rank like their probabilities, without ties near 0 and 1
+        scores, targets = scored.scores, scored.targets if scored.targets.dtype == torch.bool else scored.classes()
+        weights = scored.float_weights()
+        if self.bins is None:  # as they are: logits rank like their probabilities, without ties near 0 and 1
             return append_rows(state, {"scores": scores, "targets": targets, "weights": weights})
-        columns = scores.shape[1]
-        yes = targets if targets.ndim == 2 else targets[:, None] == torch.arange(columns, device=scores.device)
-        cell = (scores * self.bins).long().clamp(0, self.bins - 1)
-        cell = cell + self.bins * torch.arange(columns, device=scores.device)
+        if not self.probabilities and not scored.are_probabilities:
+            precise = scores if scores.dtype == torch.float64 else scores.float()
+            scores = precise.softmax(1) if targets.ndim == 1 else precise.sigmoid()
+        columns, numbers = scores.shape[1], torch.arange(scores.shape[1], device=scores.device)
+        if targets.ndim == 1:
+            targets, weights = targets[:, None] == numbers, weights[:, None]
+        cell = (scores.nan_to_num() * self.bins).long().clamp(0, self.bins - 1) + self.bins * numbers
+        weights = torch.where(scores.isnan() & (weights != 0), math.nan, weights)
         new: State = {}
-        for name, flag in (("yes", yes), ("no", ~yes)):
-            masses = weights[:, None].where(flag, 0).flatten()
-            counts = weighted_bincount(cell.flatten(), masses, columns * self.bins)
+        for name, flag in (("yes", targets), ("no", ~targets)):
+            counts = weighted_bincount(cell.flatten(), weights.where(flag, 0).flatten(), columns * self.bins)
             new[name] = add(state[name], counts.view(columns, self.bins))
         return new
 
@@ -59,24 +59,37 @@ class _Ranking(Metric):
         return merge_rows(a, b) if self.bins is None else super().merge(a, b)
 
     def compute(self, state: State) -> float:
-        areas = torch.tensor([self._area(yes, no) for yes, no in self._masses(state)], dtype=torch.float64)
-        return areas.nanmean().item() if len(areas) else float("nan")
+        masses = self._masses(state)
+        if any(mass.isnan().any() for pair in masses for mass in pair):
+            return math.nan
+        areas = torch.tensor([self._area(yes, no) for yes, no in masses], dtype=torch.float64)
+        return areas.nanmean().item() if len(areas) else math.nan
 
     def _masses(self, state: State) -> list[tuple[Tensor, Tensor]]:
-        """For each class or label the weight of yes and of no at each distinct score, largest score first."""
+        """For each class or label the weight of yes and of no at each distinct score, largest score first.
+
+        A weight is NaN if a score that counts is NaN.
+        """
         if self.bins is not None:
             yes, no = read(state["yes"]), read(state["no"])
             return [(a.flip(0), b.flip(0)) for a, b in zip(yes, no, strict=True)] if yes.ndim else []
         rows = read_rows(state)
         if not rows:
             return []
-        found, weights, targets = [], rows["weights"].double(), rows["targets"]
-        for column, scores in enumerate(rows["scores"].T):
+        scores, targets, weights = rows["scores"].double(), rows["targets"], rows["weights"].double()
+        if targets.ndim == 1:
+            tolerance = 4 * scores.shape[1] * torch.finfo(rows["scores"].dtype).eps
+            are_distributions = (scores >= 0).all() and ((scores.sum(1) - 1).abs() <= tolerance).all()
+            scores = scores if self.probabilities or are_distributions else scores.softmax(1)
+            weights = weights[:, None]
+        weights = torch.where(scores.isnan() & (weights != 0), math.nan, weights)
+        result: list[tuple[Tensor, Tensor]] = []
+        for column, (column_scores, weight) in enumerate(zip(scores.T, weights.T, strict=True)):
             yes = targets == column if targets.ndim == 1 else targets[:, column]
-            distinct, place = scores.unique(return_inverse=True)
-            masses = (weighted_bincount(place, weights * flag, len(distinct)).flip(0) for flag in (yes, ~yes))
-            found.append(tuple(masses))
-        return found
+            distinct, position = column_scores.unique(return_inverse=True)
+            masses = [weighted_bincount(position, weight.where(flag, 0), len(distinct)) for flag in (yes, ~yes)]
+            result.append((masses[0].flip(0), masses[1].flip(0)))
+        return result
 
     def _area(self, yes: Tensor, no: Tensor) -> float:
         raise NotImplementedError
@@ -94,13 +107,14 @@ class AUROC(_Ranking):
 
     Exact: every score is stored on its device until `compute`, which sorts them on the host. With `bins=n` only counts
     are stored, of probabilities rounded to n equal steps. Classes are compared one against the rest by their
-    probabilities (the softmax of the scores; set `probabilities` if the scores are probabilities already), labels one
-    by one; the result is the mean. A class without a yes or without a no is left out; if none remains: NaN.
+    probabilities, labels one by one; the result is the mean. Probabilities are the softmax of the scores, unless the
+    scores are probabilities already: set `probabilities`, which is needed with `bins` only. A class without a yes or
+    without a no is left out; if none remains, or a score is NaN: NaN.
     """
 
     def _area(self, yes: Tensor, no: Tensor) -> float:
         above = yes.cumsum(0) - yes  # the yes with a larger score than each no
-        return ((no * (above + yes / 2)).sum() / (yes.sum() * no.sum())).item()
+        return (no / no.sum() * ((above + yes / 2) / yes.sum())).sum().item()
 
 
 class AveragePrecision(_Ranking):

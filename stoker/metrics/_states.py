@@ -1,8 +1,7 @@
 """Building blocks of metric states: exact sums, and rows that are stored until `compute`.
 
-A sum is one tensor that stays exact over millions of batches: float64, or a compensated pair of float32 on a device
-without float64. It starts as a scalar and takes the shape of what is first added, so that a metric need not know the
-number of classes. No function changes a tensor in place.
+A sum is a float64 tensor that starts as a scalar and takes the shape of what is first added, so that a metric need not
+know the number of classes. No function changes a tensor in place.
 """
 
 import torch
@@ -15,45 +14,32 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def zero_sum(device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty sum. In float32 it is a pair: the sum, and what rounding has removed from it."""
-    dtype = dtype or widest_float(device)
-    return torch.zeros((2,) if dtype == torch.float32 else (), dtype=dtype, device=device)
+def zero_sum(device: torch.device) -> Tensor:
+    """An empty sum; on the host for a device without float64, where adding then waits for the device."""
+    return torch.zeros((), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
 
 
 def zero_count(device: torch.device) -> Tensor:
     """An empty count in int64, which adds in half the time of float64; adding weights turns it into a sum."""
-    return torch.zeros((), dtype=torch.int64, device=device)
+    return torch.zeros((), dtype=torch.int64, device=zero_sum(device).device)
 
 
 def add(total: Tensor, amount: Tensor | float, *, times: float = 1) -> Tensor:
-    """The sum plus `amount * times`, in the precision of the sum."""
-    if total.dtype == torch.int64 and isinstance(amount, Tensor) and amount.dtype == torch.float32:
-        total = torch.stack((total.float(), torch.zeros_like(total, dtype=torch.float32)))
-    if total.dtype != torch.float32:
-        if isinstance(amount, Tensor):
-            if amount.ndim:  # otherwise the 0-d sum would take the dtype of the amount
-                amount = amount.to(torch.float64)
-            return total + amount if times == 1 else torch.add(total, amount, alpha=times)
-        if total.dtype == torch.float64:
-            amount = float(amount)  # torch makes a tensor of an int and converts it
-        return total + amount * times
-    high, low = total
-    amount = torch.as_tensor(amount, dtype=torch.float32, device=total.device) * times
-    new = high + amount
-    lost = torch.where(high.abs() >= amount.abs(), (high - new) + amount, (amount - new) + high)
-    return torch.stack(torch.broadcast_tensors(new, low + lost))
-
-
-def add_sums(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of two sums."""
-    return add(add(a, b[0]), b[1]) if b.dtype == torch.float32 else add(a, b)
+    """The sum plus `amount * times`, in float64."""
+    if isinstance(amount, Tensor):
+        if amount.device != total.device:
+            amount = amount.to(total.device)
+        if amount.ndim or (total.dtype == torch.int64 and amount.is_floating_point()):
+            amount = amount.to(torch.float64)
+        return total + amount if times == 1 else torch.add(total, amount, alpha=times)
+    if total.dtype == torch.float64:
+        amount = float(amount)  # torch makes a tensor of an int and converts it
+    return total + amount * times
 
 
 def read(total: Tensor) -> Tensor:
     """The value of a sum in float64 on the host. Waits for the device."""
-    value = total.detach().cpu().double()
-    return value.sum(0) if total.dtype == torch.float32 else value
+    return total.detach().cpu().double()
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> float:
@@ -97,6 +83,8 @@ def append_rows(state: _Columns, rows: _Columns) -> _Columns:
     while len(chunks) > 1 and _length(chunks[-1]) * 2 > _length(chunks[-2]):
         last = chunks.pop()
         chunks[-1] = _concatenate([chunks[-1], last])
+    if chunks[-1] is rows:  # copied, because a model may write its next output into the same memory
+        chunks[-1] = {name: each.clone() for name, each in rows.items()}
     return {f"{name}.{index}": each for index, chunk in enumerate(chunks) for name, each in chunk.items()}
 
 

@@ -4,7 +4,6 @@ A config (`Adam()`, `SGD(momentum=0.9)`, `wrap(SomeOptimizer)`) or a mapping of 
 `Optimizer` for a model; its `step(grads, lr=...)` changes the parameters in place.
 """
 
-from stoker.optim._algorithm import Algorithm
 from stoker.optim._algorithms import (
     ASGD,
     SGD,
@@ -14,6 +13,7 @@ from stoker.optim._algorithms import (
     Adam,
     Adamax,
     AdamW,
+    Algorithm,
     Muon,
     NAdam,
     RAdam,

@@ -1,7 +1,10 @@
 """The algorithms of `torch.optim` as configs. Each field is the setting of the same name in torch."""
 
-from dataclasses import field
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,17 +23,16 @@ from torch.optim.rmsprop import rmsprop
 from torch.optim.rprop import rprop
 from torch.optim.sgd import sgd
 
+from stoker._select import Models
+from stoker.config import Config
 from stoker.errors import InvalidArgument
 from stoker.gradients import split_for_capture
-from stoker.optim._algorithm import (
-    Algorithm,
-    Rate,
-    State,
-    StateLists,
-    any_sparse,
-    without_shared_memory,
-    zeros_like,
-)
+
+if TYPE_CHECKING:
+    from stoker.optim._optimizer import Optimizer
+
+State = dict[str, Tensor]  # the state of one parameter
+Rate = float | Tensor  # a learning rate; a 0-d tensor can change without recompilation
 
 # The kernels behind torch's own fused Adam: calling them directly saves half of the time on small models.
 _add_all: Any = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
@@ -41,6 +43,119 @@ _fused_adamw: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUs
 # Parameters that a fused kernel takes in one launch, at least.
 _ADAM_LAUNCH = 30
 _SGD_LAUNCH = 48
+
+# A setting has the same range in every algorithm.
+_NON_NEGATIVE = ("eps", "weight_decay", "momentum", "lr_decay", "initial_accumulator_value", "momentum_decay", "alpha")
+
+# torch's functions take the two numbers of these settings separately.
+_PAIRS = {
+    "betas": ("beta1", "beta2"),
+    "eps": ("eps1", "eps2"),
+    "etas": ("etaminus", "etaplus"),
+    "step_sizes": ("step_size_min", "step_size_max"),
+}
+
+
+class ParameterGroup(NamedTuple):
+    """Parameters that are updated in one call, and their state as the lists that torch's functions take."""
+
+    parameters: list[Tensor]
+    state: dict[str, list[Any]]  # one entry per parameter; None where it has no such state, or none yet
+    has_complex: bool
+    has_one_kind: bool  # one dtype and device, so that a fused kernel takes all of them at once
+    has_shards: bool  # whether some are DTensors
+    creates_state: bool  # whether the first update creates the state of some
+
+
+class Algorithm(Config):
+    """All settings of an optimizer except the learning rate, which is an argument of every step.
+
+    Settings and arithmetic are those of the class of the same name in `torch.optim`, bit for bit. A subclass declares
+    its settings as fields, torch's functional form (`function`) and the state that it takes (`state_lists`).
+    """
+
+    function: ClassVar[Callable[..., None]]
+    state_lists: ClassVar[tuple[str, ...]]  # in the order in which `function` takes them
+    accepts_sparse: ClassVar[bool] = False
+    needs_whole_parameter: ClassVar[bool] = False  # whether an element's update depends on the others
+
+    def __post_init__(self) -> None:
+        settings = vars(self)
+        for name in _NON_NEGATIVE:
+            value = settings.get(name)
+            self.require(not isinstance(value, int | float) or 0 <= value < math.inf, name, "must be at least 0")
+        betas = settings.get("betas", ())
+        self.require(all(0 <= beta < 1 for beta in betas), "betas", "must be at least 0 and below 1")
+        self.require(0 <= settings.get("rho", 0) <= 1, "rho", "must be between 0 and 1")
+        if settings.get("fused") and settings.get("foreach"):
+            raise InvalidArgument(f"{type(self).__name__}: fused and foreach exclude each other; choose one")
+
+    def require(self, holds: bool, setting: str, rule: str) -> None:
+        """Raises if a setting breaks a rule: when the config is made, and not at the first step."""
+        if not holds:
+            raise InvalidArgument(f"{type(self).__name__}: {setting} {rule}, got {getattr(self, setting)!r}")
+
+    def init(self, model: Models) -> "Optimizer":
+        """Makes an optimizer that steps every parameter of the model; state is created by the first step."""
+        from stoker.optim._optimizer import Optimizer  # it imports this module
+
+        return Optimizer({"*": self}, model)
+
+    def state_names(self) -> tuple[str, ...]:
+        """The names of a parameter's state with these settings."""
+        return self.state_lists
+
+    def create_state(self, parameter: Tensor, lr: Rate) -> State:
+        """The state of a parameter before its first update; empty if that update creates it."""
+        return {
+            name: self.counter(parameter) if name == "step" else zeros_like(parameter) for name in self.state_names()
+        }
+
+    def update(self, group: ParameterGroup, grads: list[Tensor], lr: Rate) -> None:
+        """Changes parameters and state in place. Runs under `torch.no_grad`."""
+        lists = [group.state.get(name, []) for name in self.state_lists]
+        sparse = {"has_sparse_grad": any_sparse(grads)} if self.accepts_sparse else {}
+        self.function(group.parameters, grads, *lists, lr=lr, has_complex=group.has_complex, **sparse, **self.arguments)
+
+    def update_fused(self, group: ParameterGroup, grads: list[Tensor], lr: Rate, skip: Tensor | None) -> bool:
+        """Calls the fused kernel with less overhead than `update`; returns False, changing nothing, if it cannot.
+
+        If `skip` is given, a 0-d float tensor on the device, the kernel changes nothing where it is 1.0.
+        """
+        return False
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """The settings by the names of `function`'s arguments."""
+        arguments: dict[str, Any] = {}
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name in _PAIRS and isinstance(value, tuple):
+                arguments.update(zip(_PAIRS[setting.name], value, strict=True))
+            elif setting.name != "initial_accumulator_value":  # in the state only
+                arguments[setting.name] = value
+        return arguments
+
+    def parameter_problem(self, parameter: Tensor) -> str | None:
+        """Why this algorithm cannot update a parameter, or None."""
+        return None
+
+    def to_code(self) -> str:
+        """The config as code, with the settings that differ from the defaults.
+
+        >>> from stoker.optim import SGD
+        >>> SGD(momentum=0.9).to_code()
+        'SGD(momentum=0.9)'
+        """
+        changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def counter(self, parameter: Tensor, value: float = 0.0, *, on_device: bool = False) -> Tensor:
+        """A number in the state, such as the updates so far: on the host, or on the device if kernels read it."""
+        fused, capturable = getattr(self, "fused", False), getattr(self, "capturable", False)
+        wide = torch.get_default_dtype() == torch.float64 and not fused  # torch's rule
+        device = parameter.device if fused or capturable or on_device else torch.device("cpu")
+        return torch.full((), value, dtype=torch.float64 if wide else torch.float32, device=device)
 
 
 class Adam(Algorithm):
@@ -66,19 +181,20 @@ class Adam(Algorithm):
     def state_names(self) -> tuple[str, ...]:
         return self.state_lists if self.amsgrad else ("exp_avg", "exp_avg_sq", "step")
 
-    def update_fused(
-        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, skip: Tensor | None
-    ) -> bool:
+    def update_fused(self, group: ParameterGroup, grads: list[Tensor], lr: Rate, skip: Tensor | None) -> bool:
+        parameters, state = group.parameters, group.state
+        is_plain = group.has_one_kind and all(grad.dtype == parameters[0].dtype for grad in grads)
         columns = [parameters, grads, *(state[name] for name in self.state_names())]
         if skip is None:
+            if not is_plain or isinstance(lr, Tensor):
+                return False
             _add_all(state["step"], 1)
             self._call_kernel(columns, lr, None)
             return True
-        kinds = {(each.device, each.dtype) for each in (*parameters, *grads)}
         devices = {parameters[0].device, skip.device}
         if isinstance(lr, Tensor) and lr.is_cuda:
             devices.add(lr.device)
-        if len(kinds) > 1 or len(devices) > 1:  # torch's form groups them, and moves scalars between devices
+        if not is_plain or len(devices) > 1:  # torch's form groups them, and moves scalars between devices
             lists: Any = [state.get(name, []) for name in self.state_lists]
             adam(parameters, grads, *lists, lr=lr, found_inf=skip, has_complex=False, **self.arguments)
             return True
@@ -106,11 +222,6 @@ class Adam(Algorithm):
             maximize=self.maximize,
             found_inf=skip,
         )
-
-    def tensor_lr_problem(self) -> str | None:
-        if self.foreach and not self.capturable:
-            return "with foreach=True torch needs a number: use float(lr), or omit foreach (on a GPU: capturable=True)"
-        return None
 
 
 class AdamW(Adam):
@@ -239,6 +350,12 @@ class Adafactor(Algorithm):
     state_lists = ("row_var", "col_var", "variance", "step")
     needs_whole_parameter = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(all(eps is None or 0 <= eps < math.inf for eps in self.eps), "eps", "must be at least 0")
+        self.require(self.d >= 1, "d", "must be at least 1")
+        self.require(self.beta2_decay <= 0, "beta2_decay", "must be at most 0")
+
     def create_state(self, parameter: Tensor, lr: Rate) -> State:
         step = self.counter(parameter)
         if parameter.dim() < 2:
@@ -251,14 +368,12 @@ class Adafactor(Algorithm):
             "step": step,
         }
 
-    def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, *, has_complex: bool
-    ) -> None:
+    def update(self, group: ParameterGroup, grads: list[Tensor], lr: Rate) -> None:
         arguments = self.arguments
         if arguments["eps1"] is None and torch.compiler.is_compiling():  # torch 2.11 does not look at the dtype there
-            arguments = {**arguments, "eps1": torch.finfo(parameters[0].dtype).eps}
-        lists: Any = [state[name] for name in self.state_lists]  # None where a parameter has no such state
-        adafactor(parameters, grads, *lists, lr=lr, has_complex=has_complex, **arguments)
+            arguments = {**arguments, "eps1": torch.finfo(group.parameters[0].dtype).eps}
+        lists: Any = [group.state[name] for name in self.state_lists]  # None where a parameter has no such state
+        adafactor(group.parameters, grads, *lists, lr=lr, has_complex=group.has_complex, **arguments)
 
     def parameter_problem(self, parameter: Tensor) -> str | None:
         return "Adafactor does not support complex parameters" if parameter.is_complex() else None
@@ -293,33 +408,30 @@ class SGD(Algorithm):
     def create_state(self, parameter: Tensor, lr: Rate) -> State:
         return {}  # the first gradient becomes the buffer, without dampening
 
-    def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, *, has_complex: bool
-    ) -> None:
-        buffers: list[Any] = state.get("momentum_buffer", [])  # None before a parameter's first gradient
+    def update(self, group: ParameterGroup, grads: list[Tensor], lr: Rate) -> None:
+        parameters, buffers = group.parameters, group.state.get("momentum_buffer", [])
         if self.nesterov:
             grads = without_shared_memory(grads)  # torch's foreach form adds the momentum into them
-        if not (self.fused and any(buffer is None for buffer in buffers)):
+        if not self.fused or all(buffer is not None for buffer in buffers):
             self._call_torch(parameters, grads, buffers, lr)
             return
-        # The fused form takes either only first steps or only later ones.
+        # The fused form takes either only first steps, with None as a buffer, or only later ones.
         first = [position for position, buffer in enumerate(buffers) if buffer is None]
         later = [position for position, buffer in enumerate(buffers) if buffer is not None]
         for positions in (first, later):
-            own = [buffers[each] for each in positions]
-            self._call_torch([parameters[each] for each in positions], [grads[each] for each in positions], own, lr)
+            own = [buffers[position] for position in positions]
+            own_parameters, own_grads = ([column[each] for each in positions] for column in (parameters, grads))
+            self._call_torch(own_parameters, own_grads, own, lr)
             for position, buffer in zip(positions, own, strict=True):
                 buffers[position] = buffer
 
-    def update_fused(
-        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, skip: Tensor | None
-    ) -> bool:
-        buffers: list[Any] = state.get("momentum_buffer", [])
-        if skip is None or any(buffer is None for buffer in buffers):  # a first step creates buffers
+    def update_fused(self, group: ParameterGroup, grads: list[Tensor], lr: Rate, skip: Tensor | None) -> bool:
+        if skip is None or group.creates_state:  # a first step creates buffers
             return False
         grads = without_shared_memory(grads) if self.nesterov else grads
-        parameters, grads, *lists = split_for_capture([parameters, grads, *([buffers] if buffers else [])], _SGD_LAUNCH)
-        self._call_torch(parameters, grads, lists[0] if lists else [], lr, skip)
+        columns = [group.parameters, grads, *group.state.values()]
+        parameters, grads, *buffers = split_for_capture(columns, _SGD_LAUNCH)
+        self._call_torch(parameters, grads, buffers[0] if buffers else [], lr, skip)
         return True
 
     def _call_torch(
@@ -374,11 +486,9 @@ class Rprop(Algorithm):
         step_size = torch.full_like(parameter, _full_value(float(lr), parameter))
         return {**super().create_state(parameter, lr), "step_size": step_size}
 
-    def update(
-        self, parameters: list[Tensor], grads: list[Tensor], state: StateLists, lr: Rate, *, has_complex: bool
-    ) -> None:
-        lists: Any = [state[name] for name in self.state_lists]
-        rprop(parameters, grads, *lists, has_complex=has_complex, **self.arguments)
+    def update(self, group: ParameterGroup, grads: list[Tensor], lr: Rate) -> None:
+        lists: Any = [group.state[name] for name in self.state_lists]
+        rprop(group.parameters, grads, *lists, has_complex=group.has_complex, **self.arguments)
 
 
 class Muon(Algorithm):
@@ -403,6 +513,7 @@ class Muon(Algorithm):
         super().__post_init__()
         known = self.adjust_lr_fn in (None, "original", "match_rms_adamw")
         self.require(known, "adjust_lr_fn", 'is "original", "match_rms_adamw" or None')
+        self.require(self.ns_steps < 100, "ns_steps", "must be below 100")
 
     def parameter_problem(self, parameter: Tensor) -> str | None:
         if parameter.dim() == 2 and not parameter.is_complex():
@@ -416,3 +527,28 @@ class Muon(Algorithm):
 def _full_value(value: float, parameter: Tensor) -> complex | float:
     """What torch fills the state of a parameter with: both parts of a complex one get the value."""
     return complex(value, value) if parameter.is_complex() else value
+
+
+def zeros_like(parameter: Tensor) -> Tensor:
+    """Zeros in the shape, dtype and memory layout of a parameter."""
+    return torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+
+def any_sparse(grads: Sequence[Tensor]) -> bool:
+    return any(grad.is_sparse for grad in grads)
+
+
+def without_shared_memory(grads: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients, with copies of those that share memory, for algorithms that write into them.
+
+    Autograd gives one tensor to two parameters that are added: `((a + b) ** 2).sum()`.
+    """
+    if torch.compiler.is_compiling():  # a traced program writes no memory: every result is a new value
+        return list(grads)
+    seen: set[int] = set()
+    result: list[Tensor] = []
+    for grad in grads:
+        stored = grad._values() if grad.is_sparse else getattr(grad, "_local_tensor", grad)  # a DTensor's shard
+        result.append(grad.clone() if stored.data_ptr() in seen else grad)
+        seen.add(stored.data_ptr())
+    return result

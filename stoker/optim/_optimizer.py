@@ -1,22 +1,32 @@
 """The optimizer of a model: one or several algorithms, each with its share of the parameters."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from stoker._select import Models, assign, describe, named_parameters
-from stoker.errors import InvalidArgument, NoSuchParameter, StateMismatch, WrongType, did_you_mean
+from stoker.distributed import from_local, full_tensor, is_dtensor, place_like, to_local
+from stoker.errors import (
+    InvalidArgument,
+    NoSuchParameter,
+    StateMismatch,
+    UnsupportedGradient,
+    WrongType,
+    did_you_mean,
+)
 from stoker.gradients import Gradients
-from stoker.optim._algorithm import Algorithm, GradientGroup, Rate, State
-from stoker.optim._functional import FunctionalRule
-from stoker.optim._wrap import Wrapped, WrappedRule
+from stoker.optim._algorithms import Adam, Algorithm, ParameterGroup, Rate, State, any_sparse
+from stoker.optim._wrap import GradientGroup, Wrapped, WrappedRule
 
 OptimizerConfig = Algorithm | Wrapped
-Rule = FunctionalRule | WrappedRule  # applies one config to its share of the parameters
 Rates = Rate | Mapping[Any, Rate]  # one learning rate, or one for each selector
 
 
@@ -26,9 +36,6 @@ class _Part(NamedTuple):
     names: tuple[str, ...]
     positions: list[int] | None  # among the step's gradients; None for all of them
     rate: Any  # the key in a mapping of learning rates; None if there is only one
-
-
-_Plan = list[tuple[Rule, list[_Part]]]
 
 
 def init(config: OptimizerConfig | Mapping[Any, OptimizerConfig], model: Models) -> "Optimizer":
@@ -55,15 +62,11 @@ class Optimizer:
     0
     """
 
-    __slots__ = ("_configs", "_label", "_model", "_names", "_parameters", "_plans", "_rules")
-
     def __init__(self, configs: Mapping[Any, OptimizerConfig], model: Models) -> None:
         for selector, config in configs.items():
             if not isinstance(config, Algorithm | Wrapped):
-                raise WrongType(
-                    f"the optimizer for {selector!r} is {type(config).__name__}; expected a config such as "
-                    "optim.Adam() or optim.wrap(SomeOptimizer), not an optimizer of torch"
-                )
+                where = "" if selector == "*" else f" for {describe(selector)}"
+                raise WrongType(f"the optimizer{where} is {_describe_wrong_config(config)}")
         self._configs = dict(configs)
         self._model = model
         self._parameters = named_parameters(model)
@@ -76,7 +79,13 @@ class Optimizer:
             rule = WrappedRule(config, own, model) if isinstance(config, Wrapped) else FunctionalRule(config, own)
             self._rules[selector] = rule
         self._label = f"the step of {self!r}"
-        self._plans: dict[tuple[Any, ...], _Plan] = {}  # by the names and the learning rates' keys of a step
+        # By the names and the learning rates' keys of a step.
+        self._plans: dict[tuple[Any, ...], list[tuple[Rule, list[_Part]]]] = {}
+
+    @property
+    def model(self) -> Models:
+        """What it trains, with a loss that has parameters."""
+        return self._model
 
     def step(self, grads: Gradients, *, lr: Rates, when: Tensor | None = None) -> None:
         """Applies the gradients and consumes them; parameters without a gradient keep their value and state.
@@ -124,7 +133,9 @@ class Optimizer:
         """The first matching selector of each parameter, by the parameter's name."""
         return assign({selector: selector for selector in selectors}, self._parameters, self._model)
 
-    def _make_plan(self, grads: Gradients, names: tuple[str, ...], keys: tuple[Any, ...] | None) -> _Plan:
+    def _make_plan(
+        self, grads: Gradients, names: tuple[str, ...], keys: tuple[Any, ...] | None
+    ) -> list[tuple["Rule", list[_Part]]]:
         """Groups a step's gradients by rule and learning rate; computed once for each set of names."""
         if "" in names:
             unknown = [name for name, own in zip(grads, names, strict=True) if not own]
@@ -191,6 +202,11 @@ class Optimizer:
         return all(isinstance(rule, FunctionalRule) for rule in self._rules.values())
 
     @property
+    def needs_closure(self) -> bool:
+        """Whether a wrapped optimizer evaluates the loss several times: it has to be stepped with `minimize`."""
+        return any(isinstance(rule, WrappedRule) and rule.needs_closure for rule in self._rules.values())
+
+    @property
     def skips_on_device(self) -> bool:
         """Whether a step with `when` costs no more than one without."""
         return all(isinstance(rule, FunctionalRule) and rule.skips_on_device for rule in self._rules.values())
@@ -204,6 +220,33 @@ class Optimizer:
         if list(code) == ["*"]:
             return code["*"]
         return f"{{{', '.join(f'{describe(selector)}: {each}' for selector, each in code.items())}}}"
+
+
+def _describe_wrong_config(config: Any) -> str:
+    """What was given instead of a config, and what to write."""
+    known = {cls.__name__: cls for cls in (*Algorithm.__subclasses__(), *Adam.__subclasses__())}
+    if isinstance(config, str):
+        names = {name.lower(): f"optim.{name}()" for name in known}
+        advice = f": write {names[config.lower()]}" if config.lower() in names else did_you_mean(config, names)
+        return f"the name {config!r}, not a config{advice}"
+    if isinstance(config, type) and issubclass(config, Algorithm):
+        return f"the class {config.__name__}: write optim.{config.__name__}()"
+    cls = config if isinstance(config, type) else type(config)
+    if not issubclass(cls, torch.optim.Optimizer):
+        return f"{type(config).__name__}; expected a config such as optim.Adam() or optim.wrap(SomeOptimizer)"
+    own = cls.__name__ in known and cls is getattr(torch.optim, cls.__name__, None)
+    settings: list[str] = []
+    lr = ""
+    if config is not cls:
+        group, defaults = config.param_groups[0], inspect.signature(cls).parameters
+        changed = {name: group[name] for name in defaults if name in group and group[name] != defaults[name].default}
+        lr = f" and lr={group['lr']!r} (of a Learner, or of step)" if "lr" in group else ""
+        settings = [f"{name}={value!r}" for name, value in changed.items() if name not in ("lr", "params")]
+    code = f"optim.{cls.__name__}({', '.join(settings)})"
+    if not own:
+        code = f"optim.wrap({', '.join([cls.__name__, *settings])})"
+    given = f"the class {cls.__name__}" if config is cls else "an optimizer with its own parameters and learning rate"
+    return f"{given}: write {code}{lr}"
 
 
 def _make_group(part: _Part, tensors: list[Tensor], lr: Rates) -> GradientGroup:
@@ -245,3 +288,198 @@ def _find_differences(state: Any, parameters: Mapping[str, Tensor], kinds: list[
     if saved_kinds != kinds:
         lines.append(f"the saved state is of {', '.join(saved_kinds)}, this optimizer is {', '.join(kinds)}")
     return lines
+
+
+class FunctionalRule:
+    """Applies one of torch's functional optimizers to named parameters."""
+
+    def __init__(self, algorithm: Algorithm, parameters: Mapping[str, Tensor]) -> None:
+        for name, parameter in parameters.items():
+            if parameter.requires_grad and (problem := algorithm.parameter_problem(parameter)):
+                raise InvalidArgument(f"{name!r} has shape {list(parameter.shape)}: {problem}")
+        self._algorithm = algorithm
+        self._kind = type(algorithm).__name__
+        self._fused = bool(getattr(algorithm, "fused", False))
+        self._parameters = parameters
+        self._state: dict[str, State] = {}
+        self._groups: dict[tuple[str, ...], ParameterGroup] = {}  # by the names in a step, which rarely change
+
+    def check(self, groups: list[GradientGroup]) -> None:
+        """Raises if the gradients or learning rates are not supported; changes nothing."""
+        algorithm = self._algorithm
+        for names, grads, lr in groups:
+            needs_number = isinstance(algorithm, Adam) and algorithm.foreach and not algorithm.capturable
+            if needs_number and isinstance(lr, Tensor):
+                raise InvalidArgument(
+                    f"the learning rate of {algorithm.to_code()} is a tensor: with foreach=True torch needs a number: "
+                    "use float(lr), or omit foreach (on a GPU: capturable=True)"
+                )
+            if (self._fused or not algorithm.accepts_sparse) and any_sparse(grads):
+                name = next(name for name, grad in zip(names, grads, strict=True) if grad.is_sparse)
+                raise UnsupportedGradient(
+                    f"{self._kind} does not support the sparse gradient of {name!r}: use SGD or Adagrad (not fused), "
+                    "optim.wrap(torch.optim.SparseAdam), or a dense gradient (nn.Embedding(..., sparse=False))"
+                )
+
+    def step(self, groups: list[GradientGroup], when: Tensor | None = None) -> None:
+        """Updates all groups; nothing changes if `when` is False on the device."""
+        with torch.no_grad():
+            for names, grads, lr in groups:
+                group = self._groups.get(names)
+                is_new = group is None
+                if group is None:
+                    group = self._make_group(names, lr)
+                if group.has_shards:
+                    _update_shards(partial(self._update, when), self._algorithm.needs_whole_parameter, group, grads, lr)
+                else:
+                    self._update(when, group, grads, lr)
+                if self._fused:  # torch's fused kernels do not, so autograd would miss that the weights changed
+                    increment_version(group.parameters)
+                if is_new:
+                    self._store(names, group)
+
+    def _update(self, when: Tensor | None, group: ParameterGroup, grads: list[Tensor], lr: Rate) -> None:
+        """Updates, if `when` is True on the device. Only a step that creates state waits for the device."""
+        algorithm = self._algorithm
+        if when is None:
+            if not (self._fused and algorithm.update_fused(group, grads, lr, None)):
+                algorithm.update(group, grads, lr)
+            return
+        if group.creates_state and not _is_recording():
+            if when.item():
+                algorithm.update(group, grads, lr)
+            return
+        if self._fused and when.device.type == "cuda":
+            skip = torch.logical_not(when, out=torch.empty((), dtype=torch.float32, device=when.device))  # one kernel
+            if algorithm.update_fused(group, grads, lr, skip):
+                return
+        state = (tensor for column in group.state.values() for tensor in column if tensor is not None)
+        tensors = [*group.parameters, *state]
+        before = [tensor.clone() for tensor in tensors]
+        algorithm.update(group, grads, lr)
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(torch.where(when.to(tensor.device), tensor, old))
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether a step with `when` costs no more than one without."""
+        return self._fused and type(self._algorithm).update_fused is not Algorithm.update_fused
+
+    def _make_group(self, names: tuple[str, ...], lr: Rate) -> ParameterGroup:
+        parameters: list[Tensor] = [self._parameters[name] for name in names]
+        for name, parameter in zip(names, parameters, strict=True):
+            if name not in self._state:
+                self._state[name] = self._algorithm.create_state(parameter.detach(), lr)
+        keys = self._algorithm.state_names()
+        has_complex = any(parameter.is_complex() for parameter in parameters)
+        kinds = {(parameter.device, parameter.dtype, type(parameter)) for parameter in parameters}
+        return ParameterGroup(
+            parameters,
+            state={key: [self._state[name].get(key) for name in names] for key in keys},
+            has_complex=has_complex,
+            has_one_kind=len(kinds) == 1 and not has_complex,
+            has_shards=any(map(is_dtensor, parameters)),
+            creates_state=bool(keys) and not all(self._state[name] for name in names),
+        )
+
+    def _store(self, names: tuple[str, ...], group: ParameterGroup) -> None:
+        """Stores the state that a first update created, or the group if its lists do not change any more."""
+        if group.creates_state:
+            for position, name in enumerate(names):
+                created = {key: column[position] for key, column in group.state.items()}
+                if all(value is not None for value in created.values()):  # None if the device skipped the update
+                    parameter = self._parameters[name]
+                    self._state[name] = {key: _restore_complex(value, parameter) for key, value in created.items()}
+        elif not group.has_complex:  # torch replaces complex entries of the lists by real views, at every step
+            self._groups[names] = group
+
+    # --- state
+
+    def state_dict(self) -> dict[str, object]:
+        """The state by parameter name: the tensors themselves, not copies."""
+        return {name: dict(state) for name, state in self._state.items() if state}
+
+    def parse_state(self, state: Any) -> tuple[dict[str, State], list[str]]:
+        """Copies of the saved tensors, placed where this algorithm stores them, and one line per misfit."""
+        if not isinstance(state, Mapping):
+            return {}, [f"the state of {self._kind} is a {type(state).__name__}, expected a mapping"]
+        unknown = [name for name in state if name not in self._parameters]
+        problems = [f"{name}: {self._kind} updates it in the saved state, not here" for name in unknown]
+        names = [name for name in state if name in self._parameters]
+        return {name: self._parse_parameter_state(name, state[name], problems) for name in names}, problems
+
+    def _parse_parameter_state(self, name: str, saved: Any, problems: list[str]) -> State:
+        parameter = self._parameters[name].detach()
+        names = self._algorithm.state_names()
+        expected = self._algorithm.create_state(parameter, 0.0) or dict.fromkeys(names, parameter)
+        if not isinstance(saved, Mapping) or set(saved) != set(expected):
+            given = sorted(map(str, saved)) if isinstance(saved, Mapping) else f"a {type(saved).__name__}"
+            problems.append(f"{name}: has {given}; {self._kind} with these settings has {sorted(expected)}")
+            return {}
+        parsed: State = {}
+        for key, like in expected.items():
+            value = saved[key]
+            if isinstance(value, Tensor) and value.shape == like.shape and _number_kind(value) == _number_kind(like):
+                parsed[key] = torch.empty_like(like).copy_(place_like(value.detach(), like))
+            else:
+                problems.append(f"{name}: {key} is {_describe(value)} in the saved state, {_describe(like)} here")
+        return parsed
+
+    def set_state(self, state: dict[str, State]) -> None:
+        """Continues from a state of `parse_state` or `state_tensors`."""
+        self._state = state
+        self._groups.clear()
+
+    def state_tensors(self) -> dict[str, State]:
+        """The state by parameter name: what an update changes in place besides the parameters."""
+        return self._state
+
+
+Rule = FunctionalRule | WrappedRule  # applies one config to its share of the parameters
+
+
+def _is_recording() -> bool:
+    """Whether this call is traced or captured, so that no value can be read."""
+    return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def _restore_complex(value: Tensor, parameter: Tensor) -> Tensor:
+    """Makes created state complex for a complex parameter: torch may leave real views in its lists."""
+    if parameter.is_complex() and not value.is_complex() and value.shape == (*parameter.shape, 2):
+        return torch.view_as_complex(value)
+    return value
+
+
+def _number_kind(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex()
+
+
+def _describe(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _update_shards(
+    update: Callable[..., None], needs_whole_parameter: bool, group: ParameterGroup, grads: list[Tensor], lr: Rate
+) -> None:
+    """Each process updates its shards, or whole parameters if an element's update depends on the others."""
+    if not needs_whole_parameter:
+        local = {
+            key: [None if each is None else to_local(each) for each in column] for key, column in group.state.items()
+        }
+        parameters = [to_local(parameter) for parameter in group.parameters]
+        update(group._replace(parameters=parameters, state=local), [to_local(grad) for grad in grads], lr)
+        for key, column in group.state.items():
+            for position, parameter in enumerate(group.parameters):
+                created = local[key][position]
+                if column[position] is None and created is not None:
+                    column[position] = from_local(created, parameter)
+        return
+    # Gathers one parameter at a time; every process computes the same update and stores its own part.
+    for position, (parameter, grad) in enumerate(zip(group.parameters, grads, strict=True)):
+        state = {key: column[position] for key, column in group.state.items()}
+        whole = {key: [None if value is None else full_tensor(value)] for key, value in state.items()}
+        updated = full_tensor(parameter)
+        update(group._replace(parameters=[updated], state=whole), [full_tensor(grad)], lr)
+        for tensor, new in ((parameter, updated), *((state[key], whole[key][0]) for key in state)):
+            if is_dtensor(tensor):
+                to_local(tensor).copy_(to_local(place_like(new, tensor)))

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,18 @@ from stoker._select import Models
 from stoker.distributed import place_like
 from stoker.errors import InvalidArgument, StateMismatch, WrongType
 from stoker.gradients import backward
-from stoker.optim._algorithm import GradientGroup, Rate, without_shared_memory
+from stoker.optim._algorithms import Rate, without_shared_memory
 
 if TYPE_CHECKING:
     from stoker.optim._optimizer import Optimizer
+
+
+class GradientGroup(NamedTuple):
+    """The gradients of a step that share a learning rate, with the names of their parameters."""
+
+    names: tuple[str, ...]
+    grads: list[Tensor]
+    lr: Rate
 
 
 @dataclass(frozen=True)
@@ -67,8 +75,6 @@ def wrap(cls: type[torch.optim.Optimizer], **settings: Any) -> Wrapped:
 class WrappedRule:
     """Applies a torch optimizer to named parameters, with the methods of `FunctionalRule`."""
 
-    __slots__ = ("_config", "_model", "_names", "_native", "_parameters")
-
     def __init__(self, config: Wrapped, parameters: Mapping[str, nn.Parameter], model: Models) -> None:
         self._config, self._model, self._parameters = config, model, parameters
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
@@ -81,15 +87,20 @@ class WrappedRule:
         lr = inspect.signature(cls).parameters.get("lr")
         # Every step sets the learning rate, so any value will do for a class that requires one.
         placeholder = {"lr": 1e-3} if lr is not None and lr.default is inspect.Parameter.empty else {}
-        native = cls(list(self._parameters.values()), **placeholder, **self._config.settings)
+        native: Any = cls(list(self._parameters.values()), **placeholder, **self._config.settings)
         if hasattr(native, "train"):  # schedule-free optimizers refuse to step before this call
-            native.train()  # pyright: ignore[reportAttributeAccessIssue]
+            native.train()
         return native
+
+    @property
+    def needs_closure(self) -> bool:
+        """Whether a step evaluates the loss several times."""
+        closure = inspect.signature(self._native.step).parameters.get("closure")
+        return closure is not None and closure.default is inspect.Parameter.empty
 
     def check(self, groups: list[GradientGroup]) -> None:
         """Raises if the optimizer needs a closure."""
-        closure = inspect.signature(self._native.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
+        if self.needs_closure:
             raise InvalidArgument(
                 f"{self._config.cls.__name__} evaluates the loss several times in a step: "
                 "call optimizer.minimize(closure, lr=...) with a function that returns the loss"
@@ -100,17 +111,15 @@ class WrappedRule:
         if when is not None:
             raise InvalidArgument(f"{self._config.name} cannot skip a step on the device: omit when=")
         self._set_rates(groups)
+        param_groups, all_groups = self._native.param_groups, list(self._native.param_groups)
         with self._own_grads() as set_grads:
             set_grads({name: grad for group in groups for name, grad in zip(group.names, group.grads, strict=True)})
-            all_groups = list(self._native.param_groups)
             # Groups without gradients are hidden, so that counters kept in a group do not advance.
-            self._native.param_groups[:] = [
-                group for group in all_groups if any(parameter.grad is not None for parameter in group["params"])
-            ]
+            param_groups[:] = [group for group in all_groups if any(each.grad is not None for each in group["params"])]
             try:
                 self._native.step()
             finally:
-                self._native.param_groups[:] = all_groups
+                param_groups[:] = all_groups
 
     def minimize(self, closure: Callable[[], Tensor], lr: Rate) -> Tensor:
         """One step of an optimizer that evaluates the loss several times; returns the first loss."""
@@ -166,20 +175,20 @@ class WrappedRule:
 
     def _set_rates(self, groups: list[GradientGroup]) -> None:
         """Sets the learning rate of each param group; splits one whose parameters have several rates."""
-        index_of = {name: index for index, group in enumerate(groups) for name in group.names}
+        rates = {name: (index, group.lr) for index, group in enumerate(groups) for name in group.names}
         result: list[dict[str, Any]] = []
         for param_group in self._native.param_groups:
-            by_index: dict[int, list[Tensor]] = {}
+            by_rate: dict[Any, list[Tensor]] = {}
             for parameter in param_group["params"]:
-                by_index.setdefault(index_of.get(self._names[parameter], -1), []).append(parameter)
-            idle = by_index.pop(-1, [])  # without a gradient now: they stay with the first part
-            if len(by_index) < 2:
+                by_rate.setdefault(rates.get(self._names[parameter]), []).append(parameter)
+            idle = by_rate.pop(None, [])  # without a gradient now: they stay with the first part
+            if len(by_rate) < 2:
                 result.append(param_group)
-                for index in by_index:
-                    param_group["lr"] = groups[index].lr
+                for _, lr in by_rate:
+                    param_group["lr"] = lr
                 continue
-            for index, parameters in by_index.items():
-                result.append({**param_group, "params": parameters + idle, "lr": groups[index].lr})
+            for (_, lr), parameters in by_rate.items():
+                result.append({**param_group, "params": parameters + idle, "lr": lr})
                 idle = []
         self._native.param_groups[:] = result
 
@@ -200,8 +209,9 @@ class WrappedRule:
         """A new optimizer of the same class that has loaded the saved state, with its param groups."""
         kind, own = self._config.name, self._parameters
         try:
-            names = dict.fromkeys(name for group in state["groups"] for name in group["names"])
-            problems = [f"{name}: {kind} updates it in the saved state, not here" for name in names if name not in own]
+            names = [name for group in state["groups"] for name in group["names"]]
+            problems = [f"{name}: listed twice in the saved state" for name in own if names.count(name) > 1]
+            problems += [f"{name}: {kind} updates it in the saved state, not here" for name in names if name not in own]
             problems += [f"{name}: {kind} updates it here, not in the saved state" for name in own if name not in names]
             return (None, problems) if problems else (self._create_loaded(state["groups"], state["state"]), [])
         except Exception as error:  # the optimizer's own `load_state_dict` may raise anything
@@ -235,14 +245,13 @@ class WrappedRule:
         self._native = state
 
 
-def _place_state(state: Any, parameter: nn.Parameter) -> Any:
+def _place_state(state: Mapping[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
     """A parameter's state, with tensors of its shape sharded like it and the others whole."""
-
-    def place(value: Any) -> Any:
-        like = parameter if isinstance(value, Tensor) and value.shape == parameter.shape else None
-        return place_like(value, like) if isinstance(value, Tensor) else value
-
-    return {key: place(value) for key, value in state.items()}
+    placed = dict(state)
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            placed[key] = place_like(value, parameter if value.shape == parameter.shape else None)
+    return placed
 
 
 _KIND = "__kind__"  # a mapping with this key stands for a type that JSON does not have

@@ -2,10 +2,11 @@
 
 A fit appends an `Event` for everything that happens. `History` (the table of epochs), the best epoch, early stopping
 and the console read the `Record`. A `Run` is a directory with the record (`events.jsonl`), the config and the log;
-a `Follower` reads such a directory from another process while it grows. Nothing here imports torch.
+a `Follower` reads such a directory from another process while it grows. `Numbers` is what a `Record` and a `Follower`
+have in common: names, curves, messages, directions and units. Nothing here imports torch.
 """
 
-from stoker.record._columns import Best, Direction, Points, Source
+from stoker.record._columns import Best, Direction, Numbers, Points, Source
 from stoker.record._control import Action, Control, Request, send_request
 from stoker.record._event import Event
 from stoker.record._export import export
@@ -36,6 +37,7 @@ __all__ = [
     "History",
     "LineStyle",
     "Listener",
+    "Numbers",
     "Points",
     "Record",
     "Request",

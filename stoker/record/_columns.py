@@ -3,23 +3,25 @@
 A million events take about a hundred MB, and the curve of any number is found without a pass over the events.
 """
 
+import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from stoker.record._event import Event, Line, kept_count, to_event
+from stoker.record._event import Event, drop_unexpected, kept_count
 
 Direction = Literal["min", "max"]
 Source = Literal["epochs", "all", "running"]
 
-# The kinds of rows. Messages (notes, warnings, checkpoints) have no place in the training.
-OTHER, MESSAGE, PROGRESS, TRAIN, VALID, LOG, EPOCH = range(7)
+# The kinds of rows. Messages have no place in the training.
+DAMAGED, OTHER, MESSAGE, PROGRESS, TRAIN, VALID, LOG, EPOCH = range(8)
 _KINDS = {"progress": PROGRESS, "train": TRAIN, "valid": VALID, "log": LOG, "epoch": EPOCH}
 _KINDS |= dict.fromkeys(("checkpoint", "note", "warning"), MESSAGE)
+_MESSAGES = {"note", "warning", "stop", "error", "resume", "checkpoint"}
 
 
 class Best(NamedTuple):
@@ -56,14 +58,12 @@ class Points:
 
     def downsample(self, limit: int) -> "Points":
         """About `limit` points that look the same: the ends, and the lowest and highest value of each stretch."""
-        return self if len(self) <= limit else self.select(_visible_points(self.value, limit))
+        return self if len(self) <= max(limit, 2) else self.select(_visible_points(self.value, limit))
 
 
 def _visible_points(value: np.ndarray, limit: int) -> np.ndarray:
     """Positions of the first and last value, of each bucket's extremes, and of its first NaN (a gap in the line)."""
     count = len(value)
-    if count <= max(limit, 2):
-        return np.arange(count)
     missing = np.isnan(value)
     buckets = max(1, (limit - 2) // (3 if missing.any() else 2))
     width = -(-count // buckets)
@@ -86,147 +86,135 @@ class _Series:
     __slots__ = ("rows", "values")
 
     def __init__(self) -> None:
-        self.rows, self.values = array("i"), array("d")
-
-    def truncate(self, row: int) -> None:
-        first = bisect_left(self.rows, row)
-        del self.rows[first:], self.values[first:]
+        self.rows = array("i")
+        self.values = array("d")
 
 
 class Columns:
     """The valid events so far, one row each; of events with numbers only the numbers are kept.
 
-    Every event has an index, its count from the first one. A damaged line keeps its index, so that a later "resume"
-    voids the right events. In a sample of a file the indices are unknown, so nothing is voided there.
+    A damaged line has a row too, so that a later "resume" voids the right events. In a sample of a file (`sample` is
+    "ends" or "stretches") the rows are not those of the file, so nothing is voided there.
     """
 
-    def __init__(self, *, sample: bool = False) -> None:
+    def __init__(self, *, sample: Literal["", "ends", "stretches"] = "") -> None:
         self.sample = sample
-        self.count = 0  # the index of the next event
         self.damaged = 0
-        self.indices, self.kinds = array("q"), array("b")
-        self.times, self.epochs, self.updates = array("d"), array("q"), array("q")
-        self.final: dict[str, _Series] = {}
-        self.running: dict[str, _Series] = {}
-        self.names: dict[str, int] = {}  # every number, and the row where it first appeared
-        self.epoch_names: dict[str, int] = {}  # those that epochs have
+        self.kinds = array("b")
+        self.times = array("d")
+        self.epochs = array("q")
+        self.updates = array("q")
+        self.series: dict[str, _Series] = {}  # by name, in order of first appearance
+        self.epoch_names: dict[str, int] = {}  # the numbers that epochs have, and the row where each first appeared
         self.events: list[tuple[int, Event]] = []  # (row, event) of all kinds without numbers, which are few
-        self.begins: list[tuple[int, Event]] = []
         self.losses: list[tuple[int, Sequence[str]]] = []  # the row from which on these names are losses
-        self.progress: Line | None = None  # the latest of the current epoch
+        self.begin: Event | None = None  # the latest one, which declares the plan and the metrics
+        self.progress: Event | None = None  # the latest of the current epoch
+        self.last_progress: Event | None = None  # the latest of any epoch
 
     def __len__(self) -> int:
         return len(self.times)
 
-    def add(self, line: Line | None) -> None:
-        """Adds an event at the end; `None` stands for a damaged line."""
-        if line is None:
-            self.damaged += 1
-            self.count += 1
-        elif (kind := _KINDS.get(line.kind, OTHER)) >= PROGRESS:
-            self._add_numbers(line, kind)
-        else:
-            self._add_event(line, kind)
+    def extend(self, events: Iterable[Event | None]) -> None:
+        """Adds events at the end."""
+        for event in events:
+            self.add(event)
 
-    def _add_row(self, line: Line, kind: int) -> int:
+    def add(self, event: Event | None) -> None:
+        """Adds an event at the end; `None` stands for a damaged line."""
+        if event is None:
+            self.damaged += 1
+            self._add_row(DAMAGED, self.times[-1] if self.times else math.nan, 0, 0)
+        elif (kind := _KINDS.get(event.kind, OTHER)) >= PROGRESS:
+            self._add_numbers(event, kind)
+        else:
+            self._add_event(event, kind)
+
+    def _add_row(self, kind: int, time: float, epoch: int, update: int) -> int:
         row = len(self.times)
-        self.indices.append(self.count)
-        self.count += 1
+        if row and kind != DAMAGED and self.kinds[-1] == DAMAGED and math.isnan(self.times[-1]):
+            # The first event: damaged lines before it get its time.
+            self.times = array("d", [time] * row)
         self.kinds.append(kind)
-        self.times.append(line.time)
-        self.epochs.append(line.epoch)
-        self.updates.append(line.update)
+        self.times.append(time)
+        self.epochs.append(epoch)
+        self.updates.append(update)
         return row
 
-    def _add_numbers(self, line: Line, kind: int) -> None:
-        row, group = self._add_row(line, kind), self.running if kind == PROGRESS else self.final
-        for name, value in line.values.items():
-            series = group.get(name)
+    def _add_numbers(self, event: Event, kind: int) -> None:
+        row = self._add_row(kind, event.time, event.epoch, event.update)
+        for name, value in event.values.items():
+            series = self.series.get(name)
             if series is None:
-                series = group[name] = _Series()
-                self.names.setdefault(name, row)
+                series = self.series[name] = _Series()
             series.rows.append(row)
             series.values.append(value)
         if kind == PROGRESS:
-            self.progress = line
+            self.progress = self.last_progress = event
             return
-        if line.epoch > 0:
-            for name in line.values:
+        if event.epoch > 0:
+            for name in event.values:
                 self.epoch_names.setdefault(name, row)
         if kind == EPOCH:
             self.progress = None
         elif kind == TRAIN:
-            losses = to_event(line).extra.get("losses") or []
+            losses = drop_unexpected(event).extra.get("losses") or []
             if losses != (self.losses[-1][1] if self.losses else []):
                 self.losses.append((row, losses))
 
-    def _add_event(self, line: Line, kind: int) -> None:
-        try:
-            event = to_event(line)
-        except ValueError:
-            self.add(None)
-            return
+    def _add_event(self, event: Event, kind: int) -> None:
+        event = drop_unexpected(event)
         if event.kind == "resume":
+            try:
+                kept = kept_count(event)
+            except ValueError:
+                self.add(None)
+                return
             if not self.sample:
-                self._truncate(kept_count(event))
+                self._truncate(kept)
             self.progress = event if event.batch else None  # the position inside the epoch
-        row = self._add_row(line, kind)
-        self.events.append((row, event))
-        if event.kind == "begin":
-            self.begins.append((row, event))
+        elif event.kind == "begin":
+            self.begin = event
+        self.events.append((self._add_row(kind, event.time, event.epoch, event.update), event))
 
-    def _truncate(self, count: int) -> None:
-        """Removes all events but the first `count`."""
-        row = bisect_left(self.indices, count)
-        for group in (self.final, self.running):
-            for series in group.values():
-                series.truncate(row)
-            for name in [name for name, series in group.items() if not series.rows]:
-                del group[name]
-        for names in (self.names, self.epoch_names):
-            while names and names[last := next(reversed(names))] >= row:
-                del names[last]
-        for pairs in (self.events, self.begins, self.losses):
+    def _truncate(self, row: int) -> None:
+        """Removes all rows from this one on."""
+        for name, series in list(self.series.items()):
+            first = bisect_left(series.rows, row)
+            if first == 0:
+                del self.series[name]
+            del series.rows[first:], series.values[first:]
+        self.epoch_names = {name: first for name, first in self.epoch_names.items() if first < row}
+        for pairs in (self.events, self.losses):
             del pairs[bisect_left(pairs, row, key=lambda pair: pair[0]) :]
-        for column in (self.indices, self.kinds, self.times, self.epochs, self.updates):
+        for column in (self.kinds, self.times, self.epochs, self.updates):
             del column[row:]
-        self.count = min(self.count, count)
-
-    @property
-    def begin(self) -> Event | None:
-        """The latest "begin" event, which declares the plan and the metrics."""
-        return self.begins[-1][1] if self.begins else None
+        self.begin = next((event for _, event in reversed(self.events) if event.kind == "begin"), None)
 
     @property
     def plan(self) -> Mapping[str, Any]:
         """The `extra` of the latest "begin" event."""
-        return self.begins[-1][1].extra if self.begins else {}
+        return self.begin.extra if self.begin is not None else {}
 
     def last(self, name: str) -> float | None:
         """The latest final value of a number."""
-        series = self.final.get(name)
-        return series.values[-1] if series is not None else None
+        series = self.series.get(name) or _Series()
+        newest_first = zip(reversed(series.rows), reversed(series.values), strict=True)
+        return next((value for row, value in newest_first if self.kinds[row] != PROGRESS), None)
 
     def latest(self) -> dict[str, float]:
         """The newest value of every number, final or running."""
-        found: dict[str, float] = {}
-        for name in self.names:
-            both = [group[name] for group in (self.final, self.running) if name in group]
-            found[name] = max(both, key=lambda series: series.rows[-1]).values[-1]
-        return found
+        return {name: series.values[-1] for name, series in self.series.items()}
 
     def best(self, name: str, direction: Direction | None = None) -> Best | None:
         """The best final value, the first of equal ones, never NaN; `None` if the direction is unknown."""
-        direction, series = direction or self.direction(name), self.final.get(name)
-        if direction is None or series is None:
+        direction = direction or self.direction(name)
+        points, kinds = self._values(name)
+        points = points.select((kinds != PROGRESS) & ~np.isnan(points.value))
+        if direction is None or not len(points):
             return None
-        values = np.array(series.values)
-        valid = np.flatnonzero(~np.isnan(values))
-        if not len(valid):
-            return None
-        place = valid[values[valid].argmin() if direction == "min" else values[valid].argmax()]
-        row = series.rows[place]
-        return Best(self.epochs[row], self.updates[row], series.values[place], name)
+        index = points.value.argmin() if direction == "min" else points.value.argmax()
+        return Best(int(points.epoch[index]), int(points.update[index]), float(points.value[index]), name)
 
     def direction(self, name: str) -> Direction | None:
         """Whether less or more is better, as the metric declared it; less is better for a loss."""
@@ -245,44 +233,85 @@ class Columns:
         metrics = self.plan.get("metrics") or {}
         parts = name.split("/")
         names = [name, "/".join(parts[1:]), *("/".join(parts[1:end]) for end in range(len(parts) - 1, 1, -1))]
-        found = next((metrics[each] for each in names if each in metrics), {})
-        return found if isinstance(found, Mapping) else {}
+        declaration = next((metrics[key] for key in names if key in metrics), {})
+        return declaration if isinstance(declaration, Mapping) else {}
 
     def points(self, name: str, source: Source) -> Points:
-        """The values of a number from one source; see `Follower.points`."""
+        """The values of a number from one source; see `Numbers.points`."""
+        points, kinds = self._values(name)
+        running = points.select(kinds == PROGRESS)
         if source == "running":
-            return self._points(self.running, name)
+            return running
         final = self.final_points(name)
         if source == "epochs":
             final = final.select(final.epoch > 0)
             _, last = np.unique(final.epoch[::-1], return_index=True)
             return final.select(np.sort(len(final) - 1 - last))
-        running = self._points(self.running, name)
         running = running.select(~np.isin(running.update, final.update))
-        both = Points(
-            *(np.concatenate([getattr(each, field) for each in (final, running)]) for field in Points.__slots__)
-        )
+        fields = [(getattr(final, field), getattr(running, field)) for field in Points.__slots__]
+        both = Points(*map(np.concatenate, fields))
         return both.select(np.argsort(both.update, kind="stable"))
 
     def final_points(self, name: str) -> Points:
         """All final values in order of the events, without those that an "epoch" event only repeats."""
-        points = self._points(self.final, name)
-        series = self.final.get(name)
-        if series is None:
-            return points
+        points, kinds = self._values(name)
+        final = kinds != PROGRESS
+        points, kinds = points.select(final), kinds[final]
         # Sorted by epoch, a repeated value follows its original.
         order = np.argsort(points.epoch, kind="stable")
         epoch, value = points.epoch[order], points.value[order]
         same = (value[1:] == value[:-1]) | (np.isnan(value[1:]) & np.isnan(value[:-1]))
         repeated = np.zeros(len(points), dtype=bool)
         repeated[order[1:]] = same & (epoch[1:] == epoch[:-1]) & (epoch[1:] > 0)
-        return points.select(~(repeated & (np.array(self.kinds)[np.array(series.rows)] == EPOCH)))
+        return points.select(~(repeated & (kinds == EPOCH)))
 
-    def _points(self, group: Mapping[str, _Series], name: str) -> Points:
-        series = group.get(name) or _Series()
+    def _values(self, name: str) -> tuple[Points, np.ndarray]:
+        """All values of a number, final and running, and the kind of each."""
+        series = self.series.get(name) or _Series()
         rows = np.array(series.rows, dtype=np.int64)
-        # Copies: an array that is shared with numpy could not grow.
+        # Indexing copies: an array that is shared with numpy could not grow.
         update, epoch, time = (
             np.asarray(column)[rows].astype(np.float64) for column in (self.updates, self.epochs, self.times)
         )
-        return Points(update, epoch, time, np.array(series.values, dtype=np.float64))
+        return Points(update, epoch, time, np.array(series.values)), np.asarray(self.kinds)[rows]
+
+
+class Numbers:
+    """What a `Record` and a `Follower` can be asked about the numbers of a run."""
+
+    _columns: Columns
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all numbers, in order of first appearance."""
+        return list(self._columns.series)
+
+    @property
+    def begin(self) -> Event | None:
+        """The latest "begin" event: the plan, and what is known about the metrics."""
+        return self._columns.begin
+
+    @property
+    def messages(self) -> list[Event]:
+        """Notes, warnings, stops, errors, resumes and checkpoints, in order."""
+        return [event for _, event in self._columns.events if event.kind in _MESSAGES]
+
+    def points(self, name: str, *, source: Source = "all") -> Points:
+        """The values of a number over the run, in order of update; empty for an unknown name.
+
+        "epochs" gives the latest value of each epoch, "running" the values of progress events, "all" both and every
+        validation; a final value then replaces a running one of the same update.
+        """
+        return self._columns.points(name, source)
+
+    def count(self, name: str) -> int:
+        """How many values of a number there are, running ones included."""
+        return len(self._columns.series[name].rows) if name in self._columns.series else 0
+
+    def direction(self, name: str) -> Direction | None:
+        """Whether less ("min") or more ("max") is better, as the metric declared it; for a loss less is."""
+        return self._columns.direction(name)
+
+    def unit(self, name: str) -> str:
+        """The unit of a number, as its metric declared it."""
+        return self._columns.unit(name)

@@ -3,15 +3,14 @@
 import json
 import os
 import secrets
-import stat
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from stoker._files import open_regular_file
 from stoker.errors import InvalidArgument
-from stoker.record._journal import EVENTS, is_being_written, missing_run
+from stoker.record._journal import EVENTS, find_directory, is_being_written
 
 CONTROL = "control.json"
 Action = Literal["stop", "save"]
@@ -35,10 +34,7 @@ def send_request(path: str | os.PathLike[str], action: Action, *, by: str = "") 
     """
     if action not in get_args(Action):
         raise InvalidArgument(f'action={action!r}: a run can be asked to "stop" or to "save"')
-    directory = Path(path)
-    directory = directory.parent if directory.is_file() else directory
-    if not (directory / EVENTS).exists():
-        raise missing_run(directory)
+    directory = find_directory(path)
     if not is_being_written(directory / EVENTS):
         raise InvalidArgument(f"{str(directory)!r} can't be asked to {action}: the run has no living process")
     request = {"ask": action, "id": secrets.token_hex(8), "time": time.time(), "by": by}
@@ -47,8 +43,7 @@ def send_request(path: str | os.PathLike[str], action: Action, *, by: str = "") 
         draft.write_text(json.dumps(request) + "\n", encoding="utf-8")
         draft.replace(directory / CONTROL)
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise InvalidArgument(f"{str(directory)!r} can't be asked to {action}: {error}") from error
     return request["id"]
 
@@ -62,33 +57,25 @@ class Control:
 
     def __init__(self, path: Path) -> None:
         self._path = path / CONTROL
-        self._seen: tuple[int, ...] | None = None
+        self._signature: tuple[int, ...] = ()
         self._id = ""
         self.poll()  # ignore a request to an earlier process
 
     def poll(self) -> Request | None:
         """Returns a new request once; costs a `stat` of the file while there is none. Damaged files are ignored."""
         try:
-            found = self._path.stat()
-            signature = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-            if signature == self._seen:
+            stat = self._path.stat()
+            signature = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if signature == self._signature:
                 return None
-            self._seen = signature
-            if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
-                return None
-            request = _parse(self._path.read_bytes())
-        except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):
+            self._signature = signature
+            with open_regular_file(self._path) as file:
+                content = json.loads(file.read(_LARGEST + 1)) if stat.st_size <= _LARGEST else {}
+            request = Request(content["ask"], str(content.get("by", "")), str(content["id"]), float(content["time"]))
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
             return None
-        if request.id == self._id:
+        if request.id == self._id or request.action not in get_args(Action):
             return None
         self._id = request.id
-        return request
-
-
-def _parse(data: bytes) -> Request:
-    found = json.loads(data)
-    action, name, by = found["ask"], found["id"], found.get("by", "")
-    if action not in get_args(Action) or not all(isinstance(each, str) for each in (name, by)):
-        raise ValueError(f"expected a request, but: {found!r}")
-    printable = "".join(letter for letter in by if letter.isprintable())  # it is shown on terminals
-    return Request(action, printable[:80], name, float(found["time"]))
+        printable = "".join(letter for letter in request.by if letter.isprintable())  # it is shown on terminals
+        return Request(request.action, printable[:80], request.id, request.time)

@@ -33,6 +33,10 @@ class Event:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
+_LARGEST = 2**62
+_OPTIONAL = ("epoch", "batch", "update", "values", "text", "extra")  # fields that are left out if they are empty
+
+
 def float_values(event: Event) -> dict[str, float]:
     """The values of an event as Python floats; raises `WrongType` for anything that is not a real number."""
     for name, value in event.values.items():
@@ -57,22 +61,17 @@ def to_line(event: Event) -> bytes:
     >>> to_line(Event("valid", 1.5, epoch=2, values={"valid/loss": float("nan")}))
     b'{"kind":"valid","time":1.5,"epoch":2,"values":{"valid/loss":"NaN"}}\n'
     """
-    data: dict[str, Any] = {"kind": event.kind, "time": event.time}
-    for name in ("epoch", "batch", "update"):
-        if position := getattr(event, name):
-            data[name] = position
-    if event.values:
-        data["values"] = to_json_value(event.values)
-    if event.text:
-        data["text"] = event.text
-    if event.extra:
-        data["extra"] = to_json_value(event.extra)
+    fields = {name: to_json_value(value) for name in _OPTIONAL if (value := getattr(event, name))}
+    data = {"kind": event.kind, "time": event.time, **fields}
     return json.dumps(data, separators=(",", ":")).encode() + b"\n"  # ASCII, so no character can break the line
 
 
 def from_line(line: bytes) -> Event:
     """Decodes a line that `to_line` wrote; raises `ValueError` for anything else. Unknown fields are ignored."""
-    data = json.loads(line)
+    try:
+        data = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deeply") from error
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
         raise ValueError('expected an object with a "kind"')
     try:
@@ -88,6 +87,8 @@ def from_line(line: bytes) -> Event:
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
+    if any(abs(position) > _LARGEST for position in (event.epoch, event.batch, event.update)):
+        raise ValueError("expected an epoch, a batch and an update of at most 2**62")
     if event.kind == "resume":
         kept_count(event)
     return event
@@ -106,9 +107,9 @@ def to_json_value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): to_json_value(each) for key, each in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [to_json_value(each) for each in value]
+        return [to_json_value(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
         return to_json_value(asdict(value))
     if isinstance(value, numbers.Integral):
@@ -116,12 +117,10 @@ def to_json_value(value: Any) -> Any:
     return to_json_value(float(value)) if isinstance(value, numbers.Real) else str(value)
 
 
-# --- decoding lines that other processes wrote; fast if msgspec is installed
-
-Line = Any  # an `Event`, or an object with its fields whose `extra` is still JSON (msgspec's struct)
+# --- Decoding lines that other processes wrote
 
 _LAST_TIME = 2.5e11  # seconds since 1970 (the year 9892); calendars end soon after
-_LARGEST = 2**62
+_FIRST_TIME = -6e10  # the year 68; a clock can be wrong
 # What summaries and viewers read of `extra`, and the types that they rely on.
 _NUMBERS = {"epochs", "updates", "minutes", "batches", "seconds", "samples_per_second"}
 _TYPES = {
@@ -131,61 +130,31 @@ _TYPES = {
 }
 
 
-def decode_lines(block: bytes) -> Sequence[Line | None]:
+def decode_lines(block: bytes) -> Sequence[Event | None]:
     """Decodes all lines of a block; `None` stands for a damaged one."""
     decode = _msgspec_decoder()
     if decode is not None:
         try:
-            lines = decode(block)
-            if len(lines) == block.count(b"\n"):  # otherwise an object spans two lines, or two share one
-                return lines
+            events = decode(block)
+            if len(events) == block.count(b"\n"):  # otherwise an object spans two lines, or two share one
+                return events
         except (ValueError, RecursionError):
             pass
     return [decode_line(line) for line in block.split(b"\n") if line.strip()]
 
 
 def decode_line(line: bytes) -> Event | None:
-    """Decodes one line; `None` if it is damaged or its time or position is out of range."""
+    """Decodes one line; `None` if it is damaged or its time is outside the calendar."""
     try:
         event = from_line(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
-    positions = (event.epoch, event.batch, event.update)
-    if not 0 <= event.time <= _LAST_TIME or any(abs(position) > _LARGEST for position in positions):
+    if not _FIRST_TIME <= event.time <= _LAST_TIME:
         return None
-    return _replace_surrogates(event) if b"\\ud" in line else event
+    if b"\\ud" not in line:
+        return event
 
-
-def to_event(line: Line) -> Event:
-    """The event of a decoded line, without entries of `extra` that have an unexpected type.
-
-    Raises `ValueError` for a "resume" that does not say how many events it keeps.
-    """
-    extra = line.extra if isinstance(line.extra, Mapping) else _parse_extra(bytes(line.extra))
-    if line.kind == "resume":
-        kept_count(Event("resume", extra=extra))
-    extra = {name: value for name, value in extra.items() if _has_expected_type(name, value)}
-    return Event(line.kind, line.time, line.epoch, line.batch, line.update, line.values, line.text, extra)
-
-
-def _parse_extra(text: bytes) -> Mapping[str, Any]:
-    """The `extra` that msgspec left as JSON; empty if it can't be parsed (not UTF-8, an integer without end)."""
-    try:
-        found = json.loads(text or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, Mapping) else {}
-
-
-def _has_expected_type(name: str, value: Any) -> bool:
-    if name in _NUMBERS:
-        return isinstance(value, int | float) and 0 <= value <= _LARGEST
-    return name not in _TYPES or isinstance(value, _TYPES[name])
-
-
-def _replace_surrogates(event: Event) -> Event:
-    """Replaces lone surrogates (U+D800 …), which JSON can hold but no terminal or web page can be sent."""
-
+    # Lone surrogates (U+D800 …), which JSON can hold but no terminal or web page can be sent.
     def clean(text: str) -> str:
         return text.encode("utf-8", "replace").decode()
 
@@ -194,14 +163,29 @@ def _replace_surrogates(event: Event) -> Event:
     return replace(event, kind=clean(event.kind), text=clean(event.text), values=values, extra=extra)
 
 
+def drop_unexpected(event: Event) -> Event:
+    """The event without entries of `extra` that have an unexpected type."""
+    extra = {name: value for name, value in event.extra.items() if _has_expected_type(name, value)}
+    return Event(event.kind, event.time, event.epoch, event.batch, event.update, event.values, event.text, extra)
+
+
+def _has_expected_type(name: str, value: Any) -> bool:
+    if name in _NUMBERS:
+        return isinstance(value, int | float) and 0 <= value <= _LARGEST
+    return name not in _TYPES or isinstance(value, _TYPES[name])
+
+
 @functools.cache
 def _msgspec_decoder() -> Callable[[bytes], list[Any]] | None:
-    """Decodes a block of valid lines about ten times faster than `from_line`; `None` without msgspec."""
+    """Decodes a block of valid lines into objects with the fields of `Event`, several times faster than `from_line`.
+
+    `None` if msgspec is not installed.
+    """
     try:
         import msgspec
     except ImportError:
         return None
-    seconds = Annotated[float, msgspec.Meta(ge=0, le=_LAST_TIME)]
+    seconds = Annotated[float, msgspec.Meta(ge=_FIRST_TIME, le=_LAST_TIME)]
     position = Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
     fields = [
         ("kind", str),
@@ -209,7 +193,7 @@ def _msgspec_decoder() -> Callable[[bytes], list[Any]] | None:
         *((name, position, 0) for name in ("epoch", "batch", "update")),
         ("values", dict[str, float], msgspec.field(default_factory=dict)),
         ("text", str, ""),
-        ("extra", msgspec.Raw, msgspec.Raw(b"")),  # left as bytes: nearly all of them are never needed
+        ("extra", dict[str, Any], msgspec.field(default_factory=dict)),
     ]
     line = msgspec.defstruct("Line", fields, gc=False, frozen=True)
     return msgspec.json.Decoder(line, strict=False).decode_lines  # not strict: the string "NaN" is a float

@@ -1,19 +1,21 @@
 """Exports a run's numbers as CSV, Parquet or JSON."""
 
 import csv
+import io
 import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, get_args
+from typing import IO, Any, get_args
 
+from stoker._files import write_atomically
 from stoker.errors import BadFile, InvalidArgument, MissingExtra
-from stoker.record._columns import Points, Source
+from stoker.record._columns import Source
 from stoker.record._control import CONTROL
 from stoker.record._event import to_json_value
 from stoker.record._follow import Follower
-from stoker.record._journal import EVENTS
-from stoker.record._run import CONFIG, FACTS, Run
+from stoker.record._journal import EVENTS, FACTS
+from stoker.record._run import CONFIG, Run
 
 Table = dict[str, list[Any]]  # columns of the same length; None for an empty cell
 _POSITION = ("epoch", "update", "time")
@@ -51,73 +53,62 @@ def export(
     follower.refresh()
     if follower.state == "gone":
         raise BadFile(f"{follower.path}: {follower.problem}")
-    own = path.absolute().parent.resolve() == follower.path.resolve()
-    if own and path.name in (EVENTS, CONFIG, FACTS, CONTROL):
+    is_in_run = path.absolute().parent.resolve() == follower.path.resolve()
+    if is_in_run and path.name in (EVENTS, CONFIG, FACTS, CONTROL):
         raise InvalidArgument(f"{str(path)!r} is a file of the run itself; choose another name")
+    table = (_long_table if long else _wide_table)(follower, source)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        write(draft, (_long_table if long else _wide_table)(follower, source))
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_atomically(path, lambda file: write(file, table))
     return path
 
 
 def _wide_table(follower: Follower, source: Source) -> Table:
     """A row per epoch or update, and a column per number."""
-    series = _series(follower, source)
     rows: dict[tuple[int, int], dict[str, Any]] = {}
-    for name, points in series.items():
+    columns: list[str] = list(_POSITION)
+    for name in follower.names:
+        column = f"number/{name}" if name in _POSITION else name
         repeats: dict[int, int] = {}  # a number with several values at one update gets further rows there
-        for epoch, update, time, value in _iterate(points):
+        for epoch, update, time, value in _values(follower, name, source):
             key = epoch if source == "epochs" else update
             repeats[key] = repeats.get(key, -1) + 1
-            row = rows.setdefault((key, repeats[key]), {"epoch": 0, "update": 0, "time": 0.0})
+            row = rows.setdefault((key, repeats[key]), {"epoch": 0, "update": 0, "time": time})
             row.update(epoch=max(row["epoch"], epoch), update=max(row["update"], update), time=max(row["time"], time))
-            row[_column(name)] = value
+            row[column] = value
+        if repeats:
+            columns.append(column)
     ordered = [rows[key] for key in sorted(rows)]
-    return {name: [row.get(name) for row in ordered] for name in [*_POSITION, *map(_column, series)]}
+    return {column: [row.get(column) for row in ordered] for column in columns}
 
 
 def _long_table(follower: Follower, source: Source) -> Table:
     """A row per value."""
-    names = ("name", *_POSITION, "value")
-    rows = [(name, *each) for name, points in _series(follower, source).items() for each in _iterate(points)]
-    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {name: [] for name in names}
+    rows = [(name, *value) for name in follower.names for value in _values(follower, name, source)]
+    return {column: [row[index] for row in rows] for index, column in enumerate(("name", *_POSITION, "value"))}
 
 
-def _series(follower: Follower, source: Source) -> dict[str, Points]:
-    found = {name: follower.points(name, source=source) for name in follower.names}
-    return {name: points for name, points in found.items() if len(points)}
-
-
-def _iterate(points: Points) -> Iterable[tuple[int, int, float, float]]:
+def _values(follower: Follower, name: str, source: Source) -> Iterable[tuple[int, int, float, float]]:
+    """The epoch, update, time and value of each point."""
+    points = follower.points(name, source=source)
     integers = (points.epoch.astype(int).tolist(), points.update.astype(int).tolist())
     return zip(*integers, points.time.tolist(), points.value.tolist(), strict=True)
 
 
-def _column(name: str) -> str:
-    return f"number/{name}" if name in _POSITION else name
+def _write_csv(file: IO[bytes], table: Table) -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    writer = csv.writer(text, lineterminator="\n")  # floats as their repr, which is exact
+    writer.writerow(table)
+    writer.writerows(zip(*table.values(), strict=True))
+    text.detach()
 
 
-def _rows(table: Table) -> Iterable[tuple[object, ...]]:
-    return zip(*table.values(), strict=True)
+def _write_json(file: IO[bytes], table: Table) -> None:
+    rows = (dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True))
+    lines = ",\n".join(json.dumps(to_json_value(row)) for row in rows)
+    file.write(f"[\n{lines}\n]\n".encode())
 
 
-def _write_csv(path: Path, table: Table) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")  # floats as their repr, which is exact
-        writer.writerow(table)
-        writer.writerows(_rows(table))
-
-
-def _write_json(path: Path, table: Table) -> None:
-    lines = (json.dumps(to_json_value(dict(zip(table, row, strict=True)))) for row in _rows(table))
-    path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
-
-
-def _write_parquet(path: Path, table: Table) -> None:
+def _write_parquet(file: IO[bytes], table: Table) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -128,10 +119,10 @@ def _write_parquet(path: Path, table: Table) -> None:
         name: pyarrow.array(column, types.get(name, pyarrow.float64()), from_pandas=False)
         for name, column in table.items()
     }
-    pyarrow.parquet.write_table(pyarrow.table(arrays), path)
+    pyarrow.parquet.write_table(pyarrow.table(arrays), file)
 
 
-_WRITERS: dict[str, Callable[[Path, Table], None]] = {
+_WRITERS: dict[str, Callable[[IO[bytes], Table], None]] = {
     ".csv": _write_csv,
     ".parquet": _write_parquet,
     ".json": _write_json,

@@ -112,10 +112,7 @@ class History:
         lines share one panel. The best epoch is marked; a loss that falls far gets a logarithmic axis. The figure is
         not registered with pyplot: a notebook shows it, `figure.savefig(path)` writes it.
         """
-        series = {name: self[name] for name in names or self.columns}
-        return plot_series(
-            self.epochs, series, self.best, one_panel=bool(names), minimized=self._minimized_columns(), ax=ax
-        )
+        return self._draw({"": list(names)} if names else self.panels or {"": self.columns}, ax=ax)
 
     def __str__(self) -> str:
         return _text_table(self._record.rows, self.columns, self.best)
@@ -126,21 +123,18 @@ class History:
     def _repr_html_(self) -> str:
         """The table, below curves where matplotlib is installed."""
         table = f'<pre style="line-height:1.3">{escape(str(self))}</pre>'
-        drawn = [name for names in list(self.panels.values())[:_PANELS] for name in names[:_LINES]]
+        panels = {title: names[:_LINES] for title, names in list(self.panels.items())[:_PANELS]}
         image = ""
-        if len(self) and drawn:
-            series = {name: self[name] for name in drawn}
+        if panels:
             with contextlib.suppress(MissingExtra):
-                figure = plot_series(
-                    self.epochs, series, self.best, one_panel=False, minimized=self._minimized_columns()
-                )
-                image = figure_to_html(figure)
+                image = figure_to_html(self._draw(panels))
         html = f"<div>{image}{table}</div>"
         return html.encode("utf-8", "backslashreplace").decode()  # a lone surrogate in a name can't be sent
 
-    def _minimized_columns(self) -> frozenset[str]:
-        """The columns of which less is better."""
-        return frozenset(name for name in self.columns if self._record.direction(name) == "min")
+    def _draw(self, panels: Mapping[str, Sequence[str]], ax: "Axes | None" = None) -> "Figure":
+        series = {title: {name: self[name] for name in names} for title, names in panels.items() if names}
+        minimized = frozenset(name for name in self.columns if self._record.direction(name) == "min")
+        return plot_series(self.epochs, series, self.best, minimized=minimized, ax=ax)
 
 
 def _text_table(rows: Rows, columns: Sequence[str], best: Best | None) -> str:

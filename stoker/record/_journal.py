@@ -5,18 +5,17 @@ import io
 import json
 import os
 import platform
-import stat
 import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
-from stoker._files import sync_directory
+from stoker._files import explain_errors, open_regular_file, open_to_append, sync_directory
 from stoker.errors import BadFile, MissingFile, RunExists, did_you_mean
 from stoker.record._event import Event, from_line
 
-EVENTS = "events.jsonl"
+EVENTS, FACTS = "events.jsonl", "run.json"
+LONGEST_LINE = 1 << 24  # bytes
 _LOCK_ATTEMPTS = 50  # 10 ms apart: a reader that checks whether a run is alive holds the lock for microseconds
 
 
@@ -36,12 +35,12 @@ class Journal:
         """Locks the file for this process, and removes a line that a killed process left incomplete."""
         if self._file is not None and not self._file.closed:  # a fork closes it
             return
-        file = io.FileIO(self.path, "a+")
+        file = open_to_append(self.path)
         try:
-            _lock(file)
-            _repair(file)
+            _lock(file, self.path)
+            _repair(file, self.path)
         except BaseException:
-            _release(file)
+            _release(file, self.path)
             raise
         self._file = file
 
@@ -68,7 +67,7 @@ class Journal:
     def close(self) -> None:
         """Closes and unlocks the file."""
         if self._file is not None:
-            _release(self._file)
+            _release(self._file, self.path)
         self._file = None
 
     def __del__(self) -> None:  # nothing is buffered, so a missing close loses nothing
@@ -76,11 +75,14 @@ class Journal:
             self._file.close()
 
 
-def _repair(file: io.FileIO) -> None:
+def _repair(file: io.FileIO, path: Path) -> None:
     """Cuts off an incomplete last line, or adds the newline that a complete one lacks."""
     size = file.seek(0, os.SEEK_END)
-    tail, start = b"", size
+    start = size
+    tail = b""
     while start > 0 and b"\n" not in tail:
+        if len(tail) > LONGEST_LINE:
+            raise BadFile(f"{path}: expected lines of JSON, but the last one has more than {LONGEST_LINE:,} bytes")
         step = min(start, 65536)
         start -= step
         file.seek(start)
@@ -99,40 +101,57 @@ def _parse(line: bytes) -> Event | None:
         return None
 
 
-def read_events(path: Path) -> list[Event]:
-    """Reads all events of a file; an incomplete last line, as a kill leaves it, is ignored."""
+def read_events(path: Path, *, strict: bool) -> list[Event]:
+    """Reads all events of a file; an incomplete last line, as a kill leaves it, is ignored.
+
+    A damaged line raises `BadFile`; if not `strict`, it becomes an event of the kind "damaged".
+    """
+    events: list[Event] = []
     try:
-        *lines, last = path.read_bytes().split(b"\n")
-    except FileNotFoundError as error:
+        with explain_errors(path), open_regular_file(path) as file:
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
+                if not line.strip():
+                    continue
+                try:
+                    events.append(from_line(line))
+                except ValueError as error:
+                    text = f"{path}, line {number}: expected an event in JSON, but: {error}"
+                    if len(line) == LONGEST_LINE or (strict and line.endswith(b"\n")):
+                        raise BadFile(f"{text}; Record.open(path, strict=False) reads the others") from error
+                    if line.endswith(b"\n"):
+                        events.append(Event("damaged", events[-1].time if events else 0.0, text=text))
+    except MissingFile as error:
         raise missing_run(path.parent if path.name == EVENTS else path) from error
-    events = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                events.append(from_line(line))
-            except ValueError as error:
-                raise BadFile(
-                    f"{path}, line {number}: expected an event in JSON, but: {error}; "
-                    "delete that line to read the others"
-                ) from error
-    incomplete = _parse(last) if last else None
-    return events if incomplete is None else [*events, incomplete]
+    return events
+
+
+def find_directory(path: str | os.PathLike[str]) -> Path:
+    """The directory of a run, given as such or as its events file; raises `MissingFile` if it holds no run.
+
+    A directory with `run.json` is a run also if its events were removed.
+    """
+    path = Path(path)
+    with explain_errors(path, expected="a run's directory"):
+        directory = path.parent if path.is_file() else path
+        if not any((directory / name).exists() for name in (EVENTS, FACTS)):
+            raise missing_run(directory)
+    return directory
 
 
 def missing_run(directory: Path) -> MissingFile:
     """The error for a path without a run, with a suggestion where a similar name exists."""
     if directory.is_dir():
         return MissingFile(f"{str(directory)!r} is not a run: it has no {EVENTS}")
-    siblings = [each.name for each in directory.parent.iterdir()] if directory.parent.is_dir() else []
+    siblings = [sibling.name for sibling in directory.parent.iterdir()] if directory.parent.is_dir() else []
     return MissingFile(f"there is no run at {str(directory)!r}{did_you_mean(directory.name, siblings)}")
 
 
-# The lock. The operating system releases it when the process ends, however it ends.
+# --- The lock. The operating system releases it when the process ends, however it ends.
 
 _locked_files: "weakref.WeakSet[io.FileIO]" = weakref.WeakSet()
 
 
-def _lock(file: io.FileIO) -> None:
+def _lock(file: io.FileIO, path: Path) -> None:
     """Locks the file while this process has it open, and notes beside it who holds the lock."""
     try:
         import fcntl
@@ -147,23 +166,25 @@ def _lock(file: io.FileIO) -> None:
         except OSError:  # a file system without locks
             return
     else:
-        writer = writer_of(Path(file.name))
+        writer = writer_of(path)
         advice = (
             "close that run first" if writer == "this process" else "wait until it has ended, or choose another path"
         )
-        raise RunExists(f"{str(file.name)!r} is being written by {writer}; {advice}")
+        raise RunExists(f"{str(path)!r} is being written by {writer}; {advice}")
     _close_in_forks()
     _locked_files.add(file)
     with suppress(OSError):
-        note = json.dumps({"pid": os.getpid(), "host": platform.node()})
-        _note_path(Path(file.name)).write_text(note, encoding="utf-8")
+        note = _note_path(path)
+        note.unlink(missing_ok=True)
+        with note.open("x", encoding="utf-8") as new:  # "x" does not follow a symbolic link
+            json.dump({"pid": os.getpid(), "host": platform.node()}, new)
 
 
-def _release(file: io.FileIO) -> None:
+def _release(file: io.FileIO, path: Path) -> None:
     if file in _locked_files:
         _locked_files.discard(file)
         with suppress(OSError):
-            _note_path(Path(file.name)).unlink(missing_ok=True)
+            _note_path(path).unlink(missing_ok=True)
     file.close()
 
 
@@ -196,9 +217,11 @@ def is_being_written(path: Path) -> bool:
 def writer_of(path: Path) -> str:
     """The process that writes an events file, as text: `process 4242`, `process 17 on 'node7'`, `this process`."""
     try:
-        note = json.loads(_note_path(path).read_bytes())
-        pid, host = int(note["pid"]), str(note["host"])
-    except (OSError, ValueError, KeyError, TypeError):
+        with open_regular_file(_note_path(path), follow=False) as file:
+            note = json.loads(file.read(4096))
+        pid = int(note["pid"])
+        host = str(note["host"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"
     if host != platform.node():
         return f"process {pid} on {host!r}"
@@ -207,25 +230,3 @@ def writer_of(path: Path) -> str:
 
 def _note_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.lock")
-
-
-def open_regular_file(path: Path, *, inside: Path | None = None, follow: bool = True) -> BinaryIO:
-    """Opens a file for reading; raises `OSError` for a pipe, a directory, or (with `inside`) a file elsewhere.
-
-    Viewers read directories that others can change, so the check and the opening must concern the same file: after
-    symbolic links are resolved once, none is followed any more. `inside` is a resolved path. With `follow=False`, a
-    symbolic link is an error.
-    """
-    target = Path(os.path.realpath(path)) if follow else path
-    if inside is not None and not target.is_relative_to(inside):
-        raise OSError("the file is outside the directory")
-
-    def opener(name: str, flags: int) -> int:
-        # O_NONBLOCK: opening a pipe would wait for its writer. Windows has neither flag.
-        descriptor = os.open(name, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
-        os.close(descriptor)
-        raise OSError("not a regular file")
-
-    return open(target, "rb", opener=opener)

@@ -5,7 +5,7 @@ import functools
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker._text import format_number
 from stoker.errors import InvalidArgument, MissingExtra
@@ -55,7 +55,7 @@ def matrix_sizes(names: Iterable[str]) -> dict[str, int]:
         matrix, _, row = rest.rpartition("/")
         if matrix and row.isdecimal() and column.isdecimal():
             cells.setdefault(matrix, set()).add((row, column))
-    sizes = {matrix: math.isqrt(len(found)) for matrix, found in cells.items()}
+    sizes = {matrix: math.isqrt(len(pairs)) for matrix, pairs in cells.items()}
     return {matrix: size for matrix, size in sizes.items() if size > 1 and cells[matrix] == _cells(size)}
 
 
@@ -110,22 +110,21 @@ def new_figure(width: float, height: float) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra('plot needs matplotlib: pip install "stoker[plot]"') from error
-    return _with_notebook_image(Figure)(figsize=(width, height), layout="constrained")
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    figure._repr_png_ = functools.partial(_png, figure)  # what IPython calls
+    return figure
 
 
-@functools.cache
-def _with_notebook_image(base: type["Figure"]) -> type["Figure"]:
-    class NotebookFigure(base):
-        def _repr_png_(self) -> bytes:
-            return _png(self, "figure")
-
-    return NotebookFigure
-
-
-def _png(figure: "Figure", dpi: "float | Literal['figure']") -> bytes:
+def _png(figure: "Figure", **options: Any) -> bytes:
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=dpi)
+    figure.savefig(file, format="png", **options)
     return file.getvalue()
+
+
+def figure_to_html(figure: "Figure") -> str:
+    """The figure as an `<img>` that holds its own data."""
+    data = base64.b64encode(_png(figure, dpi=70)).decode()
+    return f'<img alt="curves" src="data:image/png;base64,{data}"/>'
 
 
 def figure_of(axes: "Axes") -> "Figure":
@@ -150,30 +149,30 @@ def escape_label(name: str) -> str:
 
 def plot_series(
     epochs: Sequence[int],
-    series: Mapping[str, Sequence[float]],
+    panels: Mapping[str, Mapping[str, Sequence[float]]],
     best: Best | None,
     *,
-    one_panel: bool,
     minimized: frozenset[str] = frozenset(),
     ax: "Axes | None" = None,
 ) -> "Figure":
-    """Draws series over the epochs, in one panel or in one per metric; see `History.plot`.
+    """Draws series (by panel and name) over the epochs; with `ax`, all of them there. See `History.plot`.
 
     `minimized` names the series of which less is better: only those may get a logarithmic axis.
     """
-    if not series:
+    if not panels:
         raise InvalidArgument("plot: there are no numbers yet; plot after the first epoch")
     if ax is not None:
-        _draw(ax, epochs, series, best, minimized)
+        _draw(
+            ax, epochs, {name: values for series in panels.values() for name, values in series.items()}, best, minimized
+        )
         return figure_of(ax)
-    groups = {"": list(series)} if one_panel else group_by_metric(series) or {"": list(series)}
-    columns = min(_PANELS_PER_ROW, len(groups))
-    rows = -(-len(groups) // columns)
+    columns = min(_PANELS_PER_ROW, len(panels))
+    rows = -(-len(panels) // columns)
     figure = new_figure(4.5 * columns if columns > 1 else 7, 3.2 * rows)
-    for place, (title, names) in enumerate(groups.items(), 1):
-        panel = figure.add_subplot(rows, columns, place)
-        panel.set_title(escape_label(title))
-        _draw(panel, epochs, {name: series[name] for name in names}, best, minimized)
+    for number, (title, series) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, columns, number)
+        axes.set_title(escape_label(title))
+        _draw(axes, epochs, series, best, minimized)
     return figure
 
 
@@ -199,10 +198,5 @@ def _draw(
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    crowded = len(axes.lines) > 6
-    axes.legend(fontsize="small" if crowded else None, ncols=2 if crowded else 1)
-
-
-def figure_to_html(figure: "Figure") -> str:
-    """The figure as an `<img>` that holds its own data."""
-    return f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(_png(figure, 70)).decode()}"/>'
+    is_crowded = len(axes.lines) > 6
+    axes.legend(fontsize="small" if is_crowded else None, ncols=2 if is_crowded else 1)

@@ -1,5 +1,6 @@
 """The record of a run: events are appended to it, and questions are answered from it."""
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,11 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from stoker.errors import InvalidArgument
-from stoker.record._columns import Best, Columns, Direction, Points, Source
+from stoker._files import explain_errors
+from stoker.errors import BadFile, InvalidArgument
+from stoker.record._columns import Best, Columns, Direction, Numbers
 from stoker.record._event import Event, float_values, kept_count, to_line
 from stoker.record._journal import EVENTS, Journal, read_events
-from stoker.record._summary import find_monitor, summarize
+from stoker.record._summary import Status, find_monitor, status_of, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +26,7 @@ _FINAL = frozenset({"train", "valid", "log", "epoch"})  # kinds whose numbers ar
 _PROGRESS_SECONDS = 1.0  # the distance of progress events that are kept; a day of them is about 20 MB on disk
 
 
-class Record:
+class Record(Numbers):
     """What happened in a run, in order; histories, early stopping, summaries and viewers read it.
 
     >>> record = Record()
@@ -34,15 +36,15 @@ class Record:
     ([0.5, 0.2, 0.3], Best(epoch=2, update=20, value=0.2, name='valid/loss'))
 
     With a path, each event is also written to that file (`events.jsonl`) before `append` returns; an existing file is
-    read first and then continued. One progress event per second is kept, but listeners get all of them. Questions
-    about something that has not happened return `[]` or `None`.
+    read first, as by `open(path, strict=False)`, and then continued. One progress event per second is kept, but
+    listeners get all of them. Questions about something that has not happened return `[]` or `None`.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._events: list[Event] = []
         self._rows: dict[int, dict[str, float]] = {}  # the final numbers of each epoch
         self._columns = Columns()
-        self._progress_time = -_PROGRESS_SECONDS  # of the last progress event that was kept
+        self._progress_time = -math.inf  # of the last progress event that was kept
         self._listeners: list[Listener] = []
         self._undelivered: deque[Event] = deque()
         self._warned: set[int] = set()  # ids of listeners that failed, and 0 for the file
@@ -50,16 +52,20 @@ class Record:
         if self._journal is not None:
             self._journal.open()
             try:
-                self._load(read_events(self._journal.path))
+                self._load(read_events(self._journal.path, strict=False))
             except BaseException:
                 self._journal.close()
                 raise
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a run's directory or its `events.jsonl`, even while it is being written; never writes to it."""
+    def open(cls, path: str | os.PathLike[str], *, strict: bool = True) -> Self:
+        """Reads a run's directory or its `events.jsonl`, even while it is being written; never writes to it.
+
+        A damaged line is an error. With `strict=False` it becomes an event of the kind "damaged", which keeps its
+        place: a later "resume" counts the events before it.
+        """
         record = cls()
-        record._load(read_events(_events_path(path)))
+        record._load(read_events(_events_path(path), strict=strict))
         return record
 
     def append(self, event: Event) -> None:
@@ -71,8 +77,10 @@ class Record:
             if self._journal is not None:
                 try:
                     self._journal.write(to_line(event))
-                except OSError as error:  # a full disk must not end the training
+                except (OSError, BadFile) as error:  # a full disk must not end the training
                     self._warn(0, f"{self._journal.path} can't be written ({error}); the next event tries again")
+        else:
+            self._columns.progress = self._columns.last_progress = event  # for `status`; it gets no row
         if self._listeners:
             self._deliver(event)
 
@@ -109,7 +117,7 @@ class Record:
         self._listeners = [*self._listeners, listener]  # a new list: the old one may be iterated right now
 
         def unsubscribe() -> None:
-            self._listeners = [each for each in self._listeners if each is not listener]
+            self._listeners = [other for other in self._listeners if other is not listener]
 
         return unsubscribe
 
@@ -132,11 +140,6 @@ class Record:
         return [event for event in self._events if event.kind == kind]
 
     @property
-    def names(self) -> list[str]:
-        """The names of all numbers, in order of first appearance."""
-        return list(self._columns.names)
-
-    @property
     def columns(self) -> list[str]:
         """The names of the numbers that epochs have, in order of first appearance."""
         return list(self._columns.epoch_names)
@@ -155,10 +158,6 @@ class Record:
         points = self._columns.final_points(name)
         return list(zip(points.update.astype(int).tolist(), points.value.tolist(), strict=True))
 
-    def points(self, name: str, *, source: Source = "all") -> Points:
-        """The values of a number as arrays, as `Follower.points` gives them."""
-        return self._columns.points(name, source)
-
     def last(self, name: str) -> float | None:
         """The latest value of a number."""
         return self._columns.last(name)
@@ -176,17 +175,16 @@ class Record:
         """The number that epochs are compared by: the one the run declared, else a loss."""
         return find_monitor(self._columns)
 
-    def direction(self, name: str) -> Direction | None:
-        """Whether less ("min") or more ("max") is better, as the metric declared it; for a loss less is."""
-        return self._columns.direction(name)
+    def summary(self, *, alive: bool = True) -> dict[str, Any]:
+        """The run in a few plain values: its state, how far it came, its best and its last numbers.
 
-    def unit(self, name: str) -> str:
-        """The unit of a number, as its metric declared it."""
-        return self._columns.unit(name)
+        `alive` says whether its process is; a run that has no end and is not alive has "died".
+        """
+        return summarize(self._columns, alive=alive)
 
-    def summary(self) -> dict[str, Any]:
-        """The run in a few plain values: its state, how far it came, its best and its last numbers."""
-        return summarize(self._columns)
+    def status(self) -> Status:
+        """The progress of the run, for a display."""
+        return status_of(self._columns, summarize(self._columns))
 
     def plot(self, *names: str, ax: "Axes | None" = None) -> "Figure":
         """Draws the numbers over the epochs, as `History.plot` does; needs matplotlib (`stoker[plot]`).
@@ -220,8 +218,8 @@ class Record:
         if event.kind == "resume" and (kept := kept_count(event)) < len(self._events):
             del self._events[kept:]
             self._rows.clear()
-            for each in self._events:
-                self._add_to_row(each)
+            for valid in self._events:
+                self._add_to_row(valid)
         elif event.kind == "progress":
             self._progress_time = event.time
         self._events.append(event)
@@ -259,4 +257,5 @@ class Record:
 
 def _events_path(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
-    return path / EVENTS if path.is_dir() else path
+    with explain_errors(path, expected="a run's directory"):
+        return path / EVENTS if path.is_dir() else path

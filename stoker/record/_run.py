@@ -1,6 +1,5 @@
 """A run's directory: its config, what is known about the process, its events and its log."""
 
-import functools
 import os
 import platform
 import secrets
@@ -8,20 +7,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from stoker._files import read_json, write_json
+from stoker._files import open_to_append, read_json, write_json
 from stoker.config import Config
-from stoker.errors import BadFile, InvalidArgument, RunExists
+from stoker.errors import BadFile, InvalidArgument, RunExists, StokerError
 from stoker.record._event import Event, to_json_value
-from stoker.record._journal import EVENTS, is_being_written, missing_run, writer_of
+from stoker.record._journal import EVENTS, FACTS, find_directory, is_being_written, writer_of
 from stoker.record._record import Record
-from stoker.record._summary import DIED
 
-CONFIG, FACTS, LOG = "config.json", "run.json", "log.txt"
+CONFIG, LOG = "config.json", "log.txt"
 _LOGGED = {"note": "", "warning": "warning: ", "stop": "stopped: ", "error": "error: "}  # kinds, and their prefix
 
 
@@ -51,19 +50,26 @@ class Run:
         time and the run's `id` are added to `facts`.
         """
         path = Path(path)
-        if path.exists() and not path.is_dir():
-            raise InvalidArgument(f"run={str(path)!r} is a file; expected a directory, or the path of a new one")
-        path.mkdir(parents=True, exist_ok=True)
-        try:
-            if (path / FACTS).exists():
-                raise FileExistsError
-            (path / EVENTS).touch(exist_ok=False)  # of two processes that come at once, one succeeds
-        except FileExistsError:
-            raise RunExists(
-                f"{str(path)!r} already holds a run; choose another path, or move or delete that directory first; "
-                "resume=True continues it"
-            ) from None
-        return cls._open_for_writing(path, config, facts or {})
+        with _explain_failure("created", path):
+            if path.exists() and not path.is_dir():
+                raise InvalidArgument(f"run={str(path)!r} is a file; expected a directory, or the path of a new one")
+            path.mkdir(parents=True, exist_ok=True)
+            try:
+                if (path / FACTS).exists():
+                    raise FileExistsError
+                (path / EVENTS).touch(exist_ok=False)  # of two processes that come at once, one succeeds
+            except FileExistsError:
+                raise RunExists(
+                    f"{str(path)!r} already holds a run; choose another path, or move or delete that directory first; "
+                    "resume=True continues it"
+                ) from None
+            try:
+                return cls._open_for_writing(path, config, facts or {})
+            except BaseException:  # a full disk, say: the next attempt finds no run here
+                for name in (CONFIG, EVENTS):
+                    with suppress(OSError):
+                        (path / name).unlink(missing_ok=True)
+                raise
 
     @classmethod
     def resume(
@@ -79,13 +85,12 @@ class Run:
         >>> run.close()
 
         The files keep what the run began with. Differences become warnings after the next "resume" event. If the
-        process was killed while it created the run, the missing files are written now.
+        process was killed while it created the run, the missing files are written now. If `events.jsonl` was removed
+        or damaged, the run continues with what is left of its record.
         """
-        path = Path(path)
-        path = path.parent if path.is_file() else path
-        if not (path / EVENTS).exists():
-            raise missing_run(path)
-        run = cls._open_for_writing(path, config, facts or {})
+        path = find_directory(path)
+        with _explain_failure("resumed", path):
+            run = cls._open_for_writing(path, config, facts or {})
         run._warn_after_resume(_differences_now(run, config))
         return run
 
@@ -94,9 +99,10 @@ class Run:
         record = Record(path)
         try:
             known = _read_facts(path)
-            if not known:  # a new run, or one whose creation was cut short: this file is written last
-                _write_config(path / CONFIG, config)
-                known = {**facts_of_this_process(), **to_json_value(facts)}
+            if "id" not in known:  # a new run, or one whose creation was cut short: this file is written last
+                if config is not None and not (path / CONFIG).exists():
+                    write_json(path / CONFIG, _to_json(config))
+                known = to_json_value({**_facts_of_this_process(), **facts, **known})
                 known |= {"id": secrets.token_hex(8), "path": str(path.absolute())}
                 write_json(path / FACTS, known)
             run = cls(path, record, config=_read_config(path), facts=known)
@@ -108,10 +114,12 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a run's directory, even while the run is being written; never writes to it."""
-        path = Path(path)
-        path = path.parent if path.is_file() else path
-        record = Record.open(path / EVENTS)
+        """Reads a run's directory, even while the run is being written; never writes to it.
+
+        A damaged line of `events.jsonl` is an event of the kind "damaged"; the record is empty if the file was removed.
+        """
+        path = find_directory(path)
+        record = Record.open(path / EVENTS, strict=False) if (path / EVENTS).exists() else Record()
         return cls(path, record, config=_read_config(path), facts=_read_facts(path))
 
     @property
@@ -127,7 +135,7 @@ class Run:
 
     def update_facts(self, facts: Mapping[str, Any]) -> None:
         """Adds facts to `run.json` that are known only after the run has started: the execution plan, say."""
-        self.facts = {**self.facts, **to_json_value(facts)}
+        self.facts = to_json_value({**self.facts, **facts})
         try:
             write_json(self.path / FACTS, self.facts)
         except OSError as error:  # a full disk must not end the training
@@ -139,10 +147,8 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """The record's summary, with the name and path; "died" if the run has no end and no living process."""
-        summary = {"name": self.path.name, "path": str(self.path), **self.record.summary()}
-        if summary["state"] == "running" and self.writer is None:
-            summary.update(state="died", reason=DIED)
-        return summary
+        summary = self.record.summary(alive=self.writer is not None)
+        return {"name": self.path.name, "path": str(self.path), **summary}
 
     def close(self) -> None:
         """Closes the files."""
@@ -170,8 +176,20 @@ class Run:
     def _log(self, text: str, timestamp: float) -> None:
         stamp = datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")
         lines = "".join(f"{stamp}  {line}\n" for line in text.rstrip("\n").split("\n"))
-        with (self.path / LOG).open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(lines)
+        with open_to_append(self.path / LOG) as file:
+            file.write(lines.encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def _explain_failure(action: str, path: Path) -> Iterator[None]:
+    """Raises an `OSError` (no permission, a full disk, a path that is too long) as `BadFile`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        if isinstance(error, StokerError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise BadFile(f"the run {str(path)!r} can't be {action}: {reason}") from error
 
 
 def _read_config(path: Path) -> Any:
@@ -185,38 +203,28 @@ def _read_facts(path: Path) -> dict[str, Any]:
     return facts or {}
 
 
-def _write_config(path: Path, config: object) -> None:
-    if isinstance(config, Config):
-        config.save(path)
-    elif config is not None:
-        write_json(path, to_json_value(config))
+def _to_json(config: object) -> Any:
+    return config.to_dict() if isinstance(config, Config) else to_json_value(config)
 
 
 def _differences_now(run: Run, config: object) -> list[str]:
-    """Warnings about a config and package versions that differ from those the run began with."""
-    warnings: list[str] = []
-    given = config.to_dict() if isinstance(config, Config) else to_json_value(config)
-    fields = _differences(run.config, given) if config is not None else []
+    """Warnings about damaged events, and a config and package versions that differ from those the run began with."""
+    warnings = [f"a damaged event is left out: {event.text}" for event in run.record.events_of("damaged")[:1]]
+    fields = _differences(run.config, _to_json(config)) if config is not None else []
     if fields:
         file = f"({CONFIG}, which is not changed)" if run.config is not None else "(none)"
         warnings.append(f"the config differs from the one the run began with {file}: {', '.join(fields)}")
-    packages = _differences(run.facts.get("versions"), versions())
+    packages = _differences(run.facts.get("versions"), _versions())
     if packages:
         warnings.append(f"versions differ from those the run began with, so the last bits may: {', '.join(packages)}")
     return warnings
 
 
 def _differences(old: Any, new: Any) -> list[str]:
-    before, after = dict(flatten_config(old)), dict(flatten_config(new))
-
-    def show(fields: Mapping[str, Any], name: str) -> str:
-        return repr(fields[name]) if name in fields else "nothing"
-
-    return [
-        f"{name}: {show(before, name)} → {show(after, name)}"
-        for name in before | after
-        if name not in before or name not in after or before[name] != after[name]
-    ]
+    before = {name: repr(value) for name, value in flatten_config(old)}
+    after = {name: repr(value) for name, value in flatten_config(new)}
+    changed = [name for name in before | after if before.get(name) != after.get(name)]
+    return [f"{name}: {before.get(name, 'nothing')} → {after.get(name, 'nothing')}" for name in changed]
 
 
 def flatten_config(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -249,7 +257,7 @@ def run_settings(config: Any, facts: Mapping[str, Any], *, once: bool = False) -
     return fields | {n: value for n, value in settings if (n.rpartition(".")[2], str(value)) not in repeated}
 
 
-def facts_of_this_process() -> dict[str, Any]:
+def _facts_of_this_process() -> dict[str, Any]:
     """What `run.json` says about the process; `stoker resume` runs `command` in `folder`."""
     return {
         "started": time.time(),
@@ -259,21 +267,19 @@ def facts_of_this_process() -> dict[str, Any]:
         "pid": os.getpid(),
         "host": platform.node(),
         "platform": platform.platform(),
-        "versions": versions(),
+        "versions": _versions(),
     }
 
 
-def versions() -> dict[str, str | None]:
+def _versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that a run's numbers depend on, read without importing them."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in ("stoker", "torch", "numpy")}}
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in ("stoker", "torch", "numpy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return versions
 
 
 def git_commit() -> str | None:

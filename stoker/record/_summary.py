@@ -8,19 +8,25 @@ from typing import Any
 import numpy as np
 
 from stoker.record._columns import EPOCH, MESSAGE, OTHER, Best, Columns
-from stoker.record._event import Event, to_event
+from stoker.record._event import Event, drop_unexpected
 
 DIED = "the process ended without finishing the run"
 _RATE_SECONDS = 60.0  # the time over which updates per second are measured
 
 
-def summarize(columns: Columns) -> dict[str, Any]:
-    """State, progress, and the best and last numbers of a run; see `Record.summary`."""
+def summarize(columns: Columns, *, alive: bool = True) -> dict[str, Any]:
+    """State, progress, and the best and last numbers of a run; see `Record.summary`.
+
+    Without an end, a run that is not `alive` has died.
+    """
     plan = columns.plan
     state, reason = _state(columns)
+    if state == "running" and not alive:
+        state, reason = "died", DIED
     epochs = np.array(columns.epochs)[np.array(columns.kinds) == EPOCH]
-    name = find_monitor(columns)
-    best = columns.best(name) if name is not None else None
+    monitor = find_monitor(columns)
+    best = columns.best(monitor) if monitor is not None else None
+    is_empty = len(columns) == columns.damaged
     return {
         "state": state,
         "reason": reason,
@@ -29,9 +35,9 @@ def summarize(columns: Columns) -> dict[str, Any]:
         "epochs_planned": plan.get("epochs"),
         "updates": int(np.array(columns.updates).max(initial=0)),
         "seconds": sum(_seconds(columns, *part) for part in _parts(columns)),
-        "started": columns.times[0] if len(columns) else None,
-        "last_event": columns.times[-1] if len(columns) else None,
-        "monitor": name,
+        "started": None if is_empty else columns.times[0],
+        "last_event": None if is_empty else columns.times[-1],
+        "monitor": monitor,
         "best": dict(best._asdict()) if best is not None else None,
         "last": {name: columns.last(name) for name in columns.epoch_names},
         "warnings": sum(event.kind == "warning" for _, event in columns.events),
@@ -41,8 +47,7 @@ def summarize(columns: Columns) -> dict[str, Any]:
 
 def find_monitor(columns: Columns) -> str | None:
     """The number that epochs are compared by: the declared one, else a loss, else one with a known direction."""
-    names = columns.epoch_names
-    directed = [name for name in names if columns.direction(name) is not None]
+    directed = [name for name in columns.epoch_names if columns.direction(name) is not None]
     candidates = (columns.plan.get("monitor"), "valid/loss", "train/loss", *directed)
     return next((name for name in candidates if name in directed), None)
 
@@ -66,8 +71,8 @@ def _reached_plan(columns: Columns, end: Event) -> bool:
     """Whether a limit of the plan was reached; then the stop means that the run is complete."""
     parts = _parts(columns)
     resumed = {row for row, event in columns.events if event.kind == "resume"}
-    starts = [place for place, (first, _) in enumerate(parts) if first not in resumed]
-    seconds = sum(_seconds(columns, *part) for part in parts[starts[-1] if starts else 0 :])  # of the latest fit
+    fits = [index for index, (first, _) in enumerate(parts) if first not in resumed]
+    seconds = sum(_seconds(columns, *part) for part in parts[fits[-1] if fits else 0 :])  # of the latest fit
     done = {"epochs": end.epoch or end.extra.get("epochs", 0), "updates": end.update, "minutes": seconds / 60}
     return any(columns.plan.get(limit) is not None and done[limit] >= columns.plan[limit] for limit in done)
 
@@ -83,7 +88,8 @@ def _unfinished_part(columns: Columns, epochs: np.ndarray) -> list[int] | None:
 
 def _parts(columns: Columns) -> list[tuple[int, int]]:
     """The rows (first, last + 1) of each fit and of each process; the time between them is not training time."""
-    starts, kinds = [0], set[str]()
+    starts = [0]
+    kinds: set[str] = set()
     for row, event in columns.events:
         if event.kind == "resume" or (event.kind == "begin" and kinds & {"begin", "end"}):
             starts.append(row)
@@ -130,41 +136,52 @@ class Status:
 def status_of(columns: Columns, summary: Mapping[str, Any]) -> Status:
     """The status of a run from its columns and its summary."""
     plan = columns.plan
-    progress = to_event(columns.progress) if columns.progress is not None else None
+    # Between epochs there is no progress.
+    progress = drop_unexpected(columns.progress) if columns.progress is not None else Event("progress", 0.0)
+    validating = progress.extra.get("phase") == "valid"
     row = next(_training_rows(columns), None)
     epoch = columns.epochs[row] if row is not None else 0
-    validating = progress is not None and progress.extra.get("phase") == "valid"
-    batches = (progress.extra.get("batches") if progress else None) or (None if validating else plan.get("batches"))
-    if progress is None:
+    updates = summary["updates"]
+    seconds = float(summary["seconds"])
+    time = summary["last_event"] or 0.0
+    latest = columns.latest()
+    is_ahead = columns.progress is not None and progress.time > time
+    if is_ahead and summary["state"] == "running":  # a record keeps one progress event per second
+        epoch = progress.epoch
+        updates = max(updates, progress.update)
+        seconds += progress.time - time if len(columns) else 0.0
+        time = progress.time
+        latest |= progress.values
+    batches = progress.extra.get("batches") or (None if validating else plan.get("batches"))
+    if columns.progress is None:
         phase_fraction = 1.0 if _ends_with_epoch(columns) else 0.0
     else:
         phase_fraction = min(1.0, progress.batch / batches) if batches else None
-    seconds = float(summary["seconds"])
     epochs_done = epoch - 1 + (1.0 if validating else phase_fraction or 0.0) if epoch > 0 else 0.0
-    fraction = fraction_done(plan, epochs=epochs_done, updates=summary["updates"], seconds=seconds)
+    fraction = fraction_done(plan, epochs=epochs_done, updates=updates, seconds=seconds)
     fraction = 1.0 if summary["state"] == "finished" else fraction
+    speed = progress.extra.get("samples_per_second") or latest.get("samples_per_second")
+    if not speed and summary["state"] == "running" and columns.last_progress is not None:  # between two epochs
+        speed = drop_unexpected(columns.last_progress).extra.get("samples_per_second")
     phase = "starting" if not epoch else "valid" if validating else "train"
-    set_name = next(iter(progress.values), "").partition("/")[0] or "valid" if progress and validating else "train"
-    latest = columns.latest()
-    speed = progress.extra.get("samples_per_second") if progress is not None else None
     return Status(
         phase=phase if summary["state"] == "running" else "over",
-        set_name=set_name,
+        set_name=next(iter(progress.values), "").partition("/")[0] or "valid" if validating else "train",
         epoch=epoch,
         epochs=_to_int(plan.get("epochs")),
-        batch=progress.batch if progress is not None else 0,
+        batch=progress.batch,
         batches=_to_int(batches),
-        update=summary["updates"],
+        update=updates,
         updates=_to_int(plan.get("updates")),
         phase_fraction=phase_fraction,
         fraction=fraction,
         seconds_left=seconds * (1 - fraction) / fraction if fraction and seconds else None,
         seconds=seconds,
-        samples_per_second=float(speed) if speed else latest.get("samples_per_second"),
+        samples_per_second=float(speed) if speed else None,
         updates_per_second=_updates_per_second(columns),
         latest=latest,
         best=Best(**summary["best"]) if summary["best"] is not None else None,
-        time=columns.times[-1] if len(columns) else 0.0,
+        time=time,
     )
 
 

@@ -6,9 +6,11 @@
 0.01
 
 A schedule is a pure function of the update number, counted from 0. It can be compared, saved, combined (`then`, `+`,
-`-`, `*`, `/`) and drawn (`plot`). After its end it keeps its last value.
+`-`, `*`, `/`) and drawn (`plot`). After its end it keeps its last value. Without `updates`, its length is that of the
+fit: `schedule.cosine(1e-2, warmup=0.1)`. `schedule.torch` takes torch's own schedulers.
 """
 
+from stoker.schedule._plot import plot
 from stoker.schedule._schedule import (
     Schedule,
     ScheduleLike,
@@ -21,9 +23,9 @@ from stoker.schedule._schedule import (
     multistep,
     noam,
     one_cycle,
-    plot,
     polynomial,
     step,
+    torch,
     warmup,
     warmup_stable_decay,
 )
@@ -43,6 +45,7 @@ __all__ = [
     "plot",
     "polynomial",
     "step",
+    "torch",
     "warmup",
     "warmup_stable_decay",
 ]

@@ -1,69 +1,204 @@
-"""Schedules: their curves, the functions that build them, `Schedule` itself, and plots.
+"""Schedules: the functions that build them, and `Schedule` itself.
 
-A curve has the settings of a schedule and computes its values. Saved schedules name a curve by its class and its fields
-(`{"kind": "Cosine", "peak": 0.01, "steps": 80, ...}`), so these names are part of the file format. Builders call the
-length `updates`: the number of updates from the first to the last value, warm-up included. They accept `steps` as
-another name for it.
+A builder, such as `cosine`, checks its settings and returns the function from an update number to a value. `_curve`
+turns it into what users call, and makes a config class of its settings. Files name that class and its fields
+(`{"kind": "Cosine", "peak": 0.01, "steps": 80, ...}`), so kinds and fields are part of the file format. There the
+length of a schedule is `steps`, which builders call `updates` (`steps` is accepted too).
+
+A length that is `None`, and a part of it that is a fraction (a float), are completed by `_complete` as soon as the
+number of updates is known: `fit` knows its own. Until then the curve has no values (`needs_length`).
 """
 
+import functools
+import inspect
 import json
 import math
 import operator
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, fields
-from functools import lru_cache
+from dataclasses import MISSING, field, fields
 from itertools import pairwise
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Union
 
 from stoker.config import Config
-from stoker.errors import ConfigError, InvalidArgument, MissingExtra, WrongType
+from stoker.errors import ConfigError, InvalidArgument, WrongType
+from stoker.schedule._replay import describe_scheduler, replay_scheduler
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_AT_LEAST_0 = ("warmup", "restarts", "decay", "gamma", "at")
-_AT_LEAST_1 = ("every", "width")
+P = ParamSpec("P")
+Values = Callable[[int], float]  # from the number of an update, an int of 0 or more, to the value
+
+_NOT_GIVEN: Any = None  # the default of `updates` and `steps`: the length of the fit
+_PARTS = ("warmup", "decay", "at")  # settings that are a number of updates, or a fraction of the length
+_LONG = 10**12  # updates, more than any training has
+_LEAST = {"steps": 1, "warmup": 0, "restarts": 0, "decay": 0, "gamma": 0, "at": 0, "every": 1, "width": 1}
 
 
-class Shape(Config):
-    """Base of all curves. `__call__` takes an int of 0 or more: `Schedule` checks it."""
+class _Settings(Config):
+    """Base of the classes that `_curve` makes: the settings of one builder, and the values they give."""
 
-    least_steps: ClassVar[int] = 1
+    builder: ClassVar[str]
+    make_values: ClassVar[Callable[..., Values]]
+    values: ClassVar[Values]  # set by the constructor
+    needs_length: ClassVar[bool]  # set by the constructor: whether it has no values yet
 
-    def builder_name(self) -> str:
-        """The public function that makes this curve: `warmup_stable_decay` for `WarmupStableDecay`."""
-        return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
+    def as_dict(self) -> dict[str, Any]:
+        """The settings by name. Not `vars(self)`: CPython reads the attributes of an object more slowly after that."""
+        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     def __post_init__(self) -> None:
-        least = {**dict.fromkeys(_AT_LEAST_0, 0), **dict.fromkeys(_AT_LEAST_1, 1), "steps": self.least_steps}
-        # Not `vars(self)`: once an object's `__dict__` exists, CPython reads all its attributes more slowly.
-        for name, value in ((field.name, getattr(self, field.name)) for field in fields(self)):
-            self.require(name, not isinstance(value, float) or math.isfinite(value), "a finite number")
-            if name in least:
-                self.require(name, value >= least[name], f"at least {least[name]}")
+        settings = self.as_dict()
+        for name, value in settings.items():
+            shown = "updates" if name == "steps" else name
+            if isinstance(value, float):
+                _expect(math.isfinite(value), f"{self.builder}: {shown} is {value}", "a finite number")
+            if isinstance(value, float) and name in (*_PARTS, "steps"):
+                expected = "a number of updates, such as 100, or a fraction of the length below 1, such as 0.05"
+                _expect(0 <= value < 1, f"{self.builder}: {shown} is {value}", expected)
+            elif isinstance(value, int | float) and name in _LEAST and not (name == "steps" and "after" in settings):
+                _expect(value >= _LEAST[name], f"{self.builder}: {shown} is {value}", f"at least {_LEAST[name]}")
+        needs_length = _needs_length(self)
+        object.__setattr__(self, "needs_length", needs_length)
+        object.__setattr__(self, "values", _no_values(self) if needs_length else self._make_values(settings))
+        if needs_length and "steps" in settings and "after" not in settings:
+            _complete(self, _LONG, None)  # raises for settings that are wrong whatever the length is
 
-    def require(self, name: str, holds: bool, expected: str) -> None:
-        """Raises if a setting is not as expected, with an error that names the builder that the user called."""
-        if not holds:
-            shown, value = "updates" if name == "steps" else name, getattr(self, name)
-            raise InvalidArgument(f"schedule.{self.builder_name()}: {shown} is {value}; expected {expected}")
+    def _make_values(self, settings: dict[str, Any]) -> Values:
+        if settings.get("steps") is not None:
+            settings = _count_parts(settings, settings["steps"])
+        return type(self).make_values(
+            **{"updates" if name == "steps" else name: value for name, value in settings.items()}
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the values are a function without a name, which can't be pickled
+        return _restore, (type(self).__name__, self.as_dict())
 
 
-def _length(builder: str, updates: int | None, steps: int | None) -> int:
-    """The length of a schedule, given as `updates` or, by its older name, as `steps`."""
+_KINDS: dict[str, type[_Settings]] = {}  # every class that a file can name; reading a file imports nothing by name
+
+
+def _restore(kind: str, settings: dict[str, Any]) -> _Settings:
+    return _KINDS[kind](**settings)
+
+
+def _curve(kind: str) -> Callable[[Callable[P, Values]], Callable[P, "Schedule"]]:
+    """Makes a builder of schedules from a function of settings, and a class for the settings with this name."""
+
+    def decorate(make_values: Callable[P, Values]) -> Callable[P, "Schedule"]:
+        signature, name = inspect.signature(make_values), make_values.__name__.strip("_")
+        body: dict[str, Any] = {"builder": name, "make_values": staticmethod(make_values), "__annotations__": {}}
+        for parameter in signature.parameters.values():
+            if parameter.name != "steps":
+                setting = "steps" if parameter.name == "updates" else parameter.name
+                is_required = parameter.default is parameter.empty
+                default: Any = MISSING if is_required else parameter.default
+                is_length = setting == "steps" and not is_required
+                body["__annotations__"][setting] = int | None if is_length else parameter.annotation
+                body[setting] = field(default=default, kw_only=parameter.kind == parameter.KEYWORD_ONLY)
+        settings_class = _KINDS[kind] = type(kind, (_Settings,), {**body, "__module__": __name__})
+
+        def build(*args: P.args, **kwargs: P.kwargs) -> "Schedule":
+            settings = signature.bind(*args, **kwargs).arguments
+            if "steps" in signature.parameters:
+                settings["steps"] = find_length(name, settings.pop("updates", None), settings.pop("steps", None))
+            elif "updates" in settings:
+                settings["steps"] = settings.pop("updates")
+            return Schedule(settings_class(**settings))
+
+        functools.update_wrapper(build, make_values)
+        build.__dict__["__signature__"] = signature.replace(return_annotation="Schedule")
+        return build
+
+    return decorate
+
+
+def find_length(builder: str, updates: Any, steps: Any) -> Any:
+    """The length of a schedule, given as `updates` or, by its older name, as `steps`; None if neither is given."""
     if updates is not None and steps is not None:
         raise InvalidArgument(
             f"schedule.{builder}: got updates={updates} and steps={steps}; they mean the same, give one"
         )
     length = steps if updates is None else updates
-    if length is None:
-        raise InvalidArgument(f"schedule.{builder}: the length is missing; write updates=...")
-    if isinstance(length, bool) or not isinstance(length, Integral):
+    if length is not None and (isinstance(length, bool) or not isinstance(length, Integral)):
         raise ConfigError(f"updates: expected int, got {length!r}")
-    return int(length)
+    return length if length is None else int(length)
+
+
+def _needs_length(curve: _Settings) -> bool:
+    """Whether a curve has no values until somebody says how many updates there are."""
+    settings = curve.as_dict()
+    if any(isinstance(part, _Settings) and part.needs_length for part in settings.values()):
+        return True
+    if curve.builder == "torch":
+        return settings["every"] == "epoch" and settings["epoch_updates"] is None
+    if curve.builder == "exponential" and settings["gamma"] is not None:
+        return False
+    length = settings.get("steps")
+    if "steps" in settings and not isinstance(length, int):
+        return True
+    return length is None and any(isinstance(settings.get(name), float) for name in _PARTS)
+
+
+def _no_values(curve: _Settings) -> Values:
+    def value(update: int) -> float:
+        length = "1000, per_epoch=100" if "every='epoch'" in _code(curve) else "1000"
+        raise InvalidArgument(
+            f"{_code(curve)} takes its length from the fit that uses it; for your own loop, say it: "
+            f"lr = lr.with_updates({length})"
+        )
+
+    return value
+
+
+def _count_parts(settings: dict[str, Any], length: int) -> dict[str, Any]:
+    """Replaces fractions of a length by numbers of updates."""
+    counted = {
+        name: round(value * length) if name in _PARTS and isinstance(value, float) else value
+        for name, value in settings.items()
+    }
+    if isinstance(settings.get("decay"), float) and counted["warmup"] + counted["decay"] == length + 1:
+        counted["decay"] -= 1  # both parts were rounded up
+    return counted
+
+
+def _complete(curve: Any, updates: int | None, per_epoch: int | None) -> Any:
+    """The curve of a training with so many updates: every part that has no length gets that of its place in it.
+
+    What depends on a number that is None stays as it is.
+    """
+    if not curve.needs_length:
+        return curve
+    settings = curve.as_dict()
+    if curve.builder == "torch":
+        settings["epoch_updates"] = per_epoch
+    elif curve.builder == "arithmetic":
+        settings |= {side: _complete(settings[side], updates, per_epoch) for side in ("left", "right")}
+    elif curve.builder in ("then", "warmup"):
+        place, part = ("at", "second") if curve.builder == "then" else ("steps", "after")
+        start = settings[place]
+        if isinstance(start, float):
+            if updates is None:
+                return curve
+            start = settings[place] = round(start * updates)
+        rest = None if updates is None else max(updates - start, 1)
+        settings[part] = _complete(settings[part], rest, per_epoch)
+        if curve.builder == "then":
+            settings["first"] = _complete(settings["first"], max(start, 1), per_epoch)
+    elif updates is None:
+        return curve
+    else:
+        if "steps" in settings:
+            settings["steps"] = updates
+        settings = _count_parts(settings, updates)
+    return type(curve)(**settings)
+
+
+def _expect(holds: bool, given: str, expected: str) -> None:
+    if not holds:
+        raise InvalidArgument(f"schedule.{given}; expected {expected}")
 
 
 def _interpolate(start: float, end: float, fraction: float) -> float:
@@ -76,84 +211,88 @@ def _cosine_fraction(fraction: float) -> float:
     return (1.0 - math.cos(math.pi * fraction)) / 2.0
 
 
-def _warm_up(peak: float, update: int, warmup: int) -> float:
+def _warm_up(peak: float, update: int, warmup: float) -> float:
     """No update is spent at zero: update 0 has `peak / (warmup + 1)`, update `warmup` would have the peak."""
     return peak * ((update + 1) / (warmup + 1))
 
 
-# --- curves, each with its builder
+def _is_increasing(numbers: Sequence[int]) -> bool:
+    return all(a < b for a, b in pairwise(numbers))
 
 
-class Constant(Shape):
-    value: float
-
-    def __call__(self, update: int) -> float:
-        return self.value
+# --- builders
 
 
-def constant(value: float) -> "Schedule":
+@_curve("Constant")
+def constant(value: float) -> Values:
     """The same value at every update.
 
     >>> constant(0.1)(1000)
     0.1
     """
-    return Schedule(Constant(value))
+    return lambda update: value
 
 
-class Linear(Shape):
-    start: float
-    end: float
-    steps: int
-
-    def __call__(self, update: int) -> float:
-        return _interpolate(self.start, self.end, min(update / self.steps, 1.0))
-
-
-def linear(start: float, end: float, updates: int | None = None, *, steps: int | None = None) -> "Schedule":
-    """A straight line from start to end.
+@_curve("Linear")
+def linear(start: float, end: float, updates: int = _NOT_GIVEN, *, steps: int = _NOT_GIVEN) -> Values:
+    """A straight line from start to end, over the updates of the fit unless `updates` is given.
 
     >>> down = linear(1.0, 0.0, updates=4)
     >>> [down(update) for update in range(6)]
     [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
-    return Schedule(Linear(start, end, _length("linear", updates, steps)))
+    return lambda update: _interpolate(start, end, min(update / updates, 1.0))
 
 
-class Cosine(Shape):
-    peak: float
-    _: KW_ONLY
-    steps: int
-    warmup: int = 0
-    end: float = 0.0
-    restarts: int = 0
-    growth: float = 1.0
+@_curve("Cosine")
+def cosine(
+    peak: float,
+    *,
+    updates: int = _NOT_GIVEN,
+    warmup: int | float = 0,
+    end: float = 0.0,
+    restarts: int = 0,
+    growth: float = 1.0,
+    steps: int = _NOT_GIVEN,
+) -> Values:
+    """Half a cosine wave from the peak down to `end`, after a linear warm-up.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("warmup", self.warmup <= self.steps, f"at most updates, which is {self.steps}")
-        self.require("growth", self.growth > 0, "more than 0")
-        length = self.steps - self.warmup
-        fits = not self.restarts or (self.restarts < length and _is_increasing(self._cycle_starts()))
-        cycles = f"cycles of at least one update, with {length} updates for all of them and growth {self.growth}"
-        self.require("restarts", fits, cycles)
+    >>> warm = cosine(1e-2, updates=80, warmup=8)
+    >>> warm(0) < warm(8) == 1e-2 > warm(79) > warm(80) == 0.0
+    True
+    >>> cycles = cosine(1.0, updates=70, restarts=2, growth=2)  # cycles of 10, 20 and 40 updates
+    >>> cycles(0), cycles(10), cycles(30), cycles(70)
+    (1.0, 1.0, 1.0, 0.0)
 
-    def _cycle_starts(self) -> tuple[int, ...]:
-        return _cycle_starts(self.steps - self.warmup, self.restarts + 1, self.growth)
+    >>> cosine(3e-3, warmup=0.05)  # over the updates of the fit, of which 5 % are the warm-up
+    schedule.cosine(0.003, warmup=0.05)
 
-    def __call__(self, update: int) -> float:
-        if update >= self.steps:
-            return self.end
-        if update < self.warmup:
-            return _warm_up(self.peak, update, self.warmup)
-        start, end = self.warmup, self.steps
-        if self.restarts:
-            starts = self._cycle_starts()
-            cycle = bisect_right(starts, update - self.warmup)
-            start, end = starts[cycle - 1] + self.warmup, starts[cycle] + self.warmup
-        return _interpolate(self.peak, self.end, _cosine_fraction((update - start) / (end - start)))
+    Without `updates`, the length is that of the fit: its epochs times the updates of an epoch, or its `updates`.
+    `warmup` is a number of updates, or a fraction of the length below 1, rounded to whole updates. Each of the
+    `restarts` begins at the peak again, and each cycle is `growth` times as long as the one before it. Cycles are whole
+    updates and together fill the length. After the end the value stays at `end`.
+    """
+    warmup = int(warmup)
+    _expect(warmup <= updates, f"cosine: warmup is {warmup}", f"at most updates, which is {updates}")
+    _expect(growth > 0, f"cosine: growth is {growth}", "more than 0")
+    length = updates - warmup
+    starts = _cycle_starts(length, restarts + 1, growth) if restarts < length else ()
+    cycles = f"cycles of at least one update, with {length} updates for all of them and growth {growth}"
+    fits = restarts == 0 or (len(starts) > 0 and _is_increasing(starts))
+    _expect(fits, f"cosine: restarts is {restarts}", cycles)
+
+    def value(update: int) -> float:
+        if update >= updates:
+            return end
+        if update < warmup:
+            return _warm_up(peak, update, warmup)
+        cycle = bisect_right(starts, update - warmup)
+        first, last = starts[cycle - 1], starts[cycle]
+        return _interpolate(peak, end, _cosine_fraction((update - warmup - first) / (last - first)))
+
+    return value
 
 
-@lru_cache(maxsize=256)
 def _cycle_starts(updates: int, cycles: int, growth: float) -> tuple[int, ...]:
     """The first update of each cycle, and the end of the last one."""
     if growth == 1.0:
@@ -165,102 +304,62 @@ def _cycle_starts(updates: int, cycles: int, growth: float) -> tuple[int, ...]:
     return tuple(round(updates * ((1.0 - growth**cycle) / total)) for cycle in range(cycles + 1))
 
 
-def _is_increasing(numbers: tuple[int, ...]) -> bool:
-    return all(a < b for a, b in pairwise(numbers))
-
-
-def cosine(
-    peak: float,
+@_curve("Exponential")
+def exponential(
+    start: float,
     *,
-    updates: int | None = None,
-    warmup: int = 0,
-    end: float = 0.0,
-    restarts: int = 0,
-    growth: float = 1.0,
-    steps: int | None = None,
-) -> "Schedule":
-    """Half a cosine wave from the peak down to `end`, after a linear warm-up.
-
-    >>> warm = cosine(1e-2, updates=80, warmup=8)
-    >>> warm(0) < warm(8) == 1e-2 > warm(79) > warm(80) == 0.0
-    True
-    >>> cycles = cosine(1.0, updates=70, restarts=2, growth=2)  # cycles of 10, 20 and 40 updates
-    >>> cycles(0), cycles(10), cycles(30), cycles(70)
-    (1.0, 1.0, 1.0, 0.0)
-
-    Each of the `restarts` begins at the peak again, and each cycle is `growth` times as long as the one before it.
-    Cycles are whole updates and together fill `updates`. After the end the value stays at `end`.
-    """
-    length = _length("cosine", updates, steps)
-    return Schedule(Cosine(peak, steps=length, warmup=warmup, end=end, restarts=restarts, growth=growth))
-
-
-class Exponential(Shape):
-    start: float
-    _: KW_ONLY
-    gamma: float
-    end: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("gamma", self.gamma > 0, "more than 0")
-        fits = self.end is None or (self.end > self.start) == (self.gamma > 1.0)
-        side = "above" if self.gamma > 1.0 else "below"
-        self.require("end", fits, f"a value {side} start ({self.start}), because gamma is {self.gamma}")
-
-    def __call__(self, update: int) -> float:
-        try:
-            value = self.start * self.gamma**update
-        except OverflowError:
-            value = math.inf
-        if self.end is None:
-            return value
-        return min(value, self.end) if self.gamma > 1.0 else max(value, self.end)
-
-
-def exponential(start: float, *, gamma: float, end: float | None = None) -> "Schedule":
+    gamma: float | None = None,
+    end: float | None = None,
+    updates: int = _NOT_GIVEN,
+    steps: int = _NOT_GIVEN,
+) -> Values:
     """Multiplies the value by gamma after every update, forever or until it reaches `end`.
 
     >>> half = exponential(1.0, gamma=0.5, end=0.1)
     >>> [half(update) for update in range(5)]
     [1.0, 0.5, 0.25, 0.125, 0.1]
+    >>> exponential(1.0, end=0.25, updates=4)(2)
+    0.5
+
+    Without `gamma`, the factor is the one that reaches `end` after `updates`, by default the updates of the fit.
     """
-    return Schedule(Exponential(start, gamma=gamma, end=end))
+    if gamma is None:
+        fits = end is not None and start * end > 0
+        _expect(fits, f"exponential: start is {start} and end is {end}", "two values with the same sign, or a gamma")
+        ratio = (end or 0.0) / start
+        return lambda update: start * ratio ** (update / updates) if update < updates else start * ratio
+    _expect(updates is None, f"exponential: gamma is {gamma} and updates is {updates}", "one of them")
+    _expect(gamma > 0, f"exponential: gamma is {gamma}", "more than 0")
+    side, stop = ("above", min) if gamma > 1.0 else ("below", max)
+    fits = end is None or (end > start) == (gamma > 1.0)
+    _expect(fits, f"exponential: end is {end}", f"a value {side} start ({start}), because gamma is {gamma}")
+
+    def value(update: int) -> float:
+        try:
+            current = start * gamma**update
+        except OverflowError:
+            current = math.inf
+        return current if end is None else stop(current, end)
+
+    return value
 
 
-class Step(Shape):
-    start: float
-    _: KW_ONLY
-    every: int
-    gamma: float = 0.1
-
-    def __call__(self, update: int) -> float:
-        return self.start * self.gamma ** (update // self.every)
-
-
-def step(start: float, *, every: int, gamma: float = 0.1) -> "Schedule":
+@_curve("Step")
+def step(start: float, *, every: int, gamma: float = 0.1) -> Values:
     """Multiplies the value by gamma after every `every` updates.
 
     >>> stairs = step(1.0, every=2, gamma=0.5)
     >>> [stairs(update) for update in range(5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
-    return Schedule(Step(start, every=every, gamma=gamma))
+    return lambda update: start * gamma ** (update // every)
 
 
-class Multistep(Shape):
-    start: float
-    _: KW_ONLY
-    milestones: tuple[int, ...]
-    gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        increasing = _is_increasing((-1, *self.milestones))
-        self.require("milestones", increasing, "update numbers of 0 or more in increasing order")
-
-    def __call__(self, update: int) -> float:
-        return self.start * self.gamma ** bisect_right(self.milestones, update)
+@_curve("Multistep")
+def _multistep(start: float, *, milestones: tuple[int, ...], gamma: float = 0.1) -> Values:
+    expected = "update numbers of 0 or more in increasing order"
+    _expect(_is_increasing((-1, *milestones)), f"multistep: milestones is {milestones}", expected)
+    return lambda update: start * gamma ** bisect_right(milestones, update)
 
 
 def multistep(start: float, *, milestones: Sequence[int], gamma: float = 0.1) -> "Schedule":
@@ -270,75 +369,35 @@ def multistep(start: float, *, milestones: Sequence[int], gamma: float = 0.1) ->
     >>> [stairs(update) for update in range(5)]
     [1.0, 0.5, 0.5, 0.5, 0.25]
     """
-    return Schedule(Multistep(start, milestones=tuple(milestones), gamma=gamma))
+    return _multistep(start, milestones=tuple(milestones), gamma=gamma)
 
 
-class Polynomial(Shape):
-    start: float
-    _: KW_ONLY
-    steps: int
-    end: float = 0.0
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("power", self.power > 0, "more than 0")
-
-    def __call__(self, update: int) -> float:
-        return _interpolate(self.end, self.start, max(1.0 - update / self.steps, 0.0) ** self.power)
-
-
+@_curve("Polynomial")
 def polynomial(
-    start: float, *, updates: int | None = None, end: float = 0.0, power: float = 1.0, steps: int | None = None
-) -> "Schedule":
-    """From start to end, with the remaining fraction of updates to the power `power`.
+    start: float, *, updates: int = _NOT_GIVEN, end: float = 0.0, power: float = 1.0, steps: int = _NOT_GIVEN
+) -> Values:
+    """From start to end, with the remaining fraction of updates to the power `power`; by default over the whole fit.
 
     >>> square = polynomial(1.0, updates=4, power=2)
     >>> [square(update) for update in range(5)]
     [1.0, 0.5625, 0.25, 0.0625, 0.0]
     """
-    return Schedule(Polynomial(start, steps=_length("polynomial", updates, steps), end=end, power=power))
+    _expect(power > 0, f"polynomial: power is {power}", "more than 0")
+    return lambda update: _interpolate(end, start, max(1.0 - update / updates, 0.0) ** power)
 
 
-class OneCycle(Shape):
-    peak: float
-    _: KW_ONLY
-    steps: int
-    rise: float = 0.3
-    start: float | None = None
-    end: float | None = None
-    shape: Literal["cosine", "linear"] = "cosine"
-
-    least_steps = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("rise", 0.0 <= self.rise < 1.0, "a fraction of the updates, from 0 to less than 1")
-
-    def __call__(self, update: int) -> float:
-        start = self.peak / 25.0 if self.start is None else self.start
-        end = start / 1e4 if self.end is None else self.end
-        top, last = self.rise * self.steps - 1.0, self.steps - 1
-        if update >= last:
-            return end
-        if update < top:
-            begin, goal, fraction = start, self.peak, update / top
-        else:
-            begin, goal, fraction = self.peak, end, (update - top) / (last - top)
-        return _interpolate(begin, goal, _cosine_fraction(fraction) if self.shape == "cosine" else fraction)
-
-
+@_curve("OneCycle")
 def one_cycle(
     peak: float,
     *,
-    updates: int | None = None,
+    updates: int = _NOT_GIVEN,
     rise: float = 0.3,
     start: float | None = None,
     end: float | None = None,
     shape: Literal["cosine", "linear"] = "cosine",
-    steps: int | None = None,
-) -> "Schedule":
-    """Up to the peak during a fraction `rise` of the updates, then down to almost zero.
+    steps: int = _NOT_GIVEN,
+) -> Values:
+    """Up to the peak during a fraction `rise` of the updates, then down to almost zero; by default over the whole fit.
 
     >>> cycle = one_cycle(1.0, updates=11, rise=0.5, shape="linear", start=0.0, end=0.0)
     >>> cycle(0), cycle(10), cycle(11)
@@ -347,96 +406,68 @@ def one_cycle(
     Matches torch's `OneCycleLR`: `start` defaults to `peak / 25` and `end` to `start / 10_000`, and the last of the
     updates, not the one after it, has the value `end`.
     """
-    length = _length("one_cycle", updates, steps)
-    return Schedule(OneCycle(peak, steps=length, rise=rise, start=start, end=end, shape=shape))
+    _expect(updates >= 2, f"one_cycle: updates is {updates}", "at least 2")
+    _expect(0.0 <= rise < 1.0, f"one_cycle: rise is {rise}", "a fraction of the updates, from 0 to less than 1")
+    first = peak / 25.0 if start is None else start
+    final = first / 1e4 if end is None else end
+    top, last = rise * updates - 1.0, updates - 1
+    bend = _cosine_fraction if shape == "cosine" else float
+
+    def value(update: int) -> float:
+        if update >= last:
+            return final
+        if update < top:
+            return _interpolate(first, peak, bend(update / top))
+        return _interpolate(peak, final, bend((update - top) / (last - top)))
+
+    return value
 
 
-class InverseSqrt(Shape):
-    peak: float
-    _: KW_ONLY
-    warmup: int
-
-    def __call__(self, update: int) -> float:
-        if update < self.warmup:
-            return _warm_up(self.peak, update, self.warmup)
-        return self.peak * math.sqrt((self.warmup + 1) / (update + 1))
-
-
-def inverse_sqrt(peak: float, *, warmup: int) -> "Schedule":
+@_curve("InverseSqrt")
+def inverse_sqrt(peak: float, *, warmup: int | float) -> Values:
     """A linear warm-up to the peak at update `warmup`, then proportional to 1 / sqrt(update + 1), without an end.
+
+    `warmup` may be a fraction of the updates of the fit.
 
     >>> slow = inverse_sqrt(1.0, warmup=3)
     >>> slow(0), slow(3), slow(15)
     (0.25, 1.0, 0.5)
     """
-    return Schedule(InverseSqrt(peak, warmup=warmup))
+
+    def value(update: int) -> float:
+        if update < warmup:
+            return _warm_up(peak, update, warmup)
+        return peak * math.sqrt((warmup + 1) / (update + 1))
+
+    return value
 
 
-class Noam(Shape):
-    width: int
-    _: KW_ONLY
-    warmup: int
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("warmup", self.warmup >= 1, "at least 1")
-
-    def __call__(self, update: int) -> float:
-        count = update + 1  # the paper counts from 1
-        return self.scale * self.width**-0.5 * min(count**-0.5, count * self.warmup**-1.5)
-
-
-def noam(width: int, *, warmup: int, scale: float = 1.0) -> "Schedule":
+@_curve("Noam")
+def noam(width: int, *, warmup: int | float, scale: float = 1.0) -> Values:
     """The schedule of "Attention Is All You Need" for a model of a width, with its highest value at `warmup - 1`.
+
+    `warmup` may be a fraction of the updates of the fit.
 
     >>> first = noam(64, warmup=4)
     >>> first(3)  # the highest: 64 ** -0.5 * 4 ** -0.5
     0.0625
     """
-    return Schedule(Noam(width, warmup=warmup, scale=scale))
+    _expect(warmup >= 1, f"noam: warmup is {warmup}", "at least 1")
+    # The paper counts updates from 1.
+    return lambda update: scale * width**-0.5 * min((update + 1) ** -0.5, (update + 1) * warmup**-1.5)
 
 
-class WarmupStableDecay(Shape):
-    peak: float
-    _: KW_ONLY
-    steps: int
-    warmup: int
-    decay: int
-    end: float = 0.0
-    shape: Literal["linear", "cosine", "sqrt"] = "linear"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("warmup", self.warmup <= self.steps, f"at most updates, which is {self.steps}")
-        rest = self.steps - self.warmup
-        self.require("decay", self.decay <= rest, f"at most updates - warmup, which is {rest}")
-
-    def __call__(self, update: int) -> float:
-        if update >= self.steps:
-            return self.end if self.decay else self.peak
-        if update < self.warmup:
-            return _warm_up(self.peak, update, self.warmup)
-        if update <= self.steps - self.decay:
-            return self.peak
-        fraction = (update - (self.steps - self.decay)) / self.decay
-        if self.shape == "cosine":
-            fraction = _cosine_fraction(fraction)
-        elif self.shape == "sqrt":
-            fraction = math.sqrt(fraction)
-        return _interpolate(self.peak, self.end, fraction)
-
-
+@_curve("WarmupStableDecay")
 def warmup_stable_decay(
     peak: float,
     *,
-    updates: int | None = None,
-    warmup: int,
-    decay: int,
+    updates: int = _NOT_GIVEN,
+    warmup: int | float,
+    decay: int | float,
     end: float = 0.0,
     shape: Literal["linear", "cosine", "sqrt"] = "linear",
-    steps: int | None = None,
-) -> "Schedule":
+    steps: int = _NOT_GIVEN,
+) -> Values:
     """A linear warm-up, then the peak, then down to `end` in the last `decay` updates.
 
     >>> trapezoid = warmup_stable_decay(1.0, updates=10, warmup=3, decay=4)
@@ -444,111 +475,128 @@ def warmup_stable_decay(
     [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
 
     The decay is linear, a cosine, or (`"sqrt"`) proportional to the square root of the updates since it began.
+    Without `updates`, the length is that of the fit. `warmup` and `decay` are numbers of updates, or fractions of the
+    length below 1: `warmup_stable_decay(1e-3, warmup=0.05, decay=0.2)`.
     """
-    length = _length("warmup_stable_decay", updates, steps)
-    return Schedule(WarmupStableDecay(peak, steps=length, warmup=warmup, decay=decay, end=end, shape=shape))
+    stable = updates - decay
+    _expect(warmup <= updates, f"warmup_stable_decay: warmup is {warmup}", f"at most updates, which is {updates}")
+    most = f"at most updates - warmup, which is {updates - warmup}"
+    _expect(warmup <= stable, f"warmup_stable_decay: decay is {decay}", most)
+    bend = {"linear": float, "cosine": _cosine_fraction, "sqrt": math.sqrt}[shape]
+
+    def value(update: int) -> float:
+        if update < warmup:
+            return _warm_up(peak, update, warmup)
+        if update <= stable or not decay:
+            return peak
+        return _interpolate(peak, end, bend((update - stable) / decay)) if update < updates else end
+
+    return value
 
 
-class Function(Shape):
-    """A function that the user wrote. It cannot be saved."""
-
-    call: Callable[[int], float]
-
-    def __call__(self, update: int) -> float:
-        return self.call(update)
-
-
-class Then(Shape):
-    """`first` until update `at`; from there `second`, which counts from its own 0."""
-
-    first: "Curve"
-    second: "Curve"
-    at: int
-
-    def __call__(self, update: int) -> float:
-        return self.first(update) if update < self.at else self.second(update - self.at)
-
-
-class Warmup(Shape):
-    after: "Curve"
-    steps: int
-
-    least_steps = 0
-
-    def __call__(self, update: int) -> float:
-        if update < self.steps:
-            return _warm_up(self.after(0), update, self.steps)
-        return self.after(update - self.steps)
-
-
-def warmup(schedule: "ScheduleLike", *, updates: int | None = None, steps: int | None = None) -> "Schedule":
+def warmup(
+    schedule: "ScheduleLike", *, updates: int | float | None = None, steps: int | float | None = None
+) -> "Schedule":
     """A linear warm-up to the first value of a schedule, and then that schedule, which counts from its own 0.
 
     >>> warm = warmup(step(1.0, every=2, gamma=0.5), updates=3)
     >>> [warm(update) for update in range(6)]
     [0.25, 0.5, 0.75, 1.0, 1.0, 0.5]
+
+    `updates` is the length of the warm-up: a number, or a fraction of the fit below 1. A schedule that takes its length
+    from the fit gets the rest of it.
     """
-    return Schedule(Warmup(as_schedule(schedule).curve, _length("warmup", updates, steps)))
+    fraction = steps if updates is None else updates
+    if isinstance(fraction, float) and (updates is None or steps is None):
+        return _warmup(as_schedule(schedule).curve, fraction)
+    length = find_length("warmup", updates, steps)
+    if length is None:
+        raise InvalidArgument("schedule.warmup: the length is missing; write updates=... (a number, or a fraction)")
+    return _warmup(as_schedule(schedule).curve, length)
+
+
+@_curve("Warmup")
+def _warmup(after: "Curve", updates: int | float) -> Values:
+    _expect(updates >= 0, f"warmup: updates is {updates}", "at least 0")
+    values, length = after.values, int(updates)
+    return lambda update: _warm_up(values(0), update, length) if update < length else values(update - length)
+
+
+@_curve("Function")
+def _function(call: Callable[[int], float]) -> Values:
+    return call
+
+
+def torch(
+    scheduler: Callable[..., Any],
+    lr: float | None = None,
+    *,
+    every: Literal["update", "epoch"] = "update",
+    **arguments: Any,
+) -> "Schedule":
+    """The learning rates of one of torch's schedulers, computed by torch itself.
+
+    >>> from torch.optim import lr_scheduler
+    >>> stairs = torch(lr_scheduler.StepLR, 1.0, step_size=2, gamma=0.5)
+    >>> [stairs(update) for update in range(5)]
+    [1.0, 1.0, 0.5, 0.5, 0.25]
+
+    `scheduler` is a class of `torch.optim.lr_scheduler`, or any function that takes an optimizer (and the `arguments`)
+    and returns such a scheduler: a lambda that builds a `SequentialLR`, or `get_cosine_schedule_with_warmup` of
+    transformers. `lr` is the learning rate of the optimizer, from which most schedulers start. `every` says how often
+    your loop would call `scheduler.step()`. Like every schedule, it is a function of the update number and needs
+    nothing to resume; like one made of a function, it can't be saved to a file. Give each group of parameters its own:
+    `lr={"head": schedule.torch(...), "*": 1e-4}`.
+    """
+    make = functools.partial(scheduler, **arguments)
+    replay_scheduler(make, lr)  # raises for what is not a scheduler
+    return _torch(make, lr, every)
+
+
+@_curve("Torch")
+def _torch(
+    make: Callable[..., Any],
+    lr: float | None,
+    every: Literal["update", "epoch"],
+    epoch_updates: int | None = None,  # the updates of an epoch
+) -> Values:
+    rates = replay_scheduler(make, lr)
+    length = 1 if every == "update" else epoch_updates or 1
+    return lambda update: rates(update // length)
+
+
+@_curve("Then")
+def _then(first: "Curve", second: "Curve", at: int | float) -> Values:
+    before, after, start = first.values, second.values, int(at)
+    return lambda update: before(update) if update < start else after(update - start)
 
 
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
-class Arithmetic(Shape):
-    """Two curves, combined at every update."""
-
-    left: "Curve"
-    operator: Literal["+", "-", "*", "/"]
-    right: "Curve"
-
-    def __call__(self, update: int) -> float:
-        return _OPERATORS[self.operator](self.left(update), self.right(update))
+@_curve("Arithmetic")
+def _arithmetic(left: "Curve", operator: Literal["+", "-", "*", "/"], right: "Curve") -> Values:
+    apply, a, b = _OPERATORS[operator], left.values, right.values
+    return lambda update: apply(a(update), b(update))
 
 
-# Every curve that a file can name. Reading a file imports nothing by name.
-_Basic = Constant | Linear | Cosine | Exponential | Step | Multistep | Polynomial | OneCycle | InverseSqrt | Noam
-Curve = Union[_Basic, WarmupStableDecay, Function, Then, Warmup, Arithmetic]  # noqa: UP007 - resolves quoted names
-
-
-def _code(curve: Curve) -> str:
-    """The expression that makes a schedule of this curve."""
-    if isinstance(curve, Arithmetic):
-        # Of two constants one must be spelled out: Python would add bare numbers itself.
-        left = _operand(curve.left, bare=not isinstance(curve.right, Constant))
-        return f"{left} {curve.operator} {_operand(curve.right, bare=True)}"
-    if isinstance(curve, Then):
-        return f"{_operand(curve.first, bare=False)}.then({_code(curve.second)}, at={curve.at})"
-    if isinstance(curve, Warmup):
-        return f"schedule.warmup({_code(curve.after)}, steps={curve.steps})"
-    if isinstance(curve, Function):
-        return f"schedule.as_schedule({getattr(curve.call, '__qualname__', repr(curve.call))})"
-    settings = []
-    for field in fields(curve):
-        value = getattr(curve, field.name)
-        if not field.kw_only:
-            settings.append(repr(value))
-        elif value != field.default:
-            settings.append(f"{field.name}={value!r}")
-    return f"schedule.{curve.builder_name()}({', '.join(settings)})"
-
-
-def _operand(curve: Curve, *, bare: bool) -> str:
-    if isinstance(curve, Constant) and bare:
-        return repr(curve.value)
-    return f"({_code(curve)})" if isinstance(curve, Arithmetic) else _code(curve)
+if TYPE_CHECKING:
+    Curve = _Settings
+else:
+    Curve = Union[tuple(_KINDS.values())]  # noqa: UP007 - made at run time
 
 
 # --- schedules
 
 
-def _operators(sign: str) -> tuple[Callable[[Any, Any], "Schedule"], Callable[[Any, Any], "Schedule"]]:
+def _operators(sign: Any) -> tuple[Callable[[Any, Any], "Schedule"], Callable[[Any, Any], "Schedule"]]:
     """The methods behind `schedule + other` and `other + schedule`."""
 
     def combine(left: Any, right: Any) -> "Schedule":
         for side in (left, right):
             if not isinstance(side, Schedule | Real) or isinstance(side, bool):
                 return NotImplemented
-        return Schedule(Arithmetic(as_schedule(left).curve, sign, as_schedule(right).curve))  # pyright: ignore[reportArgumentType]
+        return _arithmetic(as_schedule(left).curve, sign, as_schedule(right).curve)
 
     return combine, lambda self, other: combine(other, self)
 
@@ -561,23 +609,46 @@ class Schedule(Config):
     >>> warm(8), warm(80), warm(1000)
     (0.01, 0.0, 0.0)
     >>> 0.1 * warm
-    0.1 * schedule.cosine(0.01, steps=80, warmup=8)
+    0.1 * schedule.cosine(0.01, updates=80, warmup=8)
     >>> Schedule.from_dict(warm.to_dict()) == warm
     True
 
     The builders of `stoker.schedule` make schedules; `then`, `+`, `-`, `*` and `/` (also with numbers) combine them.
     A schedule is a `Config`: it can be compared, saved, loaded and used as a field of another config. It prints as
-    code that makes it; runs record this text, so it keeps the older name `steps` for `updates`.
+    code that makes it.
+
+    A schedule without a length takes that of the fit; `with_updates` says it for your own loop.
     """
 
     curve: Curve
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether the schedule takes its length from a fit, and can't be called until `with_updates` says it."""
+        return self.curve.needs_length
+
+    def with_updates(self, updates: int | None = None, *, per_epoch: int | None = None) -> "Schedule":
+        """The schedule for a training of so many updates, `per_epoch` of them in each epoch.
+
+        >>> from stoker import schedule
+        >>> schedule.cosine(3e-3, warmup=0.05).with_updates(200)
+        schedule.cosine(0.003, updates=200, warmup=10)
+
+        `fit` does this with its own numbers. Lengths that were given stay. In a combination, every part without a
+        length gets that of its place: after `then(..., at=50)`, the remaining updates. `per_epoch` is used by
+        schedulers of torch that count epochs.
+        """
+        for name, value in (("updates", updates), ("per_epoch", per_epoch)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+                raise InvalidArgument(f"with_updates: {name} is a number of at least 1, got {value!r}")
+        return Schedule(_complete(self.curve, updates, per_epoch)) if self.needs_length else self
 
     def __call__(self, update: int) -> float:
         """The value at an update, a pure function of its number."""
         if type(update) is not int or update < 0:
             update = _check_update(update)
         try:
-            value = self.curve(update)
+            value = self.curve.values(update)
             if type(value) is float and math.isfinite(value):
                 return value
         except (OverflowError, ZeroDivisionError):
@@ -588,18 +659,20 @@ class Schedule(Config):
             raise InvalidArgument(f"{self!r} has no finite value at update {update}")
         return float(value)
 
-    def then(self, other: "ScheduleLike", *, at: int) -> "Schedule":
-        """This schedule until update `at`, then the other one, which counts from its own 0.
+    def then(self, other: "ScheduleLike", *, at: int | float) -> "Schedule":
+        """This schedule until update `at` (or a fraction of the fit below 1), then the other one, from its own 0.
 
         >>> from stoker import schedule
         >>> both = schedule.constant(0.1).then(schedule.linear(0.1, 0.0, updates=4), at=10)
         >>> both(9), both(10), both(12), both(14)
         (0.1, 0.1, 0.05, 0.0)
         """
-        return Schedule(Then(self.curve, as_schedule(other).curve, at))
+        return _then(self.curve, as_schedule(other).curve, at)
 
     def plot(self, *, updates: int | None = None, ax: "Axes | None" = None, steps: int | None = None) -> "Axes":
         """Draws the schedule with matplotlib and returns the axes; see `stoker.schedule.plot`."""
+        from stoker.schedule._plot import plot
+
         return plot(self, updates=updates, ax=ax, steps=steps)
 
     __add__, __radd__ = _operators("+")
@@ -636,13 +709,49 @@ def as_schedule(value: ScheduleLike) -> Schedule:
     if isinstance(value, Schedule):
         return value
     if isinstance(value, Real) and not isinstance(value, bool):
-        return Schedule(Constant(float(value)))
+        return constant(float(value))
+    scheduler = value.func if isinstance(value, functools.partial) else value
+    if isinstance(scheduler, type) and scheduler.__module__ == "torch.optim.lr_scheduler":
+        name = scheduler.__name__
+        if name == "ReduceLROnPlateau":
+            raise WrongType("got the class ReduceLROnPlateau of torch: use callbacks=[callbacks.ReduceLROnPlateau()]")
+        raise WrongType(
+            f"got the class {name} of torch: write lr=schedule.torch({name}, lr=..., ...), with its arguments"
+        )
     if callable(value) and not isinstance(value, type):
-        return Schedule(Function(value))
+        return _function(value)
+    kind = type(value).__name__
+    if hasattr(value, "optimizer") and hasattr(value, "last_epoch"):  # a scheduler of torch
+        raise WrongType(f"got a {kind} of torch, which sets the learning rate of its optimizer: {_replace(value)}")
     raise WrongType(
-        f"expected a number, a schedule, or a function from the number of an update to a number; "
-        f"got {value!r}, a {type(value).__name__}"
+        "expected a number, a schedule such as schedule.cosine(3e-3, warmup=0.05), or a function from the number of an "
+        f"update to a number; got {value!r}, a {kind}"
     )
+
+
+def _replace(scheduler: Any) -> str:
+    """What to write instead of a scheduler of torch; its `step` may count epochs, schedules count updates."""
+    settings = vars(scheduler)
+    peak = next(iter(settings.get("base_lrs", ())), "lr")
+    templates = {
+        "CosineAnnealingLR": "cosine({peak}, updates={T_max}, end={eta_min})",
+        "StepLR": "step({peak}, every={step_size}, gamma={gamma})",
+        "ExponentialLR": "exponential({peak}, gamma={gamma})",
+        "PolynomialLR": "polynomial({peak}, updates={total_iters}, power={power})",
+        "MultiStepLR": "multistep({peak}, milestones={sorted}, gamma={gamma})",
+        "LinearLR": "linear({peak} * {start_factor}, {peak} * {end_factor}, updates={total_iters})",
+        "OneCycleLR": "one_cycle({max_lr}, updates={total_steps})",
+        "LambdaLR": "as_schedule(lambda update: {peak} * factor(update))",
+    }
+    kind = type(scheduler).__name__
+    if kind == "ReduceLROnPlateau":
+        return f"write callbacks.ReduceLROnPlateau(factor={settings['factor']}, patience={settings['patience']})"
+    if kind not in templates:
+        return f"write lr=schedule.torch({kind}, lr={peak}, ...), with its arguments, or one of stoker.schedule"
+    values = {**settings, "peak": peak, "sorted": sorted(settings.get("milestones", ()))}
+    if kind == "OneCycleLR":
+        values["max_lr"] = scheduler.optimizer.param_groups[0]["max_lr"]
+    return f"write lr=schedule.{templates[kind].format(**values)} (counted in updates)"
 
 
 def _check_update(update: Any) -> int:
@@ -655,57 +764,43 @@ def _check_update(update: Any) -> int:
     return update
 
 
-# --- plots
-
-_MAX_POINTS = 2000  # more than the pixels across a plot
-
-
-def plot(
-    *schedules: ScheduleLike, updates: int | None = None, ax: "Axes | None" = None, steps: int | None = None
-) -> "Axes":
-    """Draws schedules over the updates `0 … updates` with matplotlib (`stoker[plot]`) and returns the axes.
-
-    >>> from stoker import schedule
-    >>> schedule.plot(schedule.cosine(1e-2, updates=80, warmup=8), schedule.constant(5e-3)).get_xlabel()
-    'update'
-
-    Without `updates`, the plot ends a little after the longest schedule.
-    """
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise MissingExtra('plot needs matplotlib: pip install "stoker[plot]"') from error
-    lines = [as_schedule(each) for each in schedules]
-    if not lines:
-        raise InvalidArgument("plot: expected at least one schedule, got none")
-    if updates is None and steps is None:
-        length = max(_natural_length(each.curve) for each in lines) * 21 // 20
-    else:
-        length = _length("plot", updates, steps)
-    if length < 1:
-        raise InvalidArgument(f"plot: updates is {length}; expected at least 1")
-    axes = plt.subplots(figsize=(7, 3.5), layout="constrained")[1] if ax is None else ax
-    points = list(range(0, length + 1, max(1, length // _MAX_POINTS)))
-    for line in lines:
-        axes.plot(points, [line(update) for update in points], label=repr(line))
-    axes.set_xlabel("update")
-    axes.set_ylabel("value")
-    axes.legend(fontsize="small", loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False)  # above the lines
-    return axes
+def _code(curve: Any) -> str:
+    """The expression that makes a schedule of this curve."""
+    match curve.builder:
+        case "arithmetic":
+            # Of two constants one must be spelled out: Python would add bare numbers itself.
+            left = _operand(curve.left, bare=curve.right.builder != "constant")
+            return f"{left} {curve.operator} {_operand(curve.right, bare=True)}"
+        case "then":
+            return f"{_operand(curve.first, bare=False)}.then({_code(curve.second)}, at={curve.at})"
+        case "warmup":
+            return f"schedule.warmup({_code(curve.after)}, updates={curve.steps})"
+        case "function":
+            return f"schedule.as_schedule({getattr(curve.call, '__qualname__', repr(curve.call))})"
+        case "torch":
+            each = ", every='epoch'" if curve.every == "epoch" else ""
+            return f"schedule.torch({describe_scheduler(curve.make, curve.lr)}{each})"
+    shown = [(setting, getattr(curve, setting.name)) for setting in fields(curve)]
+    positional = [repr(value) for setting, value in shown if not setting.kw_only and value is not None]
+    given = {each.name: value for each, value in shown if each.kw_only and value != each.default}
+    named = [f"{'updates' if name == 'steps' else name}={value!r}" for name, value in given.items()]
+    return f"schedule.{curve.builder}({', '.join(positional + named)})"
 
 
-def _natural_length(curve: Curve) -> int:
+def _operand(curve: Any, *, bare: bool) -> str:
+    if curve.builder == "constant" and bare:
+        return repr(curve.value)
+    return f"({_code(curve)})" if curve.builder == "arithmetic" else _code(curve)
+
+
+def natural_length(curve: _Settings) -> int:
     """The updates that show what a curve does: until its end, or enough of it if it has none."""
-    if isinstance(curve, Then):
-        return curve.at + _natural_length(curve.second)
-    if isinstance(curve, Warmup):
-        return curve.steps + _natural_length(curve.after)
-    if isinstance(curve, Arithmetic):
-        return max(_natural_length(curve.left), _natural_length(curve.right))
-    if isinstance(curve, Step):
-        return 4 * curve.every
-    if isinstance(curve, Multistep):
-        return max(curve.milestones, default=0) * 5 // 4 + 1
-    if isinstance(curve, InverseSqrt | Noam):
-        return 8 * (curve.warmup + 1)
-    return getattr(curve, "steps", 100)
+    settings = curve.as_dict()
+    parts = [natural_length(part) for part in settings.values() if isinstance(part, _Settings)]
+    if parts:
+        return max(parts) + settings.get("at", settings.get("steps", 0))
+    if curve.builder == "step":
+        return 4 * settings["every"]
+    if "milestones" in settings:
+        return max(settings["milestones"], default=0) * 5 // 4 + 1
+    return settings.get("steps") or (8 * (settings["warmup"] + 1) if "warmup" in settings else 100)

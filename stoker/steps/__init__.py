@@ -1,36 +1,63 @@
 """A step: from a model and a batch to a typed output.
 
 `Output` is the type to know: anything with a `.loss`. `ClassificationOutput` and its siblings add what metrics need.
-`Supervised` is the step of models that have none of their own. `valid(model)` is a view of a model for validation.
+`Supervised` computes the loss with a function of predictions and targets, `StepFunction` with a step of the user's, and
+`OwnForward` is the step of a model whose `forward` returns the loss. `valid(model)` is a view of a model for
+validation.
 """
 
-from stoker.steps._losses import LossFunction, per_sample, weighted_mean
+from stoker.steps._loss_count import LossCount
+from stoker.steps._losses import LossFunction, mixed_mean, per_sample, weighted_mean
 from stoker.steps._outputs import (
+    KNOWN_PARTS,
+    BareLoss,
     ClassificationOutput,
+    ForwardOutput,
     MultiLabelOutput,
     Objective,
     Output,
     RegressionOutput,
     SequenceOutput,
+    count_targets,
+    extra_numbers,
+    named_parts,
+    says_count,
 )
+from stoker.steps._samples import count_samples
+from stoker.steps._step_function import OwnForward, StepFunction, Steps
 from stoker.steps._summary import Layer, Summary, summary
-from stoker.steps._supervised import Parts, Supervised, SupervisedOutput
-from stoker.steps._valid import valid
+from stoker.steps._supervised import Columns, Parts, Supervised, SupervisedOutput
+from stoker.steps._valid import clone_model, valid
 
 __all__ = [
+    "KNOWN_PARTS",
+    "BareLoss",
     "ClassificationOutput",
+    "Columns",
+    "ForwardOutput",
     "Layer",
+    "LossCount",
     "LossFunction",
     "MultiLabelOutput",
     "Objective",
     "Output",
+    "OwnForward",
     "Parts",
     "RegressionOutput",
     "SequenceOutput",
+    "StepFunction",
+    "Steps",
     "Summary",
     "Supervised",
     "SupervisedOutput",
+    "clone_model",
+    "count_samples",
+    "count_targets",
+    "extra_numbers",
+    "mixed_mean",
+    "named_parts",
     "per_sample",
+    "says_count",
     "summary",
     "valid",
     "weighted_mean",

@@ -3,8 +3,9 @@
 Construction checks types and shapes only. It reads no values, so it does not wait for the device.
 """
 
-from dataclasses import dataclass, fields, replace
-from typing import Protocol, Self, runtime_checkable
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -36,6 +37,20 @@ class _Counted:
     __slots__ = ()
     targets: Tensor
     weight: Tensor | None
+
+    def __post_init__(self) -> None:
+        for name, value in _tensors(self).items():
+            if not isinstance(value, Tensor):
+                kind = type(self).__name__
+                raise WrongType(f"{name} of a {kind} must be a torch.Tensor; got {type(value).__name__}")
+        self._check_shapes()
+        weight, shape = self.weight, self.weights_shape
+        if weight is not None and weight.shape not in (shape, shape[:1]):
+            shapes = " or ".join(str(list(option)) for option in dict.fromkeys((shape[:1], shape)))
+            raise InvalidArgument(f"weight must have the shape {shapes}; got {_shape(weight)}")
+
+    def _check_shapes(self) -> None:
+        raise NotImplementedError
 
     @property
     def weights_shape(self) -> torch.Size:
@@ -82,8 +97,7 @@ class ClassificationOutput(_Counted):
     targets: Tensor
     weight: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        _check_tensors(self)
+    def _check_shapes(self) -> None:
         logits, targets = self.logits, self.targets
         if logits.ndim < 2:
             raise InvalidArgument(
@@ -95,7 +109,6 @@ class ClassificationOutput(_Counted):
                 f"logits of shape {_shape(logits)} need targets of shape {list(self.weights_shape)} (class numbers) or "
                 f"{_shape(logits)} (probabilities, floating point); got {_shape(targets)} of {targets.dtype}"
             )
-        _check_weight(self.weight, self.weights_shape)
 
     @property
     def weights_shape(self) -> torch.Size:
@@ -124,10 +137,8 @@ class MultiLabelOutput(_Counted):
     targets: Tensor
     weight: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        _check_tensors(self)
+    def _check_shapes(self) -> None:
         _check_same("logits", self.logits, self.targets)
-        _check_weight(self.weight, self.weights_shape)
 
     @property
     def weights_shape(self) -> torch.Size:
@@ -156,10 +167,8 @@ class RegressionOutput(_Counted):
     targets: Tensor
     weight: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        _check_tensors(self)
+    def _check_shapes(self) -> None:
         _check_same("predictions", self.predictions, self.targets)
-        _check_weight(self.weight, self.weights_shape)
 
     @property
     def weights_shape(self) -> torch.Size:
@@ -186,8 +195,7 @@ class SequenceOutput(_Counted):
     mask: Tensor | None = None
     weight: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        _check_tensors(self)
+    def _check_shapes(self) -> None:
         if self.logits.ndim < 2 or self.targets.shape != self.weights_shape:
             raise InvalidArgument(
                 f"logits are [..., tokens, vocabulary] and targets [..., tokens]; got logits {_shape(self.logits)} "
@@ -198,7 +206,6 @@ class SequenceOutput(_Counted):
                 f"a mask has the shape of the targets, {list(self.weights_shape)}, and the dtype torch.bool, True "
                 f"where a token counts; got {_shape(self.mask)} of {self.mask.dtype}"
             )
-        _check_weight(self.weight, self.weights_shape)
 
     @property
     def weights_shape(self) -> torch.Size:
@@ -225,24 +232,12 @@ def _shape(value: Tensor) -> list[int]:
     return list(value.shape)
 
 
-def _check_tensors(output: _Counted) -> None:
-    for name, value in _tensors(output).items():
-        if not isinstance(value, Tensor):
-            raise WrongType(f"{name} of a {type(output).__name__} must be a torch.Tensor; got {type(value).__name__}")
-
-
 def _check_same(name: str, given: Tensor, targets: Tensor) -> None:
     if given.shape != targets.shape:
         raise InvalidArgument(
             f"{name} and targets must have the same shape; got {name} {_shape(given)} and targets {_shape(targets)}, "
             "which would be broadcast, or not match at all; reshape one of them"
         )
-
-
-def _check_weight(weight: Tensor | None, counted: torch.Size) -> None:
-    if weight is not None and weight.shape != counted and weight.shape != counted[:1]:
-        shapes = " or ".join(str(list(shape)) for shape in dict.fromkeys((counted[:1], counted)))
-        raise InvalidArgument(f"weight must have the shape {shapes}; got {_shape(weight)}")
 
 
 def _expand_weight(weight: Tensor | None, counted: torch.Size, *, like: Tensor) -> Tensor:
@@ -265,3 +260,94 @@ class Objective:
 
     name: str
     loss: Tensor
+
+
+@dataclass(slots=True)
+class BareLoss:
+    """The output of a step that returned nothing but a loss."""
+
+    loss: Tensor
+
+
+@dataclass(slots=True, eq=False)
+class ForwardOutput:
+    """The output of a model that computes its loss in `forward`, and of a step that returned a mapping.
+
+    >>> output = ForwardOutput(torch.tensor(0.5), result={"loss": torch.tensor(0.5), "kl": torch.tensor(0.1)})
+    >>> output.kl
+    tensor(0.1000)
+
+    Everything that the model returned can be read as an attribute, too.
+    """
+
+    loss: Any  # a tensor; None if the model gives none in evaluation mode
+    predictions: Any = None
+    targets: Any = None  # of the batch, as they are
+    result: Any = None  # what was returned
+    shift: int = 0  # 1 if position t of the predictions belongs to position t + 1 of the targets
+    ignore_index: int | None = None  # of the cross-entropy that is the loss
+
+    def __getattr__(self, name: str) -> Any:
+        parts = {} if name.startswith("__") else named_parts(self.result)
+        if name in parts:
+            return parts[name]
+        raise AttributeError(f"the model returned {type(self.result).__name__}, which has no {name!r}")
+
+
+def count_targets(targets: Tensor, shift: int, ignore_index: int) -> Tensor:
+    """The number of targets that a cross-entropy does not ignore, on the device.
+
+    `shift` is 1 if the first target of every row does not count: the model predicts the next token.
+
+    >>> count_targets(torch.tensor([[4, 5, -100]]), shift=1, ignore_index=-100)
+    tensor(1.)
+    """
+    return (targets[..., shift:] != ignore_index).sum(dtype=torch.float32)
+
+
+def says_count(output: Any) -> bool:
+    """Whether an output says what its loss is a mean over: by its `count`, or by the targets of its class."""
+    if not isinstance(output, ForwardOutput) and hasattr(output, "targets"):
+        return True
+    return isinstance(getattr(output, "count", None), Tensor | int | float)  # not the method of a tuple
+
+
+def named_parts(result: Any) -> dict[str, Any]:
+    """The parts of a mapping, dataclass, named tuple or namespace, by name.
+
+    >>> from types import SimpleNamespace
+    >>> named_parts(SimpleNamespace(loss=1.0, kl=2.0))
+    {'loss': 1.0, 'kl': 2.0}
+    """
+    if isinstance(result, Mapping):
+        return {str(name): part for name, part in result.items()}
+    if is_dataclass(result):
+        names = [field.name for field in fields(result)]
+    else:
+        names = list(getattr(result, "_fields", None) or getattr(result, "__dict__", ()))
+    return {name: getattr(result, name, None) for name in names}
+
+
+# What metrics and the engine read.
+KNOWN_PARTS = frozenset({"loss", "predictions", "logits", "targets", "mask", "weight", "count"})
+
+
+def extra_numbers(output: Any) -> dict[str, Tensor | float]:
+    """The numbers of an output that stoker does not know: fields of its own that hold one number.
+
+    >>> from types import SimpleNamespace
+    >>> extra_numbers(SimpleNamespace(loss=torch.tensor(0.5), kl=torch.tensor(0.1), beta=2.0, codes=torch.zeros(3)))
+    {'kl': tensor(0.1000), 'beta': 2.0}
+    """
+    parts = named_parts(output.result if isinstance(output, ForwardOutput) else output)
+    return {
+        name: value
+        for name, value in parts.items()
+        if name not in KNOWN_PARTS and not name.startswith("_") and _is_number(value)
+    }
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and not value.is_complex() and value.dtype != torch.bool
+    return isinstance(value, int | float) and not isinstance(value, bool)

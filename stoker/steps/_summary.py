@@ -7,24 +7,28 @@ from torch import nn
 
 from stoker._text import format_size
 from stoker._tree import tensors_in
-from stoker.errors import InvalidArgument
+from stoker.errors import BadData, InvalidArgument
 from stoker.steps._supervised import Supervised
 from stoker.steps._valid import valid
 
 
-@dataclass(frozen=True)
+@dataclass
 class Layer:
-    """One module of a model, as it was called in a forward pass."""
+    """One module of a model, as it was called in a forward pass; of several calls, the last."""
 
     name: str
     kind: str
-    output: str  # the shape or shapes
     parameters: int  # without those of submodules
     trainable: int
-    flops: int  # with those of submodules
-    output_bytes: int
-    depth: int
     leaf: bool
+    output: str = ""  # the shape or shapes
+    output_bytes: int = 0
+    flops: int = 0  # with those of submodules
+
+    @property
+    def depth(self) -> int:
+        """How many modules this one is inside of."""
+        return self.name.count(".") + 1 if self.name else 0
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,7 @@ class Summary:
             count = f"{layer.parameters:,}{frozen}" if layer.parameters else ""
             rows.append((label, layer.kind, layer.output, count, f"{layer.flops:,}" if layer.flops else ""))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        ]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         rule = "─" * max(map(len, lines))
         totals = [
             f"parameters   {self.parameters:,} ({self.trainable:,} trainable), {format_size(self.parameter_bytes)}",
@@ -78,67 +80,52 @@ def summary(model: nn.Module, batch: Any) -> Summary:
     """
     from torch.utils.flop_counter import FlopCounterMode  # slow to import
 
-    calls: dict[str, _Call] = {}
-    counter = FlopCounterMode(display=False)
-    parts = Supervised(model, None).inputs(batch)
+    step = Supervised(model, None)
+    try:
+        parts = step.inputs(batch)
+    except BadData:  # it is not clear whether the last part is an optional input: in a fit it is the target
+        parts = step.parts(batch)
+    parameters = list(model.parameters())
+    trainable = {each.data_ptr() for each in parameters if each.requires_grad}  # the view's don't require gradients
     view = valid(model)  # its hooks leave the model alone
+    layers: dict[str, Layer] = {}
+    counter = FlopCounterMode(display=False)
     for name, module in view.named_modules():
-        _record_calls(name, module, counter, calls)
+        _record_calls(name, module, trainable, counter, layers)
     try:
         with counter:
             view(*parts.args, **parts.kwargs)
     except TypeError as error:
         raise InvalidArgument(f"{type(model).__name__} can't be called with this batch: {error}") from error
-    own = list(model.parameters())
-    trainable = {each.data_ptr() for each in own if each.requires_grad}  # the view's own don't require gradients
-    layers = tuple(_layer(name, call, trainable) for name, call in calls.items())
     return Summary(
-        layers=layers,
-        parameters=sum(each.numel() for each in own),
-        trainable=sum(each.numel() for each in own if each.requires_grad),
-        parameter_bytes=sum(each.numel() * each.element_size() for each in own),
-        activation_bytes=sum(layer.output_bytes for layer in layers if layer.leaf),
+        layers=tuple(layers.values()),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        parameter_bytes=sum(parameter.nbytes for parameter in parameters),
+        activation_bytes=sum(layer.output_bytes for layer in layers.values() if layer.leaf),
         flops=counter.get_total_flops(),
     )
 
 
-@dataclass
-class _Call:
-    module: nn.Module
-    flops: int = 0
-    output: str = ""
-    output_bytes: int = 0
-
-
-def _record_calls(name: str, module: nn.Module, counter: Any, calls: dict[str, _Call]) -> None:
-    """Adds hooks that enter the last call of a module into `calls`, in the order of the first calls."""
-
-    before: list[int] = []  # a module may call itself
+def _record_calls(name: str, module: nn.Module, trainable: set[int], counter: Any, layers: dict[str, Layer]) -> None:
+    """Adds hooks that enter a module into `layers` when it is called, in the order of the first calls."""
+    flops_before: list[int] = []  # a stack: a module may call itself
 
     def enter(*_: Any) -> None:
-        before.append(counter.get_total_flops())
-        calls.setdefault(name, _Call(module))
+        flops_before.append(counter.get_total_flops())
+        parameters = list(module.parameters(recurse=False))
+        count = sum(parameter.numel() for parameter in parameters)
+        count_trainable = sum(parameter.numel() for parameter in parameters if parameter.data_ptr() in trainable)
+        is_leaf = next(module.children(), None) is None
+        layers.setdefault(name, Layer(name, type(module).__name__, count, count_trainable, is_leaf))
 
     def leave(_module: nn.Module, _args: Any, output: Any) -> None:
-        call, tensors = calls[name], tensors_in(output)
-        call.flops = counter.get_total_flops() - before.pop()
-        call.output = ", ".join(str(list(tensor.shape)) for tensor in tensors[:3]) + (", …" if len(tensors) > 3 else "")
-        call.output_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        layer, tensors = layers[name], tensors_in(output)
+        layer.flops = counter.get_total_flops() - flops_before.pop()
+        layer.output = ", ".join(str(list(tensor.shape)) for tensor in tensors[:3]) + (
+            ", …" if len(tensors) > 3 else ""
+        )
+        layer.output_bytes = sum(tensor.nbytes for tensor in tensors)
 
     module.register_forward_pre_hook(enter)
     module.register_forward_hook(leave)
-
-
-def _layer(name: str, call: _Call, trainable: set[int]) -> Layer:
-    parameters = list(call.module.parameters(recurse=False))
-    return Layer(
-        name=name,
-        kind=type(call.module).__name__,
-        output=call.output,
-        parameters=sum(each.numel() for each in parameters),
-        trainable=sum(each.numel() for each in parameters if each.data_ptr() in trainable),
-        flops=call.flops,
-        output_bytes=call.output_bytes,
-        depth=name.count(".") + 1 if name else 0,
-        leaf=next(call.module.children(), None) is None,
-    )

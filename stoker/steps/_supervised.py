@@ -1,14 +1,29 @@
 """The supervised default: a batch is (inputs…, target), or a mapping whose names are `forward`'s arguments."""
 
+import copy
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from stoker.errors import BadData, InvalidArgument
-from stoker.steps._losses import LossFunction, is_sum, mean_divisor, weighted_mean
+from stoker._text import pluralize
+from stoker._tree import first_tensor
+from stoker.errors import BadData, InvalidArgument, NotDifferentiable, WrongType
+from stoker.steps._losses import (
+    LossFunction,
+    LossObserver,
+    check_total_weight,
+    declared_reduction,
+    is_traced,
+    mean_divisor,
+    mixed_mean,
+    name_of,
+    weighted_mean,
+)
 from stoker.steps._valid import unwrap
 
 
@@ -21,6 +36,7 @@ class SupervisedOutput:
     targets: Any
     weight: Tensor | None = None
     count: Tensor | None = None  # what the loss is a mean over, if that is not the samples (or their weight)
+    loss_function: LossFunction | None = None  # tells metrics whether predictions are probabilities, and what to ignore
 
 
 class Parts(NamedTuple):
@@ -32,6 +48,9 @@ class Parts(NamedTuple):
     weight: Tensor | None = None
 
 
+Columns = str | int | Sequence[str | int]  # names of a mapping's columns, or places in a tuple
+
+
 class Supervised:
     """Splits batches into the inputs of a model and targets, and computes the loss.
 
@@ -41,22 +60,75 @@ class Supervised:
     >>> len(args), targets.shape
     (1, torch.Size([4, 1]))
 
-    In a mapping, `weight` are sample weights, unless it is an argument of `forward`.
+    In a mapping, `weight` are sample weights, unless it is an argument of `forward`. `inputs`, `target` and `weight`
+    name the columns of a batch instead, by key or by place: inputs are passed to `forward` in this order.
+
+    `sums` is True for a loss that adds up over the samples. For a function without a `reduction` it is None until its
+    first call shows it.
     """
 
-    __slots__ = ("_names", "_required", "loss", "sums")
+    __slots__ = (
+        "_columns",
+        "_input_count",
+        "_most",
+        "_names",
+        "_required",
+        "_takes_any_name",
+        "is_observed",
+        "loss",
+        "sums",
+    )
 
-    def __init__(self, model: nn.Module, loss: LossFunction | None) -> None:
-        self.loss, self.sums = loss, is_sum(loss)
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFunction | None,
+        *,
+        inputs: Columns | None = None,
+        target: Columns | None = None,
+        weight: str | int | None = None,
+    ) -> None:
+        self.loss = loss
+        reduction = declared_reduction(loss)
+        self.sums: bool | None = None if loss is not None and reduction is None else reduction == "sum"
+        self.is_observed = False  # whether the first call of the loss was looked at
+        self._columns = None if inputs is target is weight is None else (inputs, target, weight)
+        self._input_count: int | None = None  # of the tuples that were split so far
+        kinds = inspect.Parameter
+        positional = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
         parameters = list(inspect.signature(unwrap(model).forward).parameters.values())
-        self._names = [each.name for each in parameters if each.kind in (*positional, inspect.Parameter.KEYWORD_ONLY)]
-        self._required = sum(each.kind in positional and each.default is each.empty for each in parameters)
+        self._names = [
+            parameter.name for parameter in parameters if parameter.kind in (*positional, kinds.KEYWORD_ONLY)
+        ]
+        self._required = sum(
+            parameter.kind in positional and parameter.default is parameter.empty for parameter in parameters
+        )
+        takes_any_number = any(parameter.kind is kinds.VAR_POSITIONAL for parameter in parameters)
+        self._most = math.inf if takes_any_number else sum(parameter.kind in positional for parameter in parameters)
+        self._takes_any_name = any(parameter.kind is kinds.VAR_KEYWORD for parameter in parameters)
+
+    def with_loss(self, loss: LossFunction) -> "Supervised":
+        """The same with another loss."""
+        other = copy.copy(self)
+        other.loss = loss
+        return other
 
     def parts(self, batch: Any) -> Parts:
         """Splits a batch with a target."""
+        return self._split(batch) if self._columns is None else self._named_parts(batch, needs_target=True)
+
+    def inputs(self, batch: Any) -> Parts:
+        """Splits a batch for a prediction: the target is optional and ignored.
+
+        A tuple has as many inputs as those that were split with `parts`, if there were any.
+        """
+        return self._split_inputs(batch) if self._columns is None else self._named_parts(batch, needs_target=False)
+
+    def _split(self, batch: Any) -> Parts:
         if isinstance(batch, tuple | list) and len(batch) > 1:
             *inputs, targets = batch
+            if self._input_count != len(inputs):
+                self._remember_layout(len(inputs))
             return Parts(tuple(inputs), {}, targets)
         if isinstance(batch, Mapping):
             return self._split_mapping(batch)
@@ -67,11 +139,36 @@ class Supervised:
             "or give the model a train_step(batch)"
         )
 
-    def inputs(self, batch: Any) -> Parts:
-        """Splits a batch for a prediction: the target is optional and ignored."""
-        if isinstance(batch, tuple | list) and len(batch) > 1 and len(batch) - 1 < self._required:
-            return Parts(tuple(batch), {}, None)
-        return self.parts(batch)
+    def _split_inputs(self, batch: Any) -> Parts:
+        if isinstance(batch, Mapping):
+            return self._split(batch)
+        if not isinstance(batch, Tensor | tuple | list):
+            return Parts((batch,), {}, None)  # a batch of graphs, for example: the only argument
+        values = (batch,) if isinstance(batch, Tensor) else tuple(batch)
+        if self._input_count is not None:
+            counts = {self._input_count}
+            known = f"the batches of the fit had {_describe_inputs(self._input_count)}"
+        else:
+            counts = {count for count in (len(values), len(values) - 1) if self._required <= count <= self._most}
+            known = f"forward({', '.join(self._names)}) may take all of them, or the last one may be a target"
+            if not counts:
+                return Parts(values, {}, None)  # the call of `forward` says what is missing
+        possible = counts & {len(values), len(values) - 1}
+        if len(possible) == 1:
+            return Parts(values[: possible.pop()], {}, None)
+        raise BadData(
+            f"it is not clear which of the {pluralize(len(values), 'part')} of a batch are inputs: {known}; pass "
+            "exactly the inputs, or name them: in a mapping whose keys are arguments of forward, or with "
+            "Learner(inputs=..., target=...)"
+        )
+
+    def _remember_layout(self, inputs: int) -> None:
+        if self._input_count is not None:
+            raise BadData(
+                f"a batch has {_describe_inputs(inputs)}, but those before had {_describe_inputs(self._input_count)}: "
+                "all batches need the same parts, also in validation and evaluation"
+            )
+        self._input_count = inputs
 
     def score(self, predictions: Any, parts: Parts) -> SupervisedOutput:
         """Computes the loss of the predictions, and returns the output of the step."""
@@ -82,12 +179,64 @@ class Supervised:
                 "the batch has no target for the loss: use (inputs, target), or a mapping with a key that is not an "
                 "argument of forward"
             )
-        if parts.weight is None:
-            loss = self.loss(predictions, parts.targets)
+        if self.is_observed or is_traced():
+            loss = self._compute(predictions, parts)
         else:
-            loss = weighted_mean(self.loss, predictions, parts.targets, parts.weight)
+            loss = self._observe(predictions, parts)
+        if not isinstance(loss, Tensor):
+            raise WrongType(_describe_answer(self.loss, loss))
+        if loss.dim() and loss.numel() != 1:
+            raise NotDifferentiable(
+                f"the loss must be one number, got shape {list(loss.shape)}; reduce it with .mean() or .sum()"
+            )
         count = mean_divisor(self.loss, predictions, parts.targets, parts.weight)
-        return SupervisedOutput(loss, predictions, parts.targets, parts.weight, count)
+        if parts.weight is not None:
+            total = check_total_weight(parts.weight)
+            count = total if count is None else count
+            if total.device.type != "cpu":
+                loss = torch.where(total.isnan(), total.to(loss.dtype), loss)
+        return SupervisedOutput(loss, predictions, parts.targets, parts.weight, count, self.loss)
+
+    def score_mixed(self, predictions: Any, parts: Parts, other: Any, share: Tensor) -> SupervisedOutput:
+        """The same where sample i has its target with `share[i]`, and the other one with `1 - share[i]`."""
+        assert self.loss is not None
+        self.sums = bool(self.sums)  # `mixed_mean` makes a mean of any loss
+        loss, count = mixed_mean(self.loss, predictions, parts.targets, other, share, parts.weight)
+        return SupervisedOutput(loss, predictions, parts.targets, parts.weight, count, self.loss)
+
+    def _compute(self, predictions: Any, parts: Parts) -> Tensor:
+        assert self.loss is not None
+        try:
+            if parts.weight is None:
+                return self.loss(predictions, parts.targets)
+            return weighted_mean(self.loss, predictions, parts.targets, parts.weight)
+        except Exception as error:
+            error.add_note(
+                f"{name_of(self.loss)} was called with predictions {_describe_value(predictions)} and targets "
+                f"{_describe_value(parts.targets)}"
+            )
+            raise
+
+    def _observe(self, predictions: Any, parts: Parts) -> Tensor:
+        """Computes the loss of the first batch, and looks at how it is computed."""
+        shapes = [list(value.shape) for value in (predictions, parts.targets) if isinstance(value, Tensor)]
+        may_broadcast = sorted(map(len, shapes)) == [1, 2] and max(shapes, key=len)[1] == 1  # [n, 1] and [n]
+        self.is_observed = True
+        if declared_reduction(self.loss) is not None and not may_broadcast:
+            return self._compute(predictions, parts)
+        first = first_tensor(predictions)
+        observer = LossObserver(len(first) if first is not None and first.dim() else 1)
+        with observer:
+            loss = self._compute(predictions, parts)
+        if may_broadcast and observer.compares_all_pairs:
+            raise InvalidArgument(
+                f"predictions have the shape {shapes[0]} and targets {shapes[1]}, and {name_of(self.loss)} compares "
+                "every prediction with every target: give both the same shape, with targets.unsqueeze(1) in the data "
+                "or predictions.squeeze(1) in the model"
+            )
+        if declared_reduction(self.loss) is None and isinstance(loss, Tensor):
+            self.sums = observer.reduction_of(loss) == "sum"
+        return loss
 
     def _split_mapping(self, batch: Mapping[str, Any]) -> Parts:
         inputs = {name: value for name, value in batch.items() if name in self._names}
@@ -98,5 +247,60 @@ class Supervised:
                 f"{', '.join(self._names)}): rename one of them, or use tuples"
             )
         weight = rest.pop("weight", None) if len(rest) > 1 else None
-        targets = None if not rest else next(iter(rest.values())) if len(rest) == 1 else rest
-        return Parts((), inputs, targets, weight)
+        return Parts((), inputs, _alone_or_all(rest), weight)
+
+    def _named_parts(self, batch: Any, *, needs_target: bool) -> Parts:
+        """Splits a batch by the columns that the user named; for a prediction it may lack target and weight."""
+        assert self._columns is not None
+        if not isinstance(batch, Mapping | tuple | list):
+            raise BadData(f"the Learner names columns of a batch, but a batch is a {type(batch).__name__}")
+        inputs, target, weight = self._columns
+        columns: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
+        names = list(columns)
+
+        def take(key: Any, *, is_needed: bool = True) -> Any:
+            place = key + len(names) if isinstance(key, int) and key < 0 else key
+            if is_needed and place not in columns:
+                raise BadData(f"the batch has no column {key!r}, which the Learner names; its columns are {names}")
+            return columns.pop(place, None)
+
+        weights = None if weight is None else take(weight, is_needed=needs_target)
+        targets = {key: take(key, is_needed=needs_target) for key in _as_list(target)}
+        if inputs is not None:
+            args, kwargs = tuple([take(key) for key in _as_list(inputs)]), {}
+        elif target is None:  # only the weight is named
+            rest = columns if isinstance(batch, Mapping) else tuple(columns.values())
+            return (self._split(rest) if needs_target else self._split_inputs(rest))._replace(weight=weights)
+        elif isinstance(batch, Mapping):
+            args, kwargs = (), {key: columns[key] for key in columns if self._takes_any_name or key in self._names}
+        else:
+            args, kwargs = tuple(columns.values()), {}
+        return Parts(args, kwargs, _alone_or_all(columns if target is None else targets), weights)
+
+
+def _as_list(columns: Columns | None) -> list[Any]:
+    if columns is None:
+        return []
+    return [columns] if isinstance(columns, str | int) else list(columns)
+
+
+def _alone_or_all(targets: Mapping[Any, Any]) -> Any:
+    return None if not targets else next(iter(targets.values())) if len(targets) == 1 else dict(targets)
+
+
+def _describe_inputs(inputs: int) -> str:
+    return f"{pluralize(inputs, 'input')} and a target"
+
+
+def _describe_value(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"of shape {list(value.shape)} and {value.dtype}"
+    return f"of type {type(value).__name__}"
+
+
+def _describe_answer(loss: Any, answer: Any) -> str:
+    if isinstance(answer, int | float):
+        advice = "leave out .item() or float(), which cut the graph"
+    else:
+        advice = "return the loss alone; a train_step of the model can return more, in an output with a .loss"
+    return f"the loss function {name_of(loss)} returned {type(answer).__name__}; expected one tensor: {advice}"

@@ -71,17 +71,17 @@ def chart(
     every line but the first is drawn with a letter, which `legend` names.
     """
     _check_size("chart", width, height)
-    lines = [_drop_undrawable(line, log=log) for line in lines]
-    x_axis = Axis.around([line.x for line in lines], "time" if times else "count")
-    y_axis = Axis.around([line.y for line in lines], "log" if log else "number")
-    empty = not any(np.isfinite(line.x).any() for line in lines)
-    y_ticks = {} if empty else y_axis.ticks(max(2, (height - 2) // 3))
+    points = [drawable_points(line.x, line.y, log=log) for line in lines]
+    x_axis = Axis.around([x for x, _ in points], "time" if times else "count")
+    y_axis = Axis.around([y for _, y in points], "log" if log else "number")
+    is_empty = not any(np.isfinite(x).any() for x, _ in points)
+    y_ticks = {} if is_empty else y_axis.ticks(max(2, (height - 2) // 3))
     canvas = _Canvas(width - 2 - max(map(len, y_ticks.values()), default=0), height - 2)
-    x_ticks = {} if empty else x_axis.ticks(max(3, canvas.width // 10))
+    x_ticks = {} if is_empty else x_axis.ticks(max(3, canvas.width // 10))
     dots: dict[tuple[int, int], int] = {}
-    for place, line in enumerate(lines):
-        letter = _letter(place, ascii_only=ascii_only, colors=colors)
-        x, y = x_axis.position(line.x), 1 - y_axis.position(line.y)
+    for number, (line, (x, y)) in enumerate(zip(lines, points, strict=True)):
+        letter = _letter(number, ascii_only=ascii_only, colors=colors)
+        x, y = x_axis.position(x), 1 - y_axis.position(y)
         _draw_line(canvas, x, y, line.style, letter, dots if line.name else {})
     rows = {round((1 - float(y_axis.position(value))) * (canvas.height - 1)): text for value, text in y_ticks.items()}
     columns = {round(float(x_axis.position(value)) * (canvas.width - 1)): text for value, text in x_ticks.items()}
@@ -105,7 +105,8 @@ def bars(
     The bars start at 0, or just below the lowest value if all values are far from 0.
     """
     _check_size("bars", width, height)
-    tables = [{int(x): float(y) for x, y in zip(line.x, line.y, strict=True) if np.isfinite(y)} for line in lines]
+    points = [np.transpose(drawable_points(line.x, line.y, log=False)).tolist() for line in lines]
+    tables = [{int(x): y for x, y in pairs if not math.isnan(y)} for pairs in points]
     epochs = sorted({epoch for table in tables for epoch in table})
     axis = Axis.around([np.array([value for table in tables for value in table.values()])])
     starts_at_zero = 0 <= axis.low <= 0.7 * axis.high
@@ -118,10 +119,10 @@ def bars(
     columns: dict[int, str] = {}
     for left, epoch in zip(range(0, group * len(epochs), group), epochs, strict=False):
         columns[min(left + bar * len(lines) // 2, canvas.width - 1)] = str(epoch)
-        for place, (table, line) in enumerate(zip(tables, lines, strict=True)):
+        for number, (table, line) in enumerate(zip(tables, lines, strict=True)):
             if epoch in table:
-                letter = _letter(place, ascii_only=ascii_only, colors=colors)
-                _draw_bar(canvas, left + place * bar, bar, float(axis.position(table[epoch])), line.style, letter)
+                letter = _letter(number, ascii_only=ascii_only, colors=colors)
+                _draw_bar(canvas, left + number * bar, bar, float(axis.position(table[epoch])), line.style, letter)
     top = canvas.height  # a tick label is beside the top of a bar of that height
     rows = {min(top - 1, top - round(float(axis.position(value)) * top)): text for value, text in ticks.items()}
     return canvas.render(rows, columns, ascii_only=ascii_only)
@@ -136,7 +137,7 @@ def legend(lines: Sequence[Line], *, ascii_only: bool = False, colors: bool = Tr
     """
     from rich.text import Text
 
-    letters = [_letter(place, ascii_only=ascii_only, colors=colors) or "━" for place in range(len(lines))]
+    letters = [_letter(number, ascii_only=ascii_only, colors=colors) or "━" for number in range(len(lines))]
     named = [(letter, line) for letter, line in zip(letters, lines, strict=True) if line.name]
     return Text("  ").join(Text(f"{letter} {line.name}", style=line.style) for letter, line in named)
 
@@ -248,9 +249,6 @@ class _Canvas:
         self.height = height
         self.cells: list[list[tuple[str, str]]] = [[(" ", "")] * width for _ in range(height)]
 
-    def put(self, row: int, column: int, letter: str, style: str) -> None:
-        self.cells[row][column] = (letter, style)
-
     def render(self, rows: Mapping[int, str], columns: Mapping[int, str], *, ascii_only: bool) -> list["Text"]:
         """The grid with its axes; `rows` and `columns` are the tick labels by their place."""
         from rich.text import Text
@@ -289,16 +287,16 @@ def _check_size(what: str, width: int, height: int) -> None:
         raise InvalidArgument(f"{what}: width and height are {width} and {height}; expected {least}")
 
 
-def _letter(place: int, *, ascii_only: bool, colors: bool) -> str | None:
-    """The letter that the line at this place is drawn with; `None` for braille dots or blocks."""
-    return _LETTERS[place % len(_LETTERS)] if ascii_only or (place and not colors) else None
+def _letter(number: int, *, ascii_only: bool, colors: bool) -> str | None:
+    """The letter that the line of this number is drawn with; `None` for braille dots or blocks."""
+    return _LETTERS[number % len(_LETTERS)] if ascii_only or (number and not colors) else None
 
 
-def _drop_undrawable(line: Line, *, log: bool) -> Line:
-    """The line with NaN for every point that can't be drawn."""
-    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
+def drawable_points(x: ArrayLike, y: ArrayLike, *, log: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Points as arrays, with NaN for every point that can't be drawn; on a log scale that includes y ≤ 0."""
+    x, y = np.asarray(x, float), np.asarray(y, float)
     drawable = (np.abs(x) < _MAX_VALUE) & (np.abs(y) < _MAX_VALUE) & ((y > 1 / _MAX_VALUE) | (not log))
-    return Line(line.name, np.where(drawable, x, np.nan), np.where(drawable, y, np.nan), line.style)
+    return np.where(drawable, x, np.nan), np.where(drawable, y, np.nan)
 
 
 def _draw_line(
@@ -318,10 +316,10 @@ def _draw_line(
     for column, row in _connect(columns, rows, joined):
         cell = (row // down, column // across)
         dots[cell] = dots.get(cell, 0) | int(_BRAILLE_BITS[row % down, column % across])
-        canvas.put(*cell, letter or chr(0x2800 + dots[cell]), style)
+        canvas.cells[cell[0]][cell[1]] = (letter or chr(0x2800 + dots[cell]), style)
     alone = known & ~np.r_[joined, False] & ~np.r_[False, joined]
     for column, row in zip(columns[alone].tolist(), rows[alone].tolist(), strict=True):
-        canvas.put(row // down, column // across, letter or "•", style)
+        canvas.cells[row // down][column // across] = (letter or "•", style)
 
 
 def _connect(columns: NDArray[np.int64], rows: NDArray[np.int64], joined: NDArray[np.bool_]) -> set[tuple[int, int]]:
@@ -347,4 +345,4 @@ def _draw_bar(canvas: _Canvas, left: int, width: int, part: float, style: str, l
         if filled <= 0 or (letter and filled < min(4, eighths)):
             continue
         for column in range(left, min(left + width, canvas.width)):
-            canvas.put(row, column, letter or _EIGHTHS[filled], style)
+            canvas.cells[row][column] = (letter or _EIGHTHS[filled], style)

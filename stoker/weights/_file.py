@@ -104,8 +104,8 @@ def inspect(path: str | os.PathLike[str], *, limit: int = 1 << 26) -> Listing:
       bias    float32 [2]
       trained on: digits
 
-    Damage among the numbers is found by `load` only. A JSON file is read as a whole. `limit` is the number of bytes
-    that a gzipped file may unpack to (64 MiB).
+    Damage among the numbers is found by `load` only. `limit` is the number of bytes that a gzipped file may unpack to,
+    and that a JSON file, which is read as a whole, may have (64 MiB).
     """
     with open_weights(Path(path), limit) as (reader, format, contents):
         header, kind = contents.header, (Path(path), format, reader.is_compressed)

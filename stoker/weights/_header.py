@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import os
+import reprlib
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +15,12 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from stoker.errors import BadFile, MissingFile, did_you_mean
+from stoker._files import explain_errors, missing_file, open_regular_file
+from stoker.errors import BadFile, MissingFile
 from stoker.weights._tensors import DTYPES, Entry, checksum, tensor_bytes
 
 VERSION = 1
+MAX_TENSORS = 100_000
 MAX_DIMENSIONS = 64  # torch indexes fewer; the bound keeps a forged list small
 
 _CHUNK = 1 << 20  # bytes
@@ -26,15 +29,16 @@ _CHUNK = 1 << 20  # bytes
 class Reader:
     """An open file, plain or gzipped. Allocates memory only for bytes that exist; all damage raises `BadFile`."""
 
-    def __init__(self, name: str, file: IO[bytes], *, size: int, limit: int | None = None):
+    def __init__(self, name: str, file: IO[bytes], *, size: int, limit: int | None = None, is_compressed: bool = False):
         self.name = name
-        self.is_compressed = limit is not None
+        self.is_compressed = is_compressed
         self._size = size  # bytes of the file
-        self._limit = limit  # bytes that a gzipped file may unpack to
+        self._limit = limit  # bytes that a gzipped file may unpack to, and that are read as a whole
         self._file = file
 
     def seek(self, position: int) -> None:
-        self._check_limit(position)
+        if self.is_compressed:
+            self._check_limit(position)
         with self._convert_errors():
             self._file.seek(position)
 
@@ -42,7 +46,8 @@ class Reader:
         """At most `count` bytes, possibly fewer; empty only at the end of the file."""
         with self._convert_errors():
             data = self._file.read(min(count, _CHUNK))
-        self._check_limit(self._file.tell())
+        if self.is_compressed:
+            self._check_limit(self._file.tell())
         return data
 
     def read_exactly(self, count: int) -> bytes:
@@ -53,6 +58,7 @@ class Reader:
         return b"".join(pieces)
 
     def read_rest(self) -> bytes:
+        self._check_limit(self._size)
         return b"".join(iter(lambda: self.read(_CHUNK), b""))
 
     def read_tensor(self, entry: Entry) -> Tensor:
@@ -62,7 +68,8 @@ class Reader:
         while memory:
             with self._convert_errors():
                 count = self._file.readinto(memory[:_CHUNK])  # pyright: ignore[reportAttributeAccessIssue]
-            self._check_limit(self._file.tell())
+            if self.is_compressed:
+                self._check_limit(self._file.tell())
             if not count:
                 self._raise_truncated()
             memory = memory[count:]
@@ -94,7 +101,8 @@ class Reader:
     def _check_limit(self, position: int) -> None:
         if self._limit is not None and position > self._limit:
             raise BadFile(
-                f"{self.name} unpacks to more than {self._limit:,} bytes, more than the model needs; "
+                f"{self.name} {'unpacks to' if self.is_compressed else 'is JSON of'} more than {self._limit:,} bytes, "
+                "more than the model needs; "
                 "if you trust the file, pass a larger limit="
             )
 
@@ -110,22 +118,19 @@ class Reader:
 
 @contextmanager
 def open_reader(path: Path, limit: int) -> Iterator[Reader]:
-    """Opens a file; gzip is recognised by content, not by name."""
+    """Opens a regular file; gzip is recognised by content, not by name."""
     try:
-        file = path.open("rb")
-    except FileNotFoundError as error:
-        siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        longer = [str(path.with_name(name)) for name in siblings if name.startswith(f"{path.name}.")]
-        hint = f"; did you mean {longer[0]!r}?" if longer else did_you_mean(path.name, siblings)
-        raise MissingFile(f"there is no file {str(path)!r}{hint}") from error
-    except IsADirectoryError as error:
-        raise BadFile(f"{str(path)!r} is a directory; expected the path of a weights file") from error
+        with explain_errors(path, expected="a weights file"):
+            file = open_regular_file(path)
+    except MissingFile as error:
+        raise missing_file(path) from error
     with file:
         size = os.fstat(file.fileno()).st_size
-        if file.peek(2)[:2] == b"\x1f\x8b":  # gzip's magic number
-            yield Reader(str(path), gzip.GzipFile(fileobj=file, mode="rb"), size=size, limit=limit)  # pyright: ignore[reportArgumentType]
+        if file.peek(2)[:2] == b"\x1f\x8b":  # pyright: ignore[reportAttributeAccessIssue]  gzip's magic number
+            unpacked: Any = gzip.GzipFile(fileobj=file, mode="rb")
+            yield Reader(str(path), unpacked, size=size, limit=limit, is_compressed=True)
         else:
-            yield Reader(str(path), file, size=size)
+            yield Reader(str(path), file, size=size, limit=limit)
 
 
 @dataclass(frozen=True)
@@ -147,10 +152,29 @@ class Header:
         return {"version": VERSION, **info, "head": checksum(content.encode())}
 
 
-def parse_entry(file: str, name: str, dtypes: Mapping[str, torch.dtype], dtype: Any, shape: Any) -> Entry:
-    """An entry with a known dtype and a valid shape; raises `BadFile` otherwise."""
-    known = dtypes.get(dtype) if isinstance(dtype, str) else None
-    if known is None:
+def parse_header(
+    file: str, tensors: Any, metadata: Any, info: Any, *, dtypes: Mapping[str, torch.dtype], keys: tuple[str, ...]
+) -> Header:
+    """Checks what a file says about its tensors, each of which is described by `keys`; raises `BadFile`.
+
+    `info` is the entry that `Header.to_info` made, or `None` in files of other programs.
+    """
+    if not isinstance(tensors, dict):
+        raise BadFile(f"{file}: the list of tensors is {shorten(tensors)}; expected a mapping")
+    entries = {name: _parse_entry(file, name, described, dtypes, keys) for name, described in tensors.items()}
+    header = Header(entries, _parse_strings(file, "the metadata", metadata))
+    return header if info is None else _parse_info(file, header, info)
+
+
+def _parse_entry(
+    file: str, name: Any, described: Any, dtypes: Mapping[str, torch.dtype], keys: tuple[str, ...]
+) -> Entry:
+    if type(name) is not str or not isinstance(described, dict) or set(described) != set(keys):
+        raise BadFile(
+            f"{file}: the tensor {shorten(name)} is described by {shorten(described)}; expected {', '.join(keys)}"
+        )
+    dtype, shape = described["dtype"], described["shape"]
+    if not isinstance(dtype, str) or dtype not in dtypes:
         raise BadFile(f"{file}: the tensor {shorten(name)} has the unknown dtype {shorten(dtype)}")
     is_list = isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
     if not is_list or not all(type(size) is int and size >= 0 for size in shape):
@@ -159,68 +183,43 @@ def parse_entry(file: str, name: str, dtypes: Mapping[str, torch.dtype], dtype: 
         )
     if math.prod(max(size, 1) for size in shape) >= 2**60:  # torch computes strides of empty tensors too
         raise BadFile(f"{file}: the tensor {shorten(name)} has the shape {shorten(shape)}, which is too large")
-    return Entry(known, tuple(shape))
+    return Entry(dtypes[dtype], tuple(shape))
 
 
-def parse_strings(file: str, what: str, found: Any) -> dict[str, str]:
-    """Checks that `found` maps strings to strings."""
-    if not isinstance(found, dict) or not all(type(each) is str for pair in found.items() for each in pair):
+def _parse_strings(file: str, what: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(type(text) is str for pair in value.items() for text in pair):
         raise BadFile(f"{file}: {what} is not a mapping of strings to strings")
-    return found
+    return value
 
 
-def parse_info(file: str, tensors: dict[str, Entry], metadata: dict[str, str], found: Any) -> Header:
-    """The header of a file of stoker, from the entry that `Header.to_info` made; raises `BadFile` for any change."""
-    version = found.get("version") if isinstance(found, dict) else None
+def _parse_info(file: str, header: Header, info: Any) -> Header:
+    version = info.get("version") if isinstance(info, dict) else None
     if type(version) is int and version > VERSION:
         raise BadFile(
-            f"{file} was written by a newer stoker (weights version {version}, this one reads {VERSION}); "
+            f"{file} was written by a newer stoker (weights version {str(version)[:9]}, this one reads {VERSION}); "
             "install a newer stoker to read it"
         )
-    fields = {"version", "precision", "aliases", "dtypes", "crc32", "head"}
-    if not isinstance(found, dict) or set(found) != fields or type(found["precision"]) is not str:
+    names = {"version", "precision", "aliases", "dtypes", "crc32", "head"}
+    if not isinstance(info, dict) or set(info) != names or type(info["precision"]) is not str:
         raise BadFile(f"{file}: stoker's entry in the header is damaged")
-    texts = {field: parse_strings(file, f"{field!r}", found[field]) for field in ("aliases", "dtypes", "crc32")}
+    texts = {name: _parse_strings(file, f"{name!r}", info[name]) for name in ("aliases", "dtypes", "crc32")}
+    tensors = header.tensors
     if texts["crc32"].keys() != tensors.keys() or not tensors.keys() >= set(texts["aliases"].values()):
         raise BadFile(f"{file}: the names of the checksums or tied tensors are not those of the tensors")
     for name, entry in tensors.items():
         original = DTYPES.get(texts["dtypes"].get(name, ""), entry.dtype)
         if original.is_complex and entry.dtype == torch.float64 and entry.shape[-1:] == (2,):  # pairs
             tensors[name] = Entry(torch.complex128, entry.shape[:-1])
-    header = Header(tensors, metadata, found["precision"], **texts)
-    if header.to_info() != found:
+    header = Header(tensors, header.metadata, info["precision"], **texts)
+    if header.to_info() != info:
         raise BadFile(f"{file} is damaged: the checksum of its names, shapes and metadata does not match")
     return header
-
-
-def parse_document(file: str, found: Mapping[str, Any], keys: tuple[str, ...]) -> Header:
-    """The header of a MessagePack or JSON file: a map of `stoker`, `metadata` and `tensors`, each tensor with `keys`.
-
-    Only `tensors` has to be there: a JSON file may be written by hand.
-    """
-    described = found["tensors"]
-    if not isinstance(described, dict):
-        raise BadFile(f"{file}: the list of tensors is {shorten(described)}; expected a mapping")
-    tensors: dict[str, Entry] = {}
-    for name, each in described.items():
-        check_fields(file, name, each, keys)
-        tensors[name] = parse_entry(file, name, DTYPES, each["dtype"], each["shape"])
-    metadata = parse_strings(file, "the metadata", found.get("metadata", {}))
-    return parse_info(file, tensors, metadata, found["stoker"]) if "stoker" in found else Header(tensors, metadata)
-
-
-def check_fields(file: str, name: Any, found: Any, keys: tuple[str, ...]) -> None:
-    """Raises `BadFile` unless a tensor is described by these keys."""
-    if type(name) is not str or not isinstance(found, dict) or set(found) != set(keys):
-        raise BadFile(
-            f"{file}: the tensor {shorten(name)} is described by {shorten(found)}; expected {', '.join(keys)}"
-        )
 
 
 def shorten(thing: Any) -> str:
     """The repr of a value from a file, cut so that a damaged file cannot fill the screen."""
     try:
-        text = repr(thing)
-    except RecursionError:
+        text = reprlib.repr(thing)
+    except Exception:
         return "a deeply nested value"
     return text if len(text) <= 80 else f"{text[:77]}..."

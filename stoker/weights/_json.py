@@ -1,7 +1,7 @@
 """JSON files: a map of `stoker`, `metadata` and `tensors`, with the numbers in nested lists that people can read.
 
 Numbers are written so that they are read back to the bit. Non-finite floats are strings: `"Infinity"`, `"-Infinity"`,
-`"NaN"`, and a NaN with unusual bits as `"NaN:0xffc00000"`.
+`"NaN"`, and a NaN with unusual bits as `"NaN:0xffc00000"`. A file may be written by hand: only `tensors` is required.
 """
 
 import json
@@ -9,15 +9,14 @@ import math
 from collections.abc import Container, Iterable, Iterator
 from typing import IO, Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from stoker._files import parse_json
 from stoker.errors import BadFile
-from stoker.weights._header import Header, Reader, parse_document, shorten
-from stoker.weights._tensors import Entry, dtype_name
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
+from stoker.weights._header import Header, Reader, parse_header, shorten
+from stoker.weights._tensors import DTYPES, Entry, dtype_name, tensor_bytes
 
 
 def write(file: IO[bytes], header: Header, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -39,24 +38,16 @@ def _to_lists(tensor: Tensor) -> Any:
     numbers = tensor.double()  # exact for every float dtype
     if bool(numbers.isfinite().all()):
         return numbers.tolist()
-    usual_nan = int(_bits(torch.tensor(math.nan, dtype=tensor.dtype)))
+    width, raw = tensor.element_size(), bytes(tensor_bytes(tensor))
+    usual_nan = bytes(tensor_bytes(torch.tensor([math.nan], dtype=tensor.dtype)))
     values: list[Any] = numbers.flatten().tolist()
-    for place, bits in enumerate(_bits(tensor).flatten().tolist()):
-        if not math.isfinite(values[place]):
-            values[place] = _format_non_finite(values[place], bits, usual_nan, tensor.element_size())
-    for size in reversed(tensor.shape):
-        values = [values[start : start + size] for start in range(0, len(values), size)]
-    return values[0]
-
-
-def _format_non_finite(number: float, bits: int, usual_nan: int, width: int) -> str:
-    if math.isinf(number):
-        return "Infinity" if number > 0 else "-Infinity"
-    return "NaN" if bits == usual_nan else f"NaN:0x{bits & (256**width - 1):0{2 * width}x}"
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.view(_INTEGERS[tensor.element_size()])
+    for index, number in enumerate(values):
+        bits = raw[index * width : (index + 1) * width]
+        if math.isinf(number):
+            values[index] = "Infinity" if number > 0 else "-Infinity"
+        elif math.isnan(number):
+            values[index] = "NaN" if bits == usual_nan else f"NaN:0x{bits[::-1].hex()}"
+    return numpy.array(values, dtype=object).reshape(tensor.shape).tolist()
 
 
 class Contents:
@@ -65,11 +56,13 @@ class Contents:
     def __init__(self, reader: Reader):
         self._file = reader.name
         reader.seek(0)
-        found = parse_json(reader.read_rest(), reader.name)
-        if not isinstance(found, dict) or not {"tensors"} <= set(found) <= {"stoker", "metadata", "tensors"}:
+        content = parse_json(reader.read_rest(), reader.name)
+        if not isinstance(content, dict) or not {"tensors"} <= set(content) <= {"stoker", "metadata", "tensors"}:
             raise BadFile(f"{reader.name} is JSON, but not weights: expected a map of stoker, metadata and tensors")
-        self.header = parse_document(reader.name, found, ("dtype", "shape", "values"))
-        self._values = {name: each["values"] for name, each in found["tensors"].items()}
+        tensors, metadata, info = content["tensors"], content.get("metadata", {}), content.get("stoker")
+        keys = ("dtype", "shape", "values")
+        self.header = parse_header(reader.name, tensors, metadata, info, dtypes=DTYPES, keys=keys)
+        self._values = {name: described["values"] for name, described in tensors.items()}
 
     def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
         """The wanted tensors, in the order in which they are stored."""
@@ -82,15 +75,14 @@ def _parse_tensor(file: str, name: str, entry: Entry, values: Any) -> Tensor:
     shape = (*entry.shape, 2) if entry.dtype.is_complex else entry.shape
     flat = [values]
     for size in shape:
-        if not all(isinstance(each, list) and len(each) == size for each in flat):
+        if not all(isinstance(part, list) and len(part) == size for part in flat):
             raise BadFile(f"{file}: the values of {shorten(name)} do not have the shape {list(entry.shape)}")
-        flat = [each for part in flat for each in part]
+        flat = [item for part in flat for item in part]
     try:
         if entry.dtype.is_complex:
             return torch.view_as_complex(_parse_floats(flat, entry.dtype.to_real()).reshape(shape))
-        if entry.dtype.is_floating_point:
-            return _parse_floats(flat, entry.dtype).reshape(shape)
-        return _parse_integers(flat, entry.dtype).reshape(shape)
+        parse = _parse_floats if entry.dtype.is_floating_point else _parse_integers
+        return parse(flat, entry.dtype).reshape(shape)
     except (ValueError, OverflowError) as error:
         raise BadFile(
             f"{file}: the values of {shorten(name)} do not fit the dtype {dtype_name(entry.dtype)}: {error}"
@@ -99,40 +91,39 @@ def _parse_tensor(file: str, name: str, entry: Entry, values: Any) -> Tensor:
 
 def _parse_integers(flat: list[Any], dtype: torch.dtype) -> Tensor:
     kind = bool if dtype == torch.bool else int
-    for each in flat:
-        if type(each) is not kind:
-            raise ValueError(f"{shorten(each)} is not {'a bool' if kind is bool else 'an integer'}")
-    if dtype != torch.bool and flat:
+    for item in flat:
+        if type(item) is not kind:
+            raise ValueError(f"{shorten(item)} is not {'a bool' if kind is bool else 'an integer'}")
+    if kind is int and flat:
         limits = torch.iinfo(dtype)
-        for each in (min(flat), max(flat)):
-            if not limits.min <= each <= limits.max:
-                raise ValueError(f"{shorten(each)} is out of range")
+        for item in (min(flat), max(flat)):
+            if not limits.min <= item <= limits.max:
+                raise ValueError(f"{shorten(item)} is out of range")
     return torch.tensor(flat, dtype=dtype)
 
 
 def _parse_floats(flat: list[Any], dtype: torch.dtype) -> Tensor:
-    for each in flat:
-        if type(each) not in (int, float, str):
-            raise ValueError(f"{shorten(each)} is not a number")
-    numbers = [0.0 if type(each) is str else float(each) for each in flat]
+    for item in flat:
+        if type(item) not in (int, float, str):
+            raise ValueError(f"{shorten(item)} is not a number")
+    numbers = [0.0 if type(item) is str else float(item) for item in flat]
     tensor = torch.tensor(numbers, dtype=torch.float64).to(dtype)
     if not bool(tensor.double().isfinite().all()):
         raise ValueError("a number is too large")
-    for place, each in enumerate(flat):
-        if type(each) is str:
-            _parse_non_finite(tensor, place, each)
+    memory = tensor_bytes(tensor)
+    for index, item in enumerate(flat):
+        if type(item) is str:
+            memory[index * dtype.itemsize : (index + 1) * dtype.itemsize] = _parse_non_finite(item, dtype)
     return tensor
 
 
-def _parse_non_finite(tensor: Tensor, place: int, word: str) -> None:
-    """Writes the value of a word such as `"-Infinity"` or `"NaN:0xffc00000"` into one place of the tensor."""
+def _parse_non_finite(word: str, dtype: torch.dtype) -> bytes:
+    """The bytes of a word such as `"-Infinity"` or `"NaN:0xffc00000"`."""
     if word in ("Infinity", "-Infinity", "NaN"):
-        tensor[place] = float(word)
-        return
-    width = tensor.element_size()
-    if not word.startswith("NaN:0x") or len(word) != 6 + 2 * width:
+        return bytes(tensor_bytes(torch.tensor([float(word)]).to(dtype)))
+    if not word.startswith("NaN:0x") or len(word) != 6 + 2 * dtype.itemsize:
         raise ValueError(f"{shorten(word)} is not a number")
-    bits = int(word[6:], 16)
-    _bits(tensor)[place] = bits if width == 1 or bits < 256**width // 2 else bits - 256**width
-    if not math.isnan(tensor[place].item()):
+    bits = bytes.fromhex(word[6:])[::-1]
+    if len(bits) != dtype.itemsize or not math.isnan(torch.frombuffer(bytearray(bits), dtype=dtype).item()):
         raise ValueError(f"{shorten(word)} does not have the bits of a NaN")
+    return bits

@@ -62,8 +62,8 @@ def load(
 
     For a sharded model (FSDP2, TP) every process loads the same file and keeps its part of each tensor.
 
-    A file cannot run code. `limit` is the number of bytes that a gzipped file may unpack to; the default is what the
-    model could need (64 bytes per number, 4 KiB per name, and 1 MiB).
+    A file cannot run code. `limit` is the number of bytes that a gzipped file may unpack to, and a JSON file may have;
+    the default is what the model could need (64 bytes per number, 4 KiB per name, and 1 MiB).
     """
     tensors = model_tensors(model)
     for name, tensor in tensors.items():

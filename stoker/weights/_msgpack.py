@@ -7,11 +7,10 @@ from torch import Tensor
 
 from stoker._files import reject_duplicates
 from stoker.errors import BadFile, InvalidArgument
-from stoker.weights._header import MAX_DIMENSIONS, Header, Reader, parse_document, shorten
-from stoker.weights._tensors import dtype_name, tensor_bytes
+from stoker.weights._header import MAX_DIMENSIONS, MAX_TENSORS, Header, Reader, parse_header, shorten
+from stoker.weights._tensors import DTYPES, dtype_name, tensor_bytes
 
 _MAX_HEADER = 100_000_000  # bytes
-_MAX_TENSORS = 1_000_000
 _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # size of the length field, by the first byte of a `bin`
 
 
@@ -47,7 +46,7 @@ class Contents:
             read_size=1 << 14,
             max_buffer_size=_MAX_HEADER,
             max_array_len=MAX_DIMENSIONS,
-            max_map_len=_MAX_TENSORS,
+            max_map_len=MAX_TENSORS,
             max_bin_len=0,
             max_ext_len=0,
             object_pairs_hook=reject_duplicates,
@@ -63,7 +62,8 @@ class Contents:
             problem = str(error) or type(error).__name__
             raise BadFile(f"{reader.name} is not a MessagePack file of weights: {problem}") from error
         self._start = unpacker.tell()
-        self.header = parse_document(reader.name, found, ("dtype", "shape"))
+        tensors, metadata, info = found["tensors"], found["metadata"], found["stoker"]
+        self.header = parse_header(reader.name, tensors, metadata, info or {}, dtypes=DTYPES, keys=("dtype", "shape"))
 
     def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
         """The wanted tensors, in the order in which they are stored."""

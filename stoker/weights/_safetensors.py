@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stoker._files import parse_json
 from stoker.errors import BadFile, InvalidArgument
-from stoker.weights._header import Header, Reader, check_fields, parse_entry, parse_info, parse_strings, shorten
+from stoker.weights._header import MAX_TENSORS, Header, Reader, parse_header, shorten
 from stoker.weights._tensors import DTYPES, Entry, check_tensor, tensor_bytes
 
 MAX_HEADER = 100_000_000  # bytes; the same bound as the safetensors package
@@ -67,7 +67,7 @@ def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor], metadata: Mapp
 
 def read_tensors(file: IO[bytes], *, name: str, size: int) -> dict[str, Tensor]:
     """Reads all tensors of a safetensors file of `size` bytes; error texts call it `name`."""
-    contents = Contents(Reader(name, file, size=size))
+    contents = Contents(Reader(name, file, size=size), max_tensors=None)
     tensors = dict(contents.tensors(contents.header.tensors))
     pairs = parse_json(contents.header.metadata.get("complex128", "[]").encode(errors="replace"), name)
     if not isinstance(pairs, list) or not all(isinstance(key, str) for key in pairs):
@@ -102,25 +102,28 @@ def _write_header(file: IO[bytes], tensors: Mapping[str, Entry], metadata: dict[
 class Contents:
     """An open safetensors file: its header, and its tensors one at a time."""
 
-    def __init__(self, reader: Reader):
+    def __init__(self, reader: Reader, *, max_tensors: int | None = MAX_TENSORS):
         self._reader = reader
         reader.seek(0)
         length = int.from_bytes(reader.read_exactly(8), "little")
         if length > MAX_HEADER:
             raise BadFile(f"{reader.name}: the header claims {length:,} bytes; at most {MAX_HEADER:,} are read")
-        found = parse_json(reader.read_exactly(length), f"{reader.name}: the header")
+        text = reader.read_exactly(length)
+        if max_tensors is not None and text.count(b"{") > max_tensors + 100:  # parsing it would take minutes
+            raise BadFile(f"{reader.name}: the header describes more than {max_tensors:,} tensors")
+        found = parse_json(text, f"{reader.name}: the header")
         if not isinstance(found, dict):
             raise BadFile(f"{reader.name}: the header is {shorten(found)}; expected a mapping of tensors")
         self._start = 8 + length
-        metadata = parse_strings(reader.name, "the metadata", found.pop("__metadata__", {}))
-        tensors: dict[str, Entry] = {}
-        for name, each in found.items():
-            check_fields(reader.name, name, each, ("dtype", "shape", "data_offsets"))
-            tensors[name] = parse_entry(reader.name, name, _DTYPES, each["dtype"], each["shape"])
-        self._order = _check_offsets(
-            reader, self._start, tensors, {name: each["data_offsets"] for name, each in found.items()}
-        )
-        self.header = _parse_header(reader.name, tensors, metadata)
+        metadata = found.pop("__metadata__", {})
+        info = None
+        if isinstance(metadata, dict) and isinstance(text := metadata.get("stoker"), str):
+            info = parse_json(text.encode(errors="replace"), f"{reader.name}: stoker's entry in the header is damaged")
+            metadata = {key: value for key, value in metadata.items() if key not in ("stoker", "format")}
+        keys = ("dtype", "shape", "data_offsets")
+        self.header = parse_header(reader.name, found, metadata, info, dtypes=_DTYPES, keys=keys)
+        offsets = {name: described["data_offsets"] for name, described in found.items()}
+        self._order = _check_offsets(reader, self._start, self.header.tensors, offsets)
 
     def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, Tensor]]:
         """The wanted tensors, in the order in which they are stored."""
@@ -154,12 +157,3 @@ def _check_offsets(reader: Reader, start: int, tensors: Mapping[str, Entry], off
         end = offsets[name][1]
     reader.check_size(start + end)
     return order
-
-
-def _parse_header(file: str, tensors: dict[str, Entry], metadata: dict[str, str]) -> Header:
-    if "stoker" not in metadata:
-        return Header(tensors, metadata)
-    info = metadata.pop("stoker")
-    metadata.pop("format", None)
-    found = parse_json(info.encode(errors="replace"), f"{file}: stoker's entry in the header is damaged")
-    return parse_info(file, tensors, metadata, found)

@@ -3,6 +3,8 @@
 import gzip
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -12,9 +14,9 @@ from torch import Tensor
 from stoker._files import write_atomically
 from stoker._select import Models
 from stoker.distributed import full_tensor, is_dtensor, join
-from stoker.errors import InvalidArgument, PeerFailed, WrongType, did_you_mean
+from stoker.errors import InvalidArgument, PeerFailed, StokerError, WrongType, did_you_mean
 from stoker.weights._file import FORMATS
-from stoker.weights._header import Header
+from stoker.weights._header import MAX_TENSORS, Header
 from stoker.weights._safetensors import storage_order
 from stoker.weights._tensors import (
     PRECISIONS,
@@ -27,6 +29,8 @@ from stoker.weights._tensors import (
     model_tensors,
     tensor_bytes,
 )
+
+_DISK_ERRORS = {ENOSPC, EDQUOT, EFBIG, EIO}
 
 Fetch: TypeAlias = Callable[[str], Tensor]  # the whole tensor of a name
 
@@ -70,6 +74,8 @@ def save(
     owners = first_names(tensors)
     stored = {name: tensor for name, tensor in tensors.items() if owners[name] == name}
     aliases = {name: owner for name, owner in owners.items() if name != owner}
+    if len(stored) > MAX_TENSORS:
+        raise InvalidArgument(f"the model has {len(stored):,} tensors; a weights file holds at most {MAX_TENSORS:,}")
     entries = {name: Entry(dtype_at(precision, each.dtype), tuple(each.shape)) for name, each in stored.items()}
     order = storage_order(entries) if format == "safetensors" else list(stored)
 
@@ -85,7 +91,9 @@ def save(
         header = Header(entries, dict(metadata or {}), precision, aliases, dtypes, crc32)
         target = _target(Path(path), f".{format}", compress)
         pairs = _check_unchanged(sums, _convert_tensors(fetch, order, precision))
-        write_atomically(target, lambda file: _write(file, format, compress, header, pairs))
+        with _explain_path(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, lambda file: _write(file, format, compress, header, pairs))
         return target
 
     return _save_on_rank_zero(stored, write)
@@ -151,17 +159,26 @@ def _check_unchanged(sums: Mapping[str, str], tensors: Iterable[tuple[str, Tenso
 
 
 def _target(path: Path, suffix: str, compress: bool) -> Path:
-    """The path with its suffixes; creates the parent directory."""
+    """The path with its suffixes."""
     if not path.name:
         raise InvalidArgument(f"{str(path)!r} is not a file name; expected a path such as 'run/model'")
     name = path.name.removesuffix(".gz") if compress else path.name
     name = name if name.endswith(suffix) else name + suffix
-    path = path.with_name(f"{name}.gz" if compress else name)
+    return path.with_name(f"{name}.gz" if compress else name)
+
+
+@contextmanager
+def _explain_path(path: Path) -> Iterator[None]:
+    """Raises `InvalidArgument` for a path that cannot be written; a full or broken disk is an `OSError`."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise InvalidArgument(f"cannot write {str(path)!r}: {str(path.parent)!r} is not a directory") from None
-    return path
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        if isinstance(error, StokerError) or getattr(error, "errno", None) in _DISK_ERRORS:
+            raise
+        reason = getattr(error, "strerror", None) or error
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            reason = f"{str(path.parent)!r} is not a directory"
+        raise InvalidArgument(f"cannot write {str(path)!r}: {reason}") from error
 
 
 def _check_choice(what: str, word: str, choices: Iterable[str]) -> None:

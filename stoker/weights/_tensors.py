@@ -123,7 +123,7 @@ def check_tensor(name: str, tensor: Tensor) -> None:
     if type(tensor) not in (Tensor, nn.Parameter):
         raise InvalidArgument(
             f"{name!r} is a {type(tensor).__name__}, a subclass of Tensor; files hold plain tensors, "
-            "so save its parts instead"
+            'so save its parts instead (a checkpoint leaves out frozen ones, unless it has frozen="save")'
         )
 
 

@@ -15,7 +15,7 @@ def context(**given):
 
 def begin(ctx, *, monitor="valid/loss", **directions):
     metrics = {name: {"direction": direction, "unit": ""} for name, direction in directions.items()}
-    ctx.record.append(Event("begin", extra={"metrics": metrics, "monitor": monitor}))
+    ctx.record.append(Event("begin", extra={"metrics": metrics, "monitor": monitor, "valid": ["valid"]}))
 
 
 def epoch_end(hooks, ctx, **values):

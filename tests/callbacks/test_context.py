@@ -88,14 +88,3 @@ def test_only_numbers_can_be_logged():
         context().log("mine", torch.ones(2))
     with pytest.raises(WrongType, match="got the name 3"):
         context().log(3, 3.0)
-
-
-def test_notes_and_warnings_are_recorded():
-    ctx = context()
-    ctx.epoch = 2
-    ctx.note("by the way")
-    ctx.warn("look out")
-    assert [(each.kind, each.text, each.epoch) for each in ctx.record.events] == [
-        ("note", "by the way", 2),
-        ("warning", "look out", 2),
-    ]

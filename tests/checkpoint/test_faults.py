@@ -242,6 +242,7 @@ class Disk:
         self.kept: dict[int, bytes | dict[str, int]] = {}  # by number: a file or a directory, as on the disk
         self.seen: dict[int, bytes | dict[str, int]] = {}  # the same, as processes see it
         self.open: dict[int, int] = {}
+        self.folder = folder
         self.root = self._load(folder)
         self.kept = {number: self._copy(number) for number in self.seen}
 
@@ -257,29 +258,32 @@ class Disk:
         content = self.seen[number]
         return dict(content) if isinstance(content, dict) else content
 
-    def names(self, folder: int) -> dict[str, int]:
-        content = self.seen[self.open[folder]]
+    def find(self, path: Path) -> int:
+        return self.root if path == self.folder else self.names(path.parent)[path.name]
+
+    def names(self, folder: Path) -> dict[str, int]:
+        content = self.seen[self.find(folder)]
         assert isinstance(content, dict)
         return content
 
     def after(self, operation: str, arguments: tuple, result) -> None:
         match operation, arguments:
-            case "open_folder", (_,) | (_, None):
-                self.open[result] = self.root
-            case "open_folder" | "open_file", (name, within):
-                self.open[result[0] if operation == "open_file" else result] = self.names(within)[name]
-            case "make_folder", (name, within):
-                self.names(within)[name] = self._new({})
-            case "create", (name, within):
-                self.names(within)[name] = self.open[result] = self._new(b"")
+            case "open_file", (path,):
+                self.open[result[0]] = self.find(path)
+            case "make_folder", (path,):
+                self.names(path.parent)[path.name] = self._new({})
+            case "create", (path,):
+                self.names(path.parent)[path.name] = self.open[result] = self._new(b"")
             case "write", (file, data):
                 self.seen[self.open[file]] += bytes(data[:result])
             case "sync", (file,):
                 self.kept[self.open[file]] = self._copy(self.open[file])
-            case "rename", (old, new, within):
-                self.names(within)[new] = self.names(within).pop(old)
-            case "unlink" | "remove_folder", (name, within):
-                del self.names(within)[name]
+            case "sync_folder", (path,):
+                self.kept[self.find(path)] = self._copy(self.find(path))
+            case "rename", (old, new):
+                self.names(new.parent)[new.name] = self.names(old.parent).pop(old.name)
+            case "unlink" | "remove_folder", (path,):
+                del self.names(path.parent)[path.name]
 
     def after_a_cut(self, folder: Path, *, names_kept: bool, share: float) -> None:
         """Writes what may be there afterwards: only what was synced, or also names that were not."""
@@ -340,29 +344,40 @@ def test_a_power_cut_after_any_operation_leaves_the_new_or_the_previous_checkpoi
 FILL = """
 import resource, signal, subprocess
 folder, mounted = Path(sys.argv[1]), sys.argv[2] == "mounted"
+
+def attempt(state, update=9):
+    try:
+        store.write(state, Place(epoch=0, batch=0, update=update))
+        print("written")
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+    assert os.listdir(store.folder) == ["00000001"], os.listdir(store.folder)
+
 if mounted:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], check=True)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 big = {"model": {"w": torch.ones(64 * 1024)}}  # 256 KiB: one checkpoint fits, two do not
 store = Store(folder / "checkpoints", run="r")
-saved = store.write(big, Place(epoch=0, batch=0, update=1))
+store.write(big, Place(epoch=0, batch=0, update=1))
 if not mounted:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-for number in range(3):
-    try:
-        store.write(big, Place(epoch=0, batch=0, update=2 + number))
-        print("written")
-    except OSError as error:
-        print(errno.errorcode[error.errno])
-    assert os.listdir(store.folder) == ["00000001"], os.listdir(store.folder)
+for number in range(2):
+    attempt(big, 2 + number)
+if mounted:
+    (folder / "rest").write_bytes(bytes(shutil.disk_usage(folder).free))
+    attempt({"a": 1})
+    (folder / "rest").unlink()
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    attempt({})
+    store.clean()
 assert same(store.newest().state, big)
 """
 
 
-def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):
+def test_a_full_or_read_only_disk_keeps_the_old_checkpoint(tmp_path):
     """On a small tmpfs if the system allows it; else with a limit on the size of files."""
     own = ("unshare", "--mount", "--map-root-user")
     probe = [*own, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
     mounted = shutil.which("unshare") is not None and subprocess.run(probe, capture_output=True).returncode == 0
     errors = python(FILL, tmp_path, "mounted" if mounted else "limited", under=own if mounted else ()).split()
-    assert errors == ["ENOSPC" if mounted else "EFBIG"] * 3
+    assert errors == (["ENOSPC"] * 3 + ["EROFS"] if mounted else ["EFBIG"] * 2)

@@ -200,6 +200,8 @@ def test_other_mappings_are_not_states_of_a_model():
     state = write_and_read(model_state(nn.Linear(1, 1)))
     state["parameters"]["bias"] = 3
     assert_refused(nn.Linear(1, 1), state, "not a tensor: 'bias' is a int in the state")
+    state["trainable"] = ["weight", {}]
+    assert_refused(nn.Linear(1, 1), state, "this is not a state of a model: {} is not a name")
 
 
 def test_extra_state_that_raises_leaves_the_tensors_unchanged():

@@ -199,9 +199,8 @@ def test_a_state_that_cannot_be_saved_raises_at_once(tmp_path):
     endless = []
     endless.append(endless)
     for value in (namedtuple("Pair", "left right")(1, 2), object(), endless):
-        saver.save({"value": value}, place(10))
         with pytest.raises(CheckpointFailed, match="'value"):
-            saver.wait()
+            saver.save({"value": value}, place(10))
     saver.save({"weight": torch.ones(2)}, place(10))
     saver.wait()
     assert names(saver.take_finished()) == ["00000010"]
@@ -326,17 +325,17 @@ def test_the_memory_of_copies_is_reused_if_it_fits(tmp_path):
     def copy_of(given):
         saver.save(given, place(10))
         saver.wait()
-        return store.states[-1]
+        return store.states[-1].tensors
 
     first = pointers(copy_of(state()))
     assert pointers(copy_of(state())) == first
-    before = copy_of({"a": torch.zeros(2), "b": torch.zeros(2)})
+    before = copy_of({"x": {"a": torch.zeros(2), "b": torch.zeros(2)}})["x"]
     for other in (torch.ones(2, 1), torch.ones(2, dtype=torch.float64)):
-        after = copy_of({"a": other, "b": torch.ones(2)})
+        after = copy_of({"x": {"a": other, "b": torch.ones(2)}})["x"]
         assert same(after["a"], other) and after["a"] is not before["a"] and after["b"] is before["b"]
     with torch.inference_mode():
-        inference = copy_of({"a": torch.ones(2) * 2})["a"]
-    later = copy_of({"a": nn.Parameter(torch.ones(2)) * 3})["a"]
+        inference = copy_of({"a": torch.ones(2) * 2})["a"]["a"]
+    later = copy_of({"a": nn.Parameter(torch.ones(2)) * 3})["a"]["a"]
     assert later is inference and later.tolist() == [3, 3] and not later.requires_grad and later.grad_fn is None
 
 
@@ -379,8 +378,8 @@ def test_the_state_of_a_gpu_is_that_between_two_updates(tmp_path, monkeypatch, b
         for _ in range(50):
             weight.add_(1)
         saver.wait()
-        copy = store.states[-1]["model"]["weight"]
         if background:
+            copy = store.states[-1].tensors["model"]["weight"]
             assert copy.is_cuda is free and copy.is_pinned() is not free
         assert store.newest().state["model"]["weight"].unique().tolist() == [10 * update - 50]
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
@@ -396,7 +395,8 @@ def test_memory_of_a_gpu_is_reused_and_freed(tmp_path):
         saver.save({"weight": weight}, place(update))
         saver.wait()
         allocated.append(torch.cuda.memory_allocated())
-    assert store.states[0]["weight"].data_ptr() == store.states[1]["weight"].data_ptr()
+    first, second = (state.tensors["weight"]["weight"].data_ptr() for state in store.states)
+    assert first == second
     assert allocated[0] == allocated[1] > before
     store.states.clear()
     saver.close()
@@ -411,7 +411,7 @@ def test_reading_a_copy_does_not_wait_for_the_training(tmp_path):
         def write(self, state, place):
             if self.waits:
                 assert self.proceed.acquire(timeout=60)
-                seen.append((state["weight"].cpu().sum().item(), training.query()))
+                seen.append((state.tensors["weight"]["weight"].cpu().sum().item(), training.query()))
                 self.waits = False
             return super().write(state, place)
 

@@ -23,28 +23,19 @@ def test_every_command_has_help(command, capsys):
 
 
 def test_without_a_command_it_lists_the_commands(capsys):
+    assert main(["--version"]) == 0 and capsys.readouterr().out.strip() == stoker.__version__
     assert main([]) == 0
     out = capsys.readouterr().out
     assert all(f"\n    {name} " in out for name in COMMANDS)
 
 
-def test_the_version(capsys):
-    assert main(["--version"]) == 0 and capsys.readouterr().out.strip() == stoker.__version__
-
-
-@pytest.mark.parametrize("command", [["train"], ["show"], ["resume"], ["runs", "a", "b"], ["export", "digits"]])
-def test_a_wrong_command_line_is_exit_code_2(command, capsys):
+@pytest.mark.parametrize("command", [["train"], ["runs", "a", "b"], ["export", "digits"], ["show", "a", "--verfy"]])
+def test_a_wrong_command_line_is_exit_code_2_with_the_usage_of_its_command(command, capsys):
     with pytest.raises(SystemExit) as ended:
         main(command)
-    assert ended.value.code == 2 and "usage: stoker" in capsys.readouterr().err
-
-
-def test_a_wrong_option_shows_the_usage_of_its_command(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["show", "digits", "--verfy"])
     err = capsys.readouterr().err
-    assert ended.value.code == 2 and err.startswith("usage: stoker show ")
-    assert "stoker show: error: unrecognized arguments: --verfy" in err
+    assert ended.value.code == 2 and "error: " in err
+    assert err.startswith("usage: stoker [-h]" if command == ["train"] else f"usage: stoker {command[0]} ")
 
 
 def test_ctrl_c_is_exit_code_130_without_a_traceback(monkeypatch, capsys):

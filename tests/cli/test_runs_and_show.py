@@ -1,5 +1,7 @@
 """`stoker runs` and `stoker show`."""
 
+import os
+
 import pytest
 import torch
 
@@ -45,18 +47,36 @@ def test_runs_in_every_state(capsys):
     assert words[4].startswith("[red]odd died 0 of 5 RuntimeError: boom 1970")
 
 
-def test_the_directory_of_a_run_lists_that_run(tmp_path, capsys):
-    Run.create(tmp_path / "one").close()
-    for folder in (str(tmp_path / "one"), "one"):
-        assert main(["runs", folder]) == 0
-        assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["one", "died"]
-
-
 def test_an_empty_directory_and_a_missing_one(tmp_path, capsys):
     assert main(["runs", str(tmp_path)]) == 0
     assert "no runs in" in capsys.readouterr().out
     assert main(["runs", str(tmp_path / "nowhere")]) == 1
     assert "stoker: there is no directory" in capsys.readouterr().err
+
+
+def test_runs_that_cannot_be_read_are_named(tmp_path, monkeypatch, capsys):
+    for name in ("locked", "emptied"):
+        Run.create(tmp_path / name).close()
+        (tmp_path / name / "checkpoints").mkdir()
+    (tmp_path / "emptied" / "events.jsonl").unlink()
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refuse)  # root is not stopped by permissions
+    assert main(["runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/locked can't be read: Permission denied" in out and "no runs" not in out
+    assert "emptied: events.jsonl can't be read: No such file or directory" in out
+    assert main(["runs", str(tmp_path / "locked")]) == 0
+    out = capsys.readouterr().out
+    assert out == f"{tmp_path}/locked can't be read: Permission denied\n"
+    monkeypatch.setattr("os.walk", lambda *args, **options: scandir("/proc/1/nothing"))
+    assert main(["runs", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "stoker: /proc/1/nothing: No such file or directory\n"
 
 
 def test_damage_is_listed_and_control_characters_are_escaped(tmp_path, capsys):
@@ -73,6 +93,9 @@ def test_damage_is_listed_and_control_characters_are_escaped(tmp_path, capsys):
     assert ["digits", "finished", "5", "of", "5", "valid/loss"] in words
     assert ["esc\\x1b[31mred", "finished", "5", "of", "5", "valid/loss"] in words and "\x1b" not in out
     assert "digits: 3 damaged lines were skipped\ndigits: run.json can't be read\n" in out
+    lines = show(capsys, str(tmp_path / "digits")).splitlines()
+    assert lines[1:3] == ["  3 damaged lines were skipped", "  run.json can't be read"]
+    assert "  5 of 5 epochs, 50 updates, 50.0 s" in lines
 
 
 @pytest.fixture
@@ -117,13 +140,19 @@ def test_show_a_running_and_a_killed_run(run, capsys):
     assert "still running\n  last event: 1970-" in show(capsys)
     run.close()
     assert "end\n  the process ended without finishing the run; last event: 1970-" in show(capsys)
+    assert main(["runs", str(run.path)]) == 0  # the directory of a run lists that run
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["digits", "died"]
 
 
-def test_show_the_traceback_of_an_exception(run, capsys):
+def test_show_an_epoch_that_was_cut_short_by_an_exception(run, capsys):
+    run.record.append(Event("begin", 1.0, extra={"epochs": 50, "batches": 25}))
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in [b]\nRuntimeError: boom\n'
     run.record.append(Event("error", text="RuntimeError: boom", extra={"traceback": trace}))
+    for kind in ("epoch", "end"):
+        run.record.append(Event(kind, 2.0, epoch=41, batch=3, update=1003))
     out = show(capsys)
-    assert "digits: died" in out and "  error: RuntimeError: boom\n  Traceback" in out and "line 1, in [b]" in out
+    assert "digits: died" in out and "  40 of 50 epochs and 3 of 25 batches, 1,003 updates" in out
+    assert "  error: RuntimeError: boom\n  Traceback" in out and "line 1, in [b]" in out
 
 
 def test_show_draws_running_values_of_a_single_epoch(run, capsys):
@@ -132,13 +161,6 @@ def test_show_draws_running_values_of_a_single_epoch(run, capsys):
         run.record.append(Event("progress", float(second), epoch=1, update=second, values=values))
     run.record.append(Event("epoch", 20.0, epoch=1, update=20, values={"train/loss": 1.0}))
     assert "━ train/loss" in show(capsys)
-
-
-def test_show_an_epoch_that_was_cut_short(run, capsys):
-    run.record.append(Event("begin", 1.0, extra={"epochs": 50, "batches": 25}))
-    for kind in ("epoch", "end"):
-        run.record.append(Event(kind, 2.0, epoch=41, batch=3, update=1003))
-    assert "  40 of 50 epochs and 3 of 25 batches, 1,003 updates" in show(capsys)
 
 
 def test_a_wrong_name_is_an_error_with_a_suggestion(run, capsys):
@@ -153,17 +175,6 @@ def test_a_wrong_name_is_an_error_with_a_suggestion(run, capsys):
 def test_a_run_takes_precedence_over_another_directory_of_its_name(run, tmp_path, capsys):
     (tmp_path / "digits").mkdir()
     assert show(capsys).startswith("runs/digits: running")
-
-
-def test_show_a_damaged_run(run, capsys):
-    append_fit(run.record)
-    run.close()
-    with open("runs/digits/events.jsonl", "ab") as file:
-        file.write(b"nonsense\n\x00\xff\n")
-    (run.path / "run.json").write_text("{")
-    lines = show(capsys).splitlines()
-    assert lines[:3] == ["runs/digits: finished", "  2 damaged lines were skipped", "  run.json can't be read"]
-    assert "  5 of 5 epochs, 50 updates, 50.0 s" in lines
 
 
 def test_show_escapes_control_characters(run, capsys):

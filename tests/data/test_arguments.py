@@ -63,6 +63,7 @@ def test_two_names_of_one_option_raise(options, text):
         ({"batch_size": 2, "workers": -1}, InvalidArgument, "workers has to be at least 0; got -1"),
         ({"batch_size": 2, "batcher": 3}, WrongType, "batcher has to be a function; got int"),
         ({"batch_size": 2, "transform": "flip"}, WrongType, "transform has to be a function; got str"),
+        ({"batch_size": 2, "drop_last": "no"}, WrongType, "drop_last is True or False; got 'no'"),
         ({"batch_size": 2, "device": "gpu"}, InvalidArgument, "device='gpu' is not a device that torch knows"),
         ({"batch_size": 21, "drop_last": True}, InvalidArgument, "leaves no batch: 20 samples are less than batch_si"),
     ],

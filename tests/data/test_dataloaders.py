@@ -254,6 +254,19 @@ def test_each_kind_of_generator_continues_with_the_same_numbers(make):
         assert plain(list(other)) == expected
 
 
+def test_states_that_fail_half_way_change_no_generator():
+    loader = Loader(DataLoader(Drawing(seeded()), shuffle=True, generator=seeded()))
+    before, states = saved(loader.generator_states()), loader.generator_states()
+    list(loader)
+    first, *_, last = states
+    states[last] = "damaged"
+    moved = saved(loader.generator_states())
+    assert len(states) == 2 and not torch.equal(moved[first], before[first])
+    with pytest.raises(StateMismatch, match="can't be loaded"):
+        loader.load_generator_states(states)
+    assert all(torch.equal(each, moved[name]) for name, each in loader.generator_states().items())
+
+
 def test_states_that_do_not_fit_raise():
     loader = Loader(KINDS["generator"]())
     for states, text in (

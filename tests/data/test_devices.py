@@ -159,7 +159,7 @@ VIEWS = {
     "selection of two": (lambda: take(concat(frozen(), frozen(3)), [13, 1]), 2),
     "windows": (lambda: windows(frozen(), 5), 12),
     "windows that do not overlap": (lambda: windows(frozen(), 5, stride=5), 10),
-    "windows of a selection": (lambda: windows(take(frozen(), [7, 1, 3]), 2), 3),
+    "windows of a selection": (lambda: windows(take(frozen(), [7, 1, 3]), 2), 4),
     "selection of windows": (lambda: take(windows(frozen(), 5), [7, 1, 2, 3]), 12),
     "two sources of windows": (lambda: concat(windows(frozen(), 5), windows(frozen(), 5)), 24),
 }

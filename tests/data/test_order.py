@@ -1,6 +1,8 @@
 """The order of batches: a pure function of (seed, epoch), from any position, for every kind of source."""
 
+import copy
 import hashlib
+import pickle
 
 import pytest
 import torch
@@ -88,6 +90,19 @@ def test_the_default_device_does_not_change_the_order():
     expected = flat(Loader(X, batch_size=4, shuffle=3))
     with torch.device("meta"):
         assert flat(Loader(X, batch_size=4, shuffle=3)) == expected
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_an_order_that_is_drawn_in_advance_is_the_same(selected):
+    rows = torch.arange(40_000)  # the order of so many rows is drawn in a thread, while the epoch before is used
+    source = split(rows, [1.0], seed=5)[0] if selected else rows
+    loader = Loader(source, batch_size=20_000, shuffle=3)
+    expected = [torch.cat(list(Loader(source, batch_size=20_000, shuffle=3).at(epoch=epoch))) for epoch in range(4)]
+    for epoch in (0, 1, 2, 0, 3, 3, 2):
+        assert torch.cat(list(loader.at(epoch=epoch))).equal(expected[epoch])
+        loader = copy.deepcopy(loader) if epoch == 2 else loader
+    loader = pickle.loads(pickle.dumps(loader))
+    assert torch.cat(list(loader.at(epoch=3))).equal(expected[3])
 
 
 def test_starting_late_builds_no_batch_before():

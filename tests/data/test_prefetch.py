@@ -453,18 +453,19 @@ def test_ctrl_c_interrupts_waiting_for_an_item(run):
     code = """
         import signal, threading
         from stoker.data._prefetch import BackgroundIterator
-        begun, waiting = threading.Event(), threading.Event()
+        begun, stopped = threading.Event(), threading.Event()
         def source():
             begun.wait()
             os.kill(os.getpid(), signal.SIGINT)
-            waiting.wait()
+            while not stopped.wait(3):  # Python misses a signal that comes just before it blocks
+                os.kill(os.getpid(), signal.SIGINT)
             yield 1
         items = BackgroundIterator(source(), depth=2)
         try:
             begun.set()
             next(items)
         except KeyboardInterrupt:
-            waiting.set()
+            stopped.set()
             items.close()
             print("stopped", threading.active_count())
     """

@@ -1,5 +1,6 @@
 """What a loader takes: tensors, arrays, tables, lists, datasets, streams; and errors for everything else."""
 
+import math
 from collections import namedtuple
 from types import MappingProxyType
 
@@ -10,9 +11,9 @@ import polars
 import pyarrow
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, random_split
 
-from stoker.data import Loader, Source, take
+from stoker.data import Loader, Source, concat, take, windows
 from stoker.errors import BadData, WrongType
 from tests.data.batches import plain
 
@@ -92,6 +93,49 @@ def test_datasets_lists_and_iterables_are_read_sample_by_sample():
     assert whole(Lines()) == ["a", "b", "c"]
     assert whole(Doubled(X, Y))[1].tolist() == [0, 2, 4, 6]  # a subclass's own __getitem__ is called
     assert not any(map(is_in_memory, (Squares(), [1, 2], Lines(), Again(), Doubled(X, Y))))
+
+
+class Fetches(TensorDataset):
+    """Its own `__getitems__` replaces what `__getitem__` returns, as in a torch DataLoader."""
+
+    def __getitems__(self, numbers):
+        return [(-self.tensors[0][number], number + torch.rand(())) for number in numbers]
+
+
+class OnlyFetches(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitems__(self, numbers):
+        return [number * 10 for number in numbers]
+
+
+class Newer(Fetches):
+    def __getitem__(self, number):
+        return "newer"
+
+
+def test_a_dataset_with_its_own_getitems_is_read_with_it():
+    fetches = Fetches(X, Y)
+    assert torch.equal(whole(fetches)[0], next(iter(DataLoader(fetches, batch_size=4)))[0])
+    assert torch.equal(whole(Subset(fetches, [2, 1]))[0], -X[[2, 1]])
+    assert whole(take(OnlyFetches(), [3, 1])).tolist() == [30, 10]
+    assert whole(Subset(OnlyFetches(), [3, 1])).tolist() == [30, 10]
+    assert whole(Newer(X, Y)) == ["newer"] * 4
+    by_one, by_two = (torch.cat([y for _, y in Loader(fetches, batch_size=size, shuffle=1)]) for size in (1, 2))
+    assert torch.equal(by_one, by_two)  # draws are those of the sample
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+@pytest.mark.parametrize("shape", [(4,), (4, 2)])
+def test_unsigned_integers_can_be_shuffled(dtype, shape):
+    column = torch.arange(8)[: math.prod(shape)].view(shape).to(dtype)
+    for source in ((column, Y), column, take((column, Y), [3, 2, 1, 0]), concat(column, column), windows(column, 2)):
+        batches = list(Loader(source, batch_size=3, shuffle=0))
+        found = torch.cat([batch[0] if isinstance(batch, tuple) else batch for batch in batches]).long()
+        by_sample = Loader(source, batch_size=3, shuffle=0, batcher=list)
+        expected = torch.stack([row[0] if isinstance(row, tuple) else row for rows in by_sample for row in rows]).long()
+        assert torch.equal(found, expected)
 
 
 def test_subsets_of_tensors_stay_in_memory():
@@ -193,12 +237,49 @@ def test_text_in_a_table_raises_with_the_name_of_the_column(table):
     [
         (polars.DataFrame({"n": [1, None]}), r"column \['n'\] has 1 missing values; fill or drop them first"),
         (pyarrow.table({"n": [1, None]}), r"column \['n'\] has 1 missing values; fill or drop them first"),
-        (pandas.DataFrame({"n": pandas.array([1, None], dtype="Int64")}).astype(object), r"has dtype object"),
     ],
 )
 def test_missing_values_raise(table, text):
     with pytest.raises(BadData, match=text):
         whole(table)
+
+
+NOT_KNOWN = {
+    "Int64": pandas.Series([1, None], dtype="Int64"),  # to_numpy would give a float with NaN
+    "Float64": pandas.Series([1.5, None], dtype="Float64"),
+    "boolean": pandas.Series([True, None], dtype="boolean"),
+    "arrow": pandas.Series([1, None], dtype="int64[pyarrow]"),
+}
+
+
+@pytest.mark.parametrize("series", NOT_KNOWN.values(), ids=NOT_KNOWN)
+def test_missing_values_of_pandas_own_types_raise(series):
+    for source in (series, (np.zeros(2), series), pandas.DataFrame({"n": series})):
+        with pytest.raises(BadData, match="has 1 missing values; fill or drop them first"):
+            whole(source)
+    assert whole(series.dropna()).dtype in (torch.int64, torch.float64, torch.bool)
+    assert whole(pandas.Series([1.0, None])).isnan().tolist() == [False, True]  # a NaN in numpy's floats is a number
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pandas.DataFrame([[1, 2], [3, 4]], columns=["a", "a"]),
+        pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"]),
+    ],
+)
+def test_columns_of_the_same_name_raise(table):
+    with pytest.raises(BadData, match="the table has 2 columns named 'a'; give each its own name"):
+        whole(table)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_table_inside_a_tuple_raises(table):
+    text = (
+        r"column \[0\] is a \w+, and a model takes tensors: use .to_numpy\(\) for a matrix of its columns, or a mapping"
+    )
+    with pytest.raises(BadData, match=text):
+        whole((table(CONTENT), np.zeros(3)))
 
 
 @pytest.mark.parametrize("series", [pandas.Series([1, 2]), polars.Series([1, 2]), pyarrow.array([1, 2])])

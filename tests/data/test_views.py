@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from stoker.data import Loader, concat, mapped, shuffled, split, take, windows
 from stoker.errors import BadData, InvalidArgument, WrongType
@@ -75,6 +75,17 @@ def test_a_view_is_indexed_like_a_list_and_can_be_pickled(view):
     assert plain(list(pickle.loads(pickle.dumps(made)))) == plain(list(made))
 
 
+def test_views_share_memory_with_the_source():
+    x = torch.arange(10)
+    views = take(x, 4), take(x, [3, 1]), split(x, [0.5, 0.5])[0], concat(x, x), windows(x, 2)
+    x += 100
+    assert all(int(view[0].min()) >= 100 for view in views)
+    array = np.arange(10)
+    loader = Loader(take(array, 4), batch_size=4)
+    array += 100
+    assert next(iter(loader)).tolist() == [100, 101, 102, 103]
+
+
 @pytest.mark.parametrize("view", [shuffled, lambda source: take(source, 1), concat, lambda source: windows(source, 1)])
 def test_views_need_indexing(view):
     with pytest.raises(WrongType, match=r"reads samples by number, which a DataLoader does not support; pass the data"):
@@ -93,8 +104,14 @@ def test_take_slices_as_a_list_does(which):
 
 
 def test_take_accepts_numbers_and_a_mask():
-    for which in ([3, -1], np.array([3, -1], dtype=np.int32), (Y == 3) | (Y == 9)):
+    unsigned = np.array([3, 9], dtype=np.uint64)
+    for which in ([3, -1], np.array([3, -1], dtype=np.int32), unsigned, (Y == 3) | (Y == 9)):
         assert list(take(range(10), which)) == [3, 9]
+    assert list(take(range(10), np.int64(2))) == [0, 1]
+    assert [int(y) for (y,) in Loader(Subset(TensorDataset(Y), [-1, 3]), batch_size=1)] == [9, 3]
+    for wrong, text in (([1.5], "Subset needs integers"), ([10], "sample 10 does not exist: there are 10")):
+        with pytest.raises((WrongType, InvalidArgument), match=text):
+            Loader(Subset(TensorDataset(Y), wrong), batch_size=1)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +250,10 @@ def test_the_parts_never_change_from_release_to_release():
     assert [list(part) for part in stratified] == [[9, 6, 1, 0, 5, 2], [3, 7, 4, 8]]
 
 
+def test_fractions_may_be_a_tensor():
+    assert [len(part) for part in split(range(1000), torch.tensor([0.7, 0.2, 0.1]))] == [700, 200, 100]
+
+
 def test_integers_are_sizes_and_may_leave_samples_out():
     parts = split(range(10), [5, 2])
     assert [len(part) for part in parts] == [5, 2]
@@ -281,6 +302,7 @@ def test_labels_come_from_anywhere_and_give_the_same_parts(source, stratify):
         ([8, 3], InvalidArgument, "sum to 11, but there are only 10 samples"),
         ([], WrongType, r"split needs fractions, as in \[0.8, 0.2\], or sizes"),
         ([True, False], WrongType, "split needs fractions"),
+        (0.5, WrongType, r"split needs fractions, as in \[0.8, 0.2\], or sizes, as in \[800, 200\]; got 0.5"),
         ([0.99, 0.01], BadData, "part 2 of the split would be empty: 0.01 of 10 samples; give it a larger share"),
     ],
 )
@@ -297,6 +319,7 @@ def test_split_raises_for_wrong_fractions(fractions, error, text):
         (IMAGES, True, InvalidArgument, "stratify=True needs samples that are tuples, whose last part is the label"),
         ({"x": IMAGES}, "y", InvalidArgument, "stratify='y' needs samples that are mappings that have 'y'"),
         ((IMAGES, LABELS), 3.5, WrongType, "stratify takes True .* got float"),
+        ((IMAGES, LABELS), [[1]] * 1000, WrongType, r"stratify needs labels that can be compared: .*; got \[1\]"),
     ],
 )
 def test_split_raises_for_wrong_labels(source, stratify, error, text):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.data import Loader
 from stoker.errors import SampleFailed, WorkerDied, WrongType
-from tests.data.batches import plain, same
+from tests.data.batches import plain, same, tensors
 
 
 def fail_at_5(number):
@@ -69,16 +69,20 @@ def kill(pid):
 # --- what is sent between the processes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint16]
+IMAGES = torch.arange(24.0).view(2, 3, 2, 2)
 BATCHES = {
     "small": [torch.arange(6).view(2, 3).to(dtype) for dtype in DTYPES],
     "large": [torch.arange(600_000).view(2, -1).to(dtype) for dtype in DTYPES],  # through shared memory
     "part of a large one": torch.arange(1_000_000)[5:8],
     "strided": torch.arange(1_000_000).view(1000, 1000).T[2, :3],
+    "channels last": [IMAGES.to(memory_format=torch.channels_last), torch.rand(4, 3, 200, 200).mT],
     "empty": torch.empty(0, 3),
     "number": torch.tensor(7),
+    "expanded": torch.ones(1).expand(4),
     "conjugate": torch.tensor([1 + 2j]).conj(),
     "negative": torch.tensor([1 + 2j]).conj().imag,
     "nested": {"x": (torch.ones(2), [torch.zeros(1)])},
+    "parameters": [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)],
 }
 
 
@@ -89,29 +93,25 @@ def send(samples):
 
 def test_batches_arrive_as_they_were_built():
     names = list(BATCHES)
-    loader = Loader(names, batch_size=1, batcher=send, workers=2)
-    for name, found in zip(names, loader, strict=True):
+    for name, found in zip(names, Loader(names, batch_size=1, batcher=send, workers=2), strict=True):
         assert plain(found) == plain(BATCHES[name]), name
-        if name in ("small", "large"):
-            assert [each.dtype for each in found] == DTYPES
-    loader.close()
+        for ours, theirs in zip(tensors(found), tensors(BATCHES[name]), strict=True):
+            assert (type(ours), ours.dtype, ours.requires_grad) == (type(theirs), theirs.dtype, theirs.requires_grad)
+            is_dense = theirs.is_contiguous() or name == "channels last"
+            assert not is_dense or ours.stride() == theirs.stride(), name
 
 
-STACKS = {
-    "images": [torch.rand(3, 200, 200) for _ in range(4)],
-    "channels last": [torch.rand(200, 200, 3).permute(2, 0, 1) for _ in range(4)],
-    "numbers": [torch.tensor(number) for number in range(40)],
-    "booleans": [torch.rand(100_000) > 0.5 for _ in range(4)],
-    "empty": [torch.empty(0, 3) for _ in range(4)],
-}
-
-
-@pytest.mark.parametrize("samples", STACKS.values(), ids=STACKS)
-def test_workers_stack_large_samples_as_torch_does(samples):
-    (batch,) = Loader(samples, batch_size=len(samples), workers=1)
-    assert same(batch, torch.stack(samples))
-    assert batch.is_shared() == (batch.nbytes > 2**18)
-    batch.zero_()  # it is writable
+def test_workers_stack_large_samples_as_torch_does():
+    for samples in (
+        [torch.rand(3, 200, 200) for _ in range(4)],
+        [torch.rand(200, 200, 3).permute(2, 0, 1) for _ in range(4)],
+        [torch.rand(100_000) > 0.5 for _ in range(4)],
+        [torch.tensor(number) for number in range(40)],
+    ):
+        (batch,) = Loader(samples, batch_size=len(samples), workers=1)
+        assert same(batch, torch.stack(samples))
+        assert batch.is_shared() == (batch.nbytes > 2**18)
+        batch.zero_()  # it is writable
 
 
 def test_many_small_batches_can_be_kept(run):
@@ -143,16 +143,15 @@ def test_many_epochs_use_no_more_memory_and_files(others):
     def resources():
         with open("/proc/self/statm") as file:
             resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        (worker,) = children() - others
-        return resident, len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{worker}/fd"))
+        return resident, len(os.listdir("/proc/self/fd"))
 
-    iterate(20)
+    iterate(3)
     before = resources()
-    iterate(100)  # 160 MB of batches
+    iterate(12)  # 20 MB of batches
     after = resources()
-    assert after[0] - before[0] < 20e6
+    assert after[0] - before[0] < 10e6
     assert after[1] <= before[1] + 4
-    assert after[2] <= before[2] + 4
+    assert children() == others
 
 
 # --- errors
@@ -217,7 +216,7 @@ class Breaks(IterableDataset):
         raise OSError("the disk is gone")
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_that_breaks_gives_the_same_batches_first(workers):
     seen = []
     with pytest.raises(OSError, match="the disk is gone"):
@@ -254,47 +253,104 @@ def test_a_killed_worker_raises_and_does_not_hang():
     with pytest.raises(WorkerDied, match="was killed by SIGKILL; most often the machine ran out of memory .*fewer wor"):
         for victim in loader:
             os.kill(int(victim), signal.SIGKILL)
-    assert {int(pid) for pid in loader.at(epoch=0)}.isdisjoint({int(victim)})  # new processes are started
+    assert len(list(loader.at(epoch=0))) == 1000  # new processes are started
+
+
+def test_a_worker_that_exits_raises():
+    with pytest.raises(WorkerDied, match="exited with 3"):
+        list(Loader([1], batch_size=1, transform=lambda number: os._exit(3), workers=1))
+
+
+def test_a_dead_worker_is_noticed_although_another_process_holds_its_pipes(run):
+    """As one that another thread forks in the same moment."""
+    code = """
+        from multiprocessing import popen_fork
+        launch, others = popen_fork.Popen._launch, []
+        def launch_two(self, process):
+            pipe = os.pipe  # the fork comes after the pipes of the process are made
+            def pipe_and_fork():
+                made = pipe()
+                if len(others) < 2:
+                    others.append(os.fork())
+                    if others[-1] == 0:
+                        import time
+                        time.sleep(60)
+                        os._exit(0)
+                return made
+            os.pipe = pipe_and_fork
+            launch(self, process)
+            os.pipe = pipe
+        popen_fork.Popen._launch = launch_two
+        try:
+            list(Loader([1], batch_size=1, transform=lambda number: os._exit(3), workers=1))
+        except Exception as error:
+            print(type(error).__name__)
+        for other in others:
+            os.kill(other, 9)
+    """
+    assert run(code).out == "WorkerDied\n"
 
 
 # --- the life of the processes
 
 
-def test_processes_are_kept_across_epochs():
+class Growing:
+    """A data set that a curriculum changes between epochs."""
+
+    level = 0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        return self.level + number
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_iteration_sees_the_source_as_it_is_then(workers):
+    source = Growing()
+    loader = Loader(source, batch_size=4, workers=workers)
+    for level in (0, 10, 20):
+        source.level = level
+        assert [batch.tolist() for batch in loader] == [[level, level + 1, level + 2, level + 3]]
+    iterator, source.level = iter(loader), 30
+    assert next(iterator)[0] == (30 if workers == 0 else 20)  # the workers started with `iter`, as torch's do
+    loader.prepare(0)
+    source.level = 40
+    assert next(iter(loader.at(epoch=0)))[0] == (40 if workers == 0 else 30)
+
+
+def test_each_iteration_has_processes_of_its_own_and_ends_them(others):
     loader = Loader(list(range(8)), batch_size=1, transform=own_pid, workers=2)
     first, second = ({int(pid) for pid in loader} for _ in range(2))
-    assert first == second
-    assert len(first) == 2
-    assert os.getpid() not in first
-
-
-def test_simultaneous_iterations_leave_one_set_of_processes(others):
-    loader = Loader(list(range(8)), batch_size=1, transform=own_pid, workers=1)
+    assert len(first) == len(second) == 2
+    assert first.isdisjoint(second) and os.getpid() not in first
     for _ in zip(loader, loader, loader, strict=True):
-        assert len(children() - others) == 3
-    assert len(children() - others) == 1
+        assert len(children() - others) == 6
+    assert children() == others
 
 
-def test_garbage_collection_ends_the_processes(others):
-    for breaks, prepares in ((False, False), (True, False), (False, True)):
-        loader = Loader(list(range(50)), batch_size=1, transform=own_pid, workers=2)
-        for _ in loader:
-            if breaks:
-                break
-        if prepares:
-            loader.prepare(1)
+def test_dropping_the_iterator_or_the_loader_ends_the_processes(others):
+    loader = Loader(list(range(50)), batch_size=1, transform=own_pid, workers=2)
+    for iterable in (loader, loader.at(epoch=0)):
+        batches = iter(iterable)
+        next(batches)
         assert len(children() - others) == 2
-        del loader
-        gc.collect()
+        del batches
         assert children() == others
+    batches = loader.at(epoch=0).raw()
+    assert len(children() - others) == 2
+    del batches  # nothing was read
+    loader.prepare(1)
+    assert len(children() - others) == 2
+    del iterable, loader
+    gc.collect()
+    assert children() == others
 
 
 ENDINGS = {
     "abandoned": "next(iter(loader))",
-    "in progress": "batches = iter(loader); next(batches)",
-    "unused": "",
-    "prepared": "list(loader); loader.prepare(1)",
-    "closed": "loader.prepare(1); loader.close()",
+    "prepared": "loader.prepare(1)",
     "exit": "next(iter(loader)); sys.exit(7)",
     "error": "for _ in loader: sys.excepthook = lambda *_: None; 1 / 0",
     "killed": "loader.prepare(1); os.kill(os.getpid(), 9)",
@@ -315,10 +371,37 @@ def test_a_program_leaves_no_process_and_prints_nothing(run, ending):
 
 
 def test_what_a_worker_prints_is_not_lost(run):
-    done = run(
-        "print(*[len(b) for b in Loader([1], batch_size=1, transform=lambda n: print('seen', n) or n, workers=1)])"
-    )
-    assert done.out == "seen 1\n1\n"
+    code = """
+        def show(number):
+            print("seen", number, end="")
+            print("warned", file=sys.stderr)
+            return number
+        print(*[len(batch) for batch in Loader([1], batch_size=1, transform=show, workers=1)])
+    """
+    done = run(code)
+    assert (done.out, done.err) == ("seen 11\n", "warned\n")
+
+
+def test_a_worker_prints_even_if_a_thread_is_printing_while_it_starts(run, tmp_path):
+    """The thread holds the lock of a buffered file; the worker inherits it locked, and nobody ever unlocks it."""
+    code = f"""
+        import multiprocessing.util, threading
+        multiprocessing.util._flush_std_streams = lambda: None  # the lock is taken between it and the fork
+        readable, writable = os.pipe()
+        sys.stdout = open(writable, "w")
+        printing = threading.Thread(target=lambda: print("x" * 200_000), daemon=True)
+        printing.start()
+        while os.read(readable, 1) != b"x":
+            pass
+        loader = Loader([1, 2], batch_size=1, transform=lambda number: print(number, flush=True) or number, workers=1)
+        batches = iter(loader)
+        threading.Thread(target=lambda: [os.read(readable, 4096) for _ in range(200)], daemon=True).start()
+        with open({str(tmp_path / "result")!r}, "w") as file:
+            print(next(batches), file=file)
+        os._exit(0)
+    """
+    run(code)
+    assert (tmp_path / "result").read_text() == "tensor([1])\n"
 
 
 def test_ctrl_c_reaches_only_the_main_process(run):
@@ -377,16 +460,15 @@ def test_a_process_of_multiprocessing_ends_its_workers(run):
     assert (done.out, done.err) == ("tensor([1])\n0\n", "")
 
 
-def test_a_forked_process_starts_its_own_workers(run):
+def test_a_forked_process_does_not_use_what_was_prepared_for_its_parent(run):
     code = """
-        loader = Loader([1, 2], batch_size=1, transform=lambda number: os.getpid(), workers=1)
-        mine = {int(pid) for pid in loader}
+        loader = Loader([1, 2], batch_size=1, transform=lambda number: os.getppid(), workers=1)
+        loader.prepare(0)
         child = os.fork()
         if child == 0:
-            theirs = {int(pid) for pid in loader}
-            os._exit(0 if theirs.isdisjoint(mine) else 1)
+            os._exit(0 if {int(pid) for pid in loader.at(epoch=0)} == {os.getpid()} else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert {int(pid) for pid in loader} == mine
+        assert {int(pid) for pid in loader.at(epoch=0)} == {os.getpid()}
     """
     done = run(code)
     assert (done.status, done.err) == (0, "")
@@ -418,99 +500,31 @@ def read(loader, **position):
     return plain(list(loader.at(**position)))
 
 
-class Traced:
-    """Samples that report when they are read, in whichever process."""
-
-    def __init__(self, path, count):
-        self.path, self.count = str(path), count
-        os.mkfifo(self.path)
-        self.pipe = os.open(self.path, os.O_RDWR)
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, number):
-        pipe = os.open(self.path, os.O_WRONLY)
-        os.write(pipe, bytes([number]))
-        os.close(pipe)
-        return number
-
-    def wait_for(self, count):
-        """The numbers of the next samples that are read."""
-        return [os.read(self.pipe, 1)[0] for _ in range(count)]
-
-    def is_quiet(self):
-        return not select.select([self.pipe], [], [], 0)[0]
-
-
-@pytest.fixture
-def traced(tmp_path):
-    made = []
-    yield lambda count: made.append(Traced(tmp_path / "read", count)) or made[0]
-    os.close(made[0].pipe)
-
-
-def test_a_prepared_epoch_is_built_before_anybody_iterates(traced):
-    source = traced(40)
-    loader = Loader(source, batch_size=1, workers=1)
+def test_a_prepared_epoch_is_built_before_anybody_iterates():
+    readable, writable = os.pipe()
+    loader = Loader(list(range(40)), batch_size=1, transform=lambda n: os.write(writable, bytes([n])) and n, workers=1)
     loader.prepare(0)
-    assert source.wait_for(2) == [0, 1]
-    batches = iter(loader.at(epoch=0))
-    assert source.is_quiet()
-    assert plain(list(batches)) == [[number] for number in range(40)]
-    assert source.wait_for(38) == list(range(2, 40))  # none is read twice
-    assert source.is_quiet()
-
-
-def test_the_next_epoch_follows_the_last_batch_of_this_one(traced):
-    source = traced(6)
-    loader = Loader(source, batch_size=1, workers=2)
-    batches = iter(loader.at(epoch=0))
-    next(batches)
-    loader.prepare(1)
-    assert plain(list(batches)) == [[number] for number in range(1, 6)]
-    assert sorted(source.wait_for(6 + 4)) == sorted([*range(6), *range(4)])  # and the first four of the next epoch
-    assert read(loader, epoch=1) == [[number] for number in range(6)]
-    assert sorted(source.wait_for(2)) == [4, 5]
-    assert source.is_quiet()
-
-
-@pytest.mark.parametrize(
-    "workers", [0, 1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)]
-)
-@pytest.mark.parametrize("when", ["first", "middle", "last", "after"])
-def test_preparing_changes_no_batch_and_starts_no_process(workers, when, others):
-    options = {"batch_size": 2, "shuffle": 5, "transform": add_noise}
-    loader = Loader(list(range(11)), workers=workers, **options)
-    expected = [read(Loader(list(range(11)), **options), epoch=epoch) for epoch in range(3)]
-    moment = {"first": 0, "middle": 3, "last": 5, "after": 6}[when]
-    for epoch in range(3):
-        found = []
-        for place, batch in enumerate(loader.at(epoch=epoch)):
-            if place == moment:
-                loader.prepare(epoch + 1)
-                loader.prepare(epoch + 1)
-            found.append(plain(batch))
-        if when == "after":
-            loader.prepare(epoch + 1)
-        assert found == expected[epoch]
-        assert len(children() - others) == workers
+    assert [*os.read(readable, 1), *os.read(readable, 1)] == [0, 1]
+    assert read(loader, epoch=0) == [[number] for number in range(40)]
+    assert list(os.read(readable, 100)) == list(range(2, 40))  # none is read twice
+    os.close(readable), os.close(writable)
 
 
 INSTEAD = {
+    "nothing": lambda loader: None,
     "another epoch": lambda loader: read(loader, epoch=5),
     "another batch": lambda loader: read(loader, epoch=1, batch=2),
     "another preparation": lambda loader: loader.prepare(7),
-    "a simultaneous iteration": lambda loader: next(iter(loader.at(epoch=5))),
+    "the same preparation": lambda loader: loader.prepare(1),
     "closing": lambda loader: loader.close(),
 }
 
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("instead", INSTEAD.values(), ids=INSTEAD)
-def test_a_prepared_epoch_that_is_not_used_changes_nothing(instead, inside, others):
-    loader = Loader(list(range(11)), batch_size=2, shuffle=5, workers=2)
-    plain_loader = Loader(list(range(11)), batch_size=2, shuffle=5)
+def test_a_prepared_epoch_changes_no_batch_used_or_not(instead, inside, others):
+    options = {"batch_size": 2, "shuffle": 5, "transform": add_noise}
+    loader, expected = Loader(list(range(11)), workers=1, **options), Loader(list(range(11)), **options)
     batches = iter(loader.at(epoch=0))
     found = [plain(next(batches))]
     if not inside:
@@ -518,58 +532,19 @@ def test_a_prepared_epoch_that_is_not_used_changes_nothing(instead, inside, othe
     loader.prepare(1)
     instead(loader)
     found += plain(list(batches))
-    assert found == read(plain_loader, epoch=0)
-    assert read(loader, epoch=1) == read(plain_loader, epoch=1)
-    assert len(children() - others) == 2
+    assert found == read(expected, epoch=0)
+    assert read(loader, epoch=1) == read(expected, epoch=1)
     loader.close()
     assert children() == others
-    assert read(loader, epoch=1) == read(plain_loader, epoch=1)  # with new processes
 
 
-def test_an_epoch_prepared_by_processes_that_died_is_built_again():
+def test_an_epoch_prepared_by_processes_that_died_is_built_again(others):
     loader = Loader([0, 1], batch_size=1, transform=own_pid, workers=1)
-    (victim,) = {pid for (pid,) in read(loader, epoch=0)}
     loader.prepare(1)
+    (victim,) = children() - others
     kill(victim)
     ((pid,), _) = read(loader, epoch=1)
     assert pid != victim
-    kill(pid)
-    loader.prepare(2)
-    assert len(read(loader, epoch=2)) == 2
-
-
-def test_a_failure_in_one_epoch_does_not_spoil_the_prepared_one():
-    loader = Loader(list(range(8)), batch_size=2, transform=fail_at_5, workers=1)
-    for _ in range(3):
-        loader.prepare(0)
-        batches = iter(loader.at(epoch=0))
-        assert plain(next(batches)) == [0, 1]
-        loader.prepare(1)
-        with pytest.raises(LookupError):
-            list(batches)
-        assert plain(next(iter(loader.at(epoch=1)))) == [0, 1]
-
-
-def test_one_thread_may_prepare_while_another_iterates(run):
-    """In a process of its own: the test runner has threads, whose locks a forked worker would inherit."""
-    code = """
-    import threading
-    from stoker.data import Loader
-
-    def read(loader, epoch):
-        return [batch.tolist() for batch in loader.at(epoch=epoch)]
-
-    loader = Loader(list(range(30)), batch_size=1, shuffle=2, workers=2)
-    expected = Loader(list(range(30)), batch_size=1, shuffle=2)
-    for epoch in range(8):
-        found = []
-        thread = threading.Thread(target=lambda: found.extend(read(loader, epoch)))
-        thread.start()
-        loader.prepare(epoch + 1)
-        thread.join()
-        print(found == read(expected, epoch))
-    """
-    assert run(code).out.split() == ["True"] * 8
 
 
 def test_prepare_and_close_do_nothing_without_workers():

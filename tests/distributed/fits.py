@@ -43,6 +43,28 @@ class Tokens(nn.Module):
         return x, y, torch.arange(7) < kept[:, None]
 
 
+class OwnLoss(Tokens):
+    """Computes the loss in `forward`; nothing says that it is a mean over tokens."""
+
+    train_step = None
+
+    def forward(self, x, y, mask):
+        logits = self.body(x)
+        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=7)
+        return {"loss": loss, "size": logits[mask].square().mean()}
+
+    @staticmethod
+    def samples(count=21):
+        x, y, mask = Tokens.samples(count)
+        return {"x": x, "mask": mask, "y": y.where(mask, 7)}
+
+
+def step_of_network(model, batch):
+    x, y = batch
+    logits = model(x)
+    return {"loss": F.cross_entropy(logits, y), "correct": (logits.argmax(1) == y).double().mean()}
+
+
 class Two(nn.Module):
     """Two parts with one objective each; the second uses the updated first part."""
 
@@ -81,7 +103,7 @@ def short(parallel):
 
 
 def windows(parallel):
-    of = learner(accumulate=3, clip_norm=0.05, lr=schedule.cosine(1e-2, steps=6), parallel=parallel)
+    of = learner(accumulate=3, clip_norm=0.05, lr=schedule.cosine(1e-2, warmup=0.2), parallel=parallel)
     return _fit(of, samples(101), valid=samples(9, seed=6))
 
 
@@ -94,6 +116,16 @@ def token_windows(parallel):
     return _fit(learner(Tokens(), loss=None, accumulate=2, parallel=parallel), Tokens.samples(), batch_size=4)
 
 
+def own_loss(parallel):
+    of = learner(OwnLoss(), loss=None, parallel=parallel)
+    return _fit(of, OwnLoss.samples(), batch_size=4, valid=OwnLoss.samples())
+
+
+def step_function(parallel):
+    of = learner(loss=None, step=step_of_network, parallel=parallel, accumulate=2, ema=0.5)
+    return _fit(of, samples(37), valid=samples(9, seed=6))
+
+
 def groups(parallel):
     of = learner(
         optimizer={"0": optim.SGD(momentum=0.9), "*": optim.AdamW(weight_decay=0.1)},
@@ -101,7 +133,8 @@ def groups(parallel):
         metrics=[metrics.GradientNorm()],
         parallel=parallel,
     )
-    return _fit(of, samples(50), callbacks=[callbacks.FreezeUntil("2", epoch=2)])
+    frozen = callbacks.FreezeUntil("2", epoch=2)
+    return _fit(of, samples(50), callbacks=[frozen], monitor="train/loss", mode="max")  # not the last weights
 
 
 def objectives(parallel):
@@ -114,8 +147,45 @@ def average(parallel):
     return _fit(of, samples(43), valid=samples(11), validate_every=2)
 
 
+class Temperature(nn.Module):
+    """A loss with a trained parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, logits, targets):
+        return F.cross_entropy(logits * self.temperature, targets)
+
+
+def micro_batches(parallel):
+    """The shares of the ranks differ, and so do their numbers of micro-batches."""
+    of = learner(metrics=[metrics.Accuracy()], accumulate=2, clip_norm=0.05, parallel=parallel)
+    return _fit(of, samples(97), valid=samples(9, seed=6), micro_batch=3)
+
+
+def recomputed(parallel):
+    if parallel == "fsdp":
+        return _fit(learner(parallel=stoker.Parallel(mode="fsdp", wrap=nn.Linear, recompute=True)), samples(43))
+    return _fit(learner(parallel=parallel, recompute=nn.Linear), samples(43))
+
+
+def trained_loss(parallel):
+    loss = Temperature()
+    parallel = "ddp" if parallel == "fsdp" else parallel  # the parameters of a loss are not sharded
+    of = learner(loss=loss, ema=0.8, lr={"loss": 0.1, "*": 1e-2}, parallel=parallel)
+    fitted = _fit(of, samples(43), valid=samples(11))
+    assert loss.temperature != 1
+    fitted.model.register_buffer("temperature", loss.temperature.detach())  # compared with the weights
+    return fitted
+
+
 CASES = {
-    each.__name__: each for each in (plain, divides, short, windows, tokens, token_windows, groups, objectives, average)
+    each.__name__: each
+    for each in (
+        *(plain, divides, short, windows, tokens, token_windows, groups, objectives, average, trained_loss),
+        *(micro_batches, recomputed, own_loss, step_function),
+    )
 }
 
 
@@ -142,7 +212,7 @@ def results(rank, size, parallel, names):
     for name in names:
         fitted = CASES[name](parallel)
         found[name] = results_of(fitted)
-        data = Tokens.samples() if "token" in name else samples(7)
+        data = Tokens.samples() if "token" in name else OwnLoss.samples() if name == "own_loss" else samples(7)
         if name != "objectives":
             found[name]["scores"] = fitted.evaluate(data, batch_size=3)
         if name in ("plain", "average"):

@@ -13,7 +13,6 @@ from torch import nn
 import stoker
 from stoker import Callback, Checkpoint, Parallel, callbacks, data, optim
 from stoker.distributed import join
-from tests.distributed.test_resume import InjectNaN
 from torture.runs import digest
 
 TIMEOUT = 15  # seconds that a rank waits for the others
@@ -103,16 +102,6 @@ def fails(folder):
         raise ValueError("the disk of this node is gone")
 
     durable(folder, at(1, 2, 5, fail))
-
-
-def decides(folder):
-    """One fit that a hook of rank 1 stops, one that early stopping does, and one with a NaN on rank 1."""
-    stopped = fit(at(1, 1, 3, lambda ctx: ctx.stop("rank 1 has seen enough")))
-    early = fit(callbacks.EarlyStopping("valid/loss", patience=1, min_delta=1e9), epochs=9)
-    print(
-        f"rank {stoker.world().rank}: {stopped.updates} {stopped.stopped} / {early.epochs} {early.stopped}", flush=True
-    )
-    durable(folder, InjectNaN(1, 2, 3))
 
 
 class Seen(Callback):

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from stoker.checkpoint import Checkpoint, Place, Saver, Store, load_model_state, model_state
-from stoker.checkpoint._saver import StateCopier
 from stoker.distributed import join, local_region
 from stoker.errors import BadFile, CheckpointFailed, InvalidArgument, PeerFailed
 from stoker.optim import AdamW
@@ -22,7 +21,7 @@ from stoker.weights import load, save
 from .processes import run
 
 POLICY = Checkpoint(every=10, keep_last=2).policy()
-SIZES = (1, 2, 3)
+SIZES = (1, 3)
 
 
 def network(seed=0):
@@ -160,24 +159,13 @@ def written(tmp_path_factory):
     return folder, expected
 
 
-@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (1, 3))])
+@pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.soak)])
 def test_any_number_of_ranks_reads_what_any_other_number_has_written(written, size):
     folder, expected = written
     for outcomes in run(read_all, size, str(folder)):
-        assert len(outcomes) == 12
+        assert len(outcomes) == 8
         for (_, name), state in outcomes.items():
             assert same(state, expected[name])
-
-
-@pytest.mark.soak
-def test_one_process_reads_sharded_checkpoints(written):
-    folder, expected = written
-    for name, state in expected.items():
-        model, optimizer = made("plain", 1, seed=9)
-        found = Store(folder / name, run="5f0c").newest(like=model)
-        load_model_state(model, found.state["model"])
-        optimizer.load_state_dict(found.state["optimizer"])
-        assert same(state_of(model, optimizer, 0), state)
 
 
 @pytest.mark.soak
@@ -189,14 +177,6 @@ def test_torch_can_read_the_shards(written):
     found = reader.read_metadata().state_dict_metadata
     for name, tensor in expected["fsdp3"]["model"]["parameters"].items():
         assert found[f"model/parameters.{name}"].size == tensor.shape
-
-
-@pytest.mark.soak
-def test_no_file_is_a_pickle(written):
-    for path in (each for each in written[0].rglob("*") if each.is_file()):
-        assert path.name.endswith((".json", ".safetensors")), path
-        with pytest.raises((pickle.UnpicklingError, ValueError, EOFError, KeyError, IndexError, AttributeError)):
-            pickle.loads(path.read_bytes())
 
 
 # --- failures, and work during a save: one launch for all of them
@@ -251,23 +231,22 @@ class Full:
         self.prefix, self.create, self.module = prefix, _disk.create, _disk
         _disk.create = self
 
-    def __call__(self, name, within):
-        if name.startswith(self.prefix):
+    def __call__(self, path):
+        if path.name.startswith(self.prefix):
             raise OSError(28, "No space left on device")
-        return self.create(name, within)
+        return self.create(path)
 
     def repair(self):
         self.module.create = self.create
 
 
+FAILURES = [("fsdp", 1, "shard", True), ("fsdp", 0, "state", False), ("plain", 0, "manifest", True)]
+
+
 def fail(rank, size, folder):
-    return {background: fail_so(rank, size, f"{folder}/{background}", background) for background in (True, False)}
-
-
-def fail_so(rank, size, folder, background):
     """Writes that fail on one rank: a shard of rank 1's, rank 0's plain half, rank 0's whole state."""
     texts = []
-    for kind, broken, prefix in (("fsdp", 1, "shard"), ("fsdp", 0, "state"), ("plain", 0, "manifest")):
+    for kind, broken, prefix, background in FAILURES:
         world = join()
         store = Store(f"{folder}/{kind}{broken}", run="5f0c", world=world)
         saver = Saver(store, POLICY, background=background)
@@ -295,10 +274,9 @@ def fail_so(rank, size, folder, background):
     return texts
 
 
-@pytest.mark.parametrize("background", [True, False], ids=["thread", "here"])
-def test_a_write_that_fails_on_one_rank_fails_on_all(troubles, background):
+def test_a_write_that_fails_on_one_rank_fails_on_all(troubles):
     for rank, trouble in enumerate(troubles):
-        for text, broken in zip(trouble["fail"][background], (1, 0, 0), strict=True):
+        for text, (_, broken, _, _) in zip(trouble["fail"], FAILURES, strict=True):
             where = "" if rank == broken else f"rank {broken}: "
             assert text.startswith("the checkpoint at update 20 could not be written to ")
             assert f": {where}OSError: [Errno 28] No space left on device. Free some space there, then resume" in text
@@ -325,19 +303,16 @@ def move_on(rank, size, folder):
     world, go = join(), threading.Event()
     real = _disk.create
 
-    def late(name, within):
+    def late(path):
         assert go.wait(60)
-        return real(name, within)
+        return real(path)
 
     _disk.create = late
     store = Store(folder, run="5f0c", world=world)
     saver = Saver(store, POLICY, background=True)
-    assert saver._store.world.control not in (None, world.control)  # two threads in one group would mix their messages
-    assert Saver(store, POLICY, background=True)._store.world == saver._store.world  # and one more is enough
     model, optimizer = trained("fsdp", size)
-    expected = whole(model_state(model))
-    expected = {key: dict(value) for key, value in expected.items() if key in ("parameters", "buffers")}
-    expected = {key: {name: each.clone() for name, each in value.items()} for key, value in expected.items()}
+    state = whole(model_state(model))
+    expected = {key: {name: each.clone() for name, each in state[key].items()} for key in ("parameters", "buffers")}
     saver.save(state_of(model, optimizer, rank), place(10))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -415,8 +390,10 @@ def meshes(rank, size, folder):
                 parameter.zero_()
         load_model_state(model, found)
         assert same(whole(model_state(model))["parameters"], expected)
-        assert copied(model_state(model)["parameters"], expected)
         path = save(model, f"{folder}/{kind}.safetensors")
+        with pytest.raises(Exception, match=r"cannot write .* is not a directory") as failed:
+            save(model, f"{path}/inside")
+        assert rank == 0 or str(failed.value).startswith("rank 0 could not save the model: InvalidArgument: ")
         assert same(load(nn.Sequential(nn.Linear(4, rows), nn.Linear(rows, 4)), path).state_dict(), expected)
     rows = distribute_tensor(torch.arange(8), mesh, [Shard(0), _StridedShard(0, split_factor=2)], src_data_rank=None)
     with pytest.raises(InvalidArgument, match="'it' is sharded twice .* rows are not contiguous"):
@@ -424,37 +401,6 @@ def meshes(rank, size, folder):
     return True
 
 
-def copied(parameters, expected):
-    """Copies for a thread have the same placements and their own memory."""
-    taken = StateCopier().copy({"parameters": parameters}).state["parameters"]
-    for name, each in parameters.items():
-        assert taken[name].placements == each.placements
-        assert taken[name].to_local().data_ptr() != each.to_local().data_ptr() or not each.to_local().numel()
-    return same(whole(taken), expected)
-
-
 @pytest.mark.soak
 def test_replicas_of_shards_and_shards_along_two_dimensions(tmp_path):
     assert run(meshes, 4, str(tmp_path)) == [True] * 4
-
-
-def weights(rank, size, folder):
-    model, alone = sharded(network(), size), network()
-    model(torch.zeros(5, 4, dtype=torch.float64))  # whole parameters stand in the root of the model now
-    alone[1].load_state_dict({name: whole(each) for name, each in model[1].state_dict().items()})
-    path = save(model, f"{folder}/sharded")
-    if rank == 0:
-        assert path.read_bytes() == save(alone, f"{folder}/alone").read_bytes()
-    other = sharded(network(seed=5), size)
-    assert load(other, path) is other
-    assert same(whole(model_state(other)), whole(model_state(model)))
-    with pytest.raises(Exception, match=r"cannot write .* is not a directory") as failed:
-        save(model, f"{folder}/sharded.safetensors/inside")
-    assert rank == 0 or str(failed.value).startswith("rank 0 could not save the model: InvalidArgument: ")
-    join().barrier()
-    return sorted(os.listdir(folder))
-
-
-@pytest.mark.soak
-def test_the_weights_of_a_sharded_model_are_saved_as_one_ordinary_file(tmp_path):
-    assert run(weights, 3, str(tmp_path)) == [["alone.safetensors", "sharded.safetensors"]] * 3

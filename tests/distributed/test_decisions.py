@@ -21,10 +21,10 @@ from stoker import (
     optim,
 )
 from stoker.record import Run, send_request
-from tests.distributed.fits import learner, network, results_of, samples
+from tests.distributed.fits import learner, results_of, samples
 from tests.distributed.processes import run
 from tests.distributed.test_fit import differences
-from tests.distributed.test_resume import InjectNaN, terminate
+from tests.distributed.test_resume import InjectNaN
 
 
 def fit(*hooks, data=None, batch_size=16, epochs=2, of=None, **settings):
@@ -125,26 +125,6 @@ def test_all_ranks_save_after_the_same_update_and_one_writes(tmp_path):
     assert answers[1:] == [answers[0]] * 2
 
 
-def fit_until_signal(rank, size, folder):
-    found = {}
-    for name, hook in {"training": terminate(2, 1, 3), "validation": terminate(1, 1, 2, valid=True)}.items():
-        with pytest.raises(SystemExit) as error:
-            fit(hook, run=f"{folder}/{name}", valid=samples(96), checkpoint=Checkpoint(background=False))
-        stoker.barrier()
-        events = Run.open(f"{folder}/{name}").record
-        found[name] = error.value.code, events.events_of("stop")[-1].text, events.events_of("end")[-1].update
-        found[name] += ([each.extra["reason"][:8] for each in events.events_of("checkpoint")],)
-    return found
-
-
-@pytest.mark.soak
-def test_a_signal_to_one_rank_ends_all_ranks_in_order(tmp_path):
-    answers = run(fit_until_signal, 3, str(tmp_path))
-    training = (143, "Terminated (SIGTERM) in epoch 1, batch 3", 4, ["the begi", "stopped:"])
-    validation = (143, "Terminated (SIGTERM) in epoch 1, batch 2", 6, ["the begi", "stopped:"])
-    assert answers == [{"training": training, "validation": validation}] * 3
-
-
 # --- losses that are not finite
 
 
@@ -189,12 +169,9 @@ def fit_invalid(rank, size, folder):
         learner().explain(samples(96), epochs=2, run=f"{folder}/taken")
     differing = {
         "run": {"run": None if rank else f"{folder}/new"},
-        "resume": {"run": f"{folder}/new", "resume": bool(rank)},
         "checkpoint": {"run": f"{folder}/new", "checkpoint": Checkpoint(keep_last=rank + 1, deadline=2e9 + rank)},
         "validate_every": {"valid": samples(9), "validate_every": rank + 3},
-        "epochs": {"epochs": rank + 1},
         "lr": {"of": learner(lr=0.1 * (rank + 1))},
-        "clip_norm": {"of": learner(clip_norm=1.0 + rank)},
         "parallel.mode": {"of": learner(parallel=("ddp", "fsdp")[rank])},
         "the samples of train": {"data": samples(96, seed=rank)},
         "the samples of valid": {"valid": samples(9, seed=rank)},
@@ -332,8 +309,3 @@ def test_rank_0_writes_and_names_the_rank_that_warned(tmp_path):
         assert "gradients  accumulated on each rank, and summed over the ranks once per update" in compiled
         assert "2 processes add up their gradients between backward and step" in compiled
     assert (tmp_path / "0.csv").exists() and not (tmp_path / "1.csv").exists()
-
-
-def test_the_plan_of_one_process_does_not_mention_ranks():
-    text = learner(network()).explain(samples(20), epochs=1)
-    assert "ranks" not in text and "sharding" not in text

@@ -4,12 +4,14 @@ This is for GPUs (see test_cuda.py). Here stand-ins for events and pinned memory
 exchange.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from stoker import callbacks, data
-from stoker.engine import _planning
+from stoker.engine import _plan
 from tests.distributed.fits import learner, results_of, samples
 from tests.distributed.processes import launched
 from tests.distributed.test_fit import differences
@@ -26,14 +28,7 @@ class Event:
 def pretend_to_be_a_gpu(*, defers):
     torch.cuda.Event, torch.cuda.current_stream = Event, lambda device=None: None
     torch.Tensor.pin_memory = lambda tensor: tensor
-    choose_plan = _planning.choose_plan
-
-    def choose(*args, **kwargs):
-        plan = choose_plan(*args, **kwargs)
-        plan.defers_check = defers
-        return plan
-
-    _planning.choose_plan = choose
+    _plan.Plan = partial(_plan.Plan, defers_check=defers)
 
 
 def network():
@@ -64,7 +59,7 @@ def fitted(rank, size, count, nan, hooks):
     return results_of(found), found._prepared.fit.plan.defers_check
 
 
-@pytest.mark.parametrize(("count", "hooks"), [(61, ""), (33, ""), (64, "listens")])
+@pytest.mark.parametrize(("count", "hooks"), [(33, ""), (64, "listens")])
 @pytest.mark.soak
 def test_steps_that_are_checked_late_give_the_same(count, hooks):
     x, y = samples(count)
@@ -77,14 +72,11 @@ def test_steps_that_are_checked_late_give_the_same(count, hooks):
 @pytest.mark.parametrize(
     ("count", "nan", "batch", "rank", "hooks"),
     [
-        (64, 20, 3, 1, ""),
-        (64, 2, 1, 0, ""),
-        (64, 63, 8, 1, ""),
         (33, 16, 3, 0, ""),  # read when rank 0 has a padding batch
-        (64, 20, 3, 1, "listens"),
+        pytest.param(64, 63, 8, 1, "", marks=pytest.mark.soak),
+        pytest.param(64, 20, 3, 1, "listens", marks=pytest.mark.soak),
     ],
 )
-@pytest.mark.soak
 def test_both_ranks_locate_a_nan(count, nan, batch, rank, hooks):
     for kind, text in launched(fitted, 2, count, nan, hooks):
         assert kind == "NotFinite", text

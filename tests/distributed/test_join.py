@@ -40,13 +40,6 @@ def test_the_environment_gives_rank_and_size(environment):
     assert not dist.is_initialized()  # asking starts nothing
 
 
-def test_one_process_under_torchrun_starts_nothing(environment):
-    environment("RANK", "0")
-    environment("WORLD_SIZE", "1")
-    assert join() == World()
-    assert not dist.is_initialized()
-
-
 def test_errors_for_an_invalid_environment(environment):
     environment("WORLD_SIZE", "2")
     environment("RANK", "two")
@@ -151,7 +144,7 @@ ENDS = """
 import os, signal, sys
 from stoker.distributed import Agreement, join
 here = join("cpu")
-Agreement(here).hand_in({})  # stays in flight
+Agreement(here).exchange({})  # stays in flight
 print("joined", flush=True)
 if sys.argv[1] == "dead" and here.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,15 +1,17 @@
 """Metrics of several processes: each sees a share, and all compute the value of the whole, to the same bits."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torchmetrics import classification, regression
+from torchmetrics import classification, regression, text
 
 from stoker.distributed import join
 from stoker.metrics import as_metric, flatten_value
 from stoker.steps import RegressionOutput
 from tests.metrics.cases import CASES, CPU, classes, numbers
+from tests.metrics.detection import Detection
 
 from .processes import run
 
@@ -19,11 +21,23 @@ def single(draw, n):
     return lambda rows: RegressionOutput(torch.tensor(0.0), predictions[rows], (predictions + noise)[rows])
 
 
+def boxes(draw, n):
+    images = [{"boxes": torch.rand(k % 3 + 1, 4, generator=draw), "labels": torch.arange(k % 3 + 1)} for k in range(n)]
+    return lambda rows: SimpleNamespace(predictions=images[rows], targets=images[rows])
+
+
+def words(draw, n):
+    texts = [f"the {k} of {k % 3}" for k in torch.randint(9, (n + 1,), generator=draw)]
+    return lambda rows: SimpleNamespace(predictions=texts[:-1][rows], targets=texts[1:][rows])
+
+
 EDGE = [
     (as_metric(classification.MulticlassAUROC(4)), classes),  # keeps lists
     (as_metric(classification.MulticlassAccuracy(4, average="micro")), classes),
     (as_metric(regression.MeanSquaredError(num_outputs=2)), numbers),
     (as_metric(regression.PearsonCorrCoef()), single),  # keeps the processes' parts side by side
+    (as_metric(Detection()), boxes),  # keeps tuples and bytes
+    (as_metric(text.ROUGEScore(rouge_keys="rouge1")), words),
 ]
 ROWS = 10
 

@@ -85,21 +85,13 @@ def test_subclasses_become_their_base_class(value, plain):
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, lambda: None], ids=["object", "set", "function"])
 def test_errors_for_values_that_can_not_be_sent(value):
-    with pytest.raises(
-        WrongType, match=r"^deep/0/1 is a builtins\.\w+, which can't be sent to the other ranks: only numbers"
-    ):
+    text = r"^value\['deep'\]\[0\]\[1\] is a builtins\.\w+, which can't be sent .*torch\.as_tensor converts an array"
+    with pytest.raises(WrongType, match=text):
         pack({"first": (1, [2]), "deep": [(3, value)]})
-    with pytest.raises(WrongType, match=r"^the value is a builtins\.\w+, which can't be sent"):
+    with pytest.raises(WrongType, match=r"^value is a builtins\.\w+, which can't be sent"):
         pack(value)
 
 
-def test_the_error_for_an_array_names_the_remedy():
-    with pytest.raises(WrongType, match=r"^metrics/odd/all is a numpy\.ndarray, .*torch\.as_tensor converts"):
-        pack({"metrics": {"odd": {"all": np.zeros(4)}}})
-
-
 def test_error_for_a_sparse_tensor():
-    with pytest.raises(
-        WrongType, match=r"only ordinary, dense tensors can be sent .*; use \.to_local\(\) or \.to_dense"
-    ):
+    with pytest.raises(WrongType, match=r"only ordinary, dense tensors can be sent .*; use \.to_local\(\) or \.to_d"):
         pack(torch.eye(2).to_sparse())

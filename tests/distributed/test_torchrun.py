@@ -130,19 +130,6 @@ def test_an_exception_on_one_rank_ends_all_with_its_traceback_first(launch, tmp_
     assert [event.text for event in Run.open(tmp_path / "run").record.events_of("error")] == [f"PeerFailed: {message}"]
 
 
-@pytest.mark.soak
-def test_a_decision_of_one_rank_ends_all_ranks_in_the_same_way(launch, tmp_path):
-    started = launch("decides", standalone(2))
-    assert started.wait() == 1
-    printed = started.printed()
-    for rank in (0, 1):
-        assert f"rank {rank}: 4 rank 1 has seen enough / 2 Early stopping at epoch 2 of 9: valid/loss" in printed
-        assert f"[rank{rank}]: stoker.errors.NotFinite: the loss (nan) or a gradient of rank 1 is not finite" in printed
-    assert "PeerFailed" not in printed
-    errors = Run.open(tmp_path / "run").record.events_of("error")
-    assert [event.text[:9] for event in errors] == ["NotFinite"]
-
-
 # --- the agent
 
 

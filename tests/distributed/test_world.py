@@ -1,6 +1,5 @@
 """The collectives of a world, device meshes, and work of single ranks."""
 
-import errno
 import math
 
 import pytest
@@ -14,7 +13,6 @@ from stoker.distributed import (
     barrier,
     broadcast_result,
     data_world,
-    describe_failure,
     gather_results,
     join,
     rank_zero,
@@ -79,7 +77,7 @@ def use_collectives(rank, size):
     }
 
 
-@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (1, 3, 4))])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_collectives_give_the_same_on_every_rank(size):
     expected = [torch.stack(each).sum(0) for each in zip(*map(tensors_of, range(size)), strict=True)]
     for found in run(use_collectives, size):
@@ -211,16 +209,6 @@ def test_work_of_rank_zero_and_of_all_ranks_has_one_outcome():
     assert (first["failure on 1"], second["failure on 1"]) == ("rank 1: ValueError: odd. Fix that first", "odd")
 
 
-def test_one_process_just_works():
-    assert write("x") == "written: x"
-    assert (write.__name__, write.__doc__) == ("write", "Writes.")
-    barrier()
-    assert run_on_rank_zero(World(), lambda: 3) == broadcast_result(World(), lambda: 3) == 3
-    assert gather_results(World(), lambda: 3) == [3]
-    with pytest.raises(KeyError):
-        run_on_rank_zero(World(), lambda: {}["x"])
-
-
 def test_a_lost_connection_is_not_a_failure_of_the_work():
     class Lost(World):
         def all_gather(self, value):
@@ -229,9 +217,3 @@ def test_a_lost_connection_is_not_a_failure_of_the_work():
     with pytest.raises(PeerFailed, match="^the connection to the other ranks was lost") as failed:
         gather_results(Lost(size=2), lambda: 3)
     assert not isinstance(failed.value, FailedElsewhere)
-
-
-def test_failures_are_described_with_an_advice():
-    assert describe_failure(OSError(errno.ENOSPC, "full")) == "OSError: [Errno 28] full. Free some space there"
-    assert describe_failure(OSError(errno.EROFS, "no")) == "OSError: [Errno 30] no. Make it writable"
-    assert describe_failure(FailedElsewhere("rank 1: odd")) == "rank 1: odd"

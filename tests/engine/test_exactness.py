@@ -61,7 +61,7 @@ def by_hand(*, accumulate=1, batch_size=16, clip=lambda grads: grads, optimizer=
         stepper.step(clip(grads), lr=rates)
         for name, parameter in model.named_parameters():
             if ema is not None:
-                average[name].lerp_(parameter.detach(), 1 - ema)
+                average[name].lerp_(parameter.detach(), max(1 - ema, 9 / (10 + update)))  # it warms up
         update += 1
         if update == updates:
             break
@@ -88,7 +88,7 @@ CASES = {
     "both clips": ({"clip_norm": 0.1, "clip_value": 0.02}, {"clip": lambda g: g.clip_value(0.02).clip_norm(0.1)}),
     "groups": ({"model": frozen, "optimizer": GROUPS, "lr": RATES}, {"make": frozen, "optimizer": GROUPS, "lr": RATES}),
     "bf16": ({"precision": "bf16"}, {"cast": torch.bfloat16}),
-    "ema": ({"ema": 0.9}, {"ema": 0.9}),
+    "ema": ({"ema": 0.5}, {"ema": 0.5}),
     "not fused": ({"optimizer": optim.Adam(foreach=False)}, {"optimizer": optim.Adam(foreach=False)}),
 }
 
@@ -106,7 +106,7 @@ def test_a_change_of_1e_5_in_a_setting_changes_the_bits(case):
     changed = {
         "plain": {"lr": 1e-2 * (1 + 1e-5)},
         "clip_norm": {"clip_norm": 0.1 * (1 + 1e-5)},
-        "ema": {"ema": 0.90001},
+        "ema": {"ema": 0.50001},
     }
     assert not same(fitted(updates=10, **changed[case]), by_hand(updates=10, **hand))
 
@@ -275,21 +275,6 @@ def test_data_without_batches_is_an_error():
         linear().fit(torch.utils.data.DataLoader(Empty()), updates=3, show=False)
     with pytest.raises(stoker.BadData, match="gave no samples"):
         linear().fit(Empty(), updates=3, show=False)
-
-
-def test_a_model_in_eval_mode_is_trained_but_parts_in_eval_mode_stay_so():
-    model = Net().eval()
-    fresh = Net()
-    fresh.load_state_dict(model.state_dict())
-    assert same(
-        learner(model).fit(samples(), epochs=1, show=False).model,
-        learner(fresh).fit(samples(), epochs=1, show=False).model,
-    )
-    partly = Net()
-    partly.body[1].eval()
-    before = partly.body[1].running_mean.clone()
-    learner(partly).fit(samples(), valid=samples(), epochs=1, show=False)
-    assert torch.equal(partly.body[1].running_mean, before) and not partly.body[1].training
 
 
 def test_a_stop_in_on_fit_begin_trains_nothing():

@@ -1,13 +1,14 @@
 """A model's fingerprint changes when a compiled step may be wrong; side effects of a step are found and undone."""
 
 import random
+from collections import OrderedDict
 
 import numpy
 import pytest
 import torch
 from torch import nn
 
-from stoker.engine._fingerprint import SideEffects, fingerprint_modules
+from stoker.engine._replayable import SideEffects, fingerprint_modules
 
 
 class Model(nn.Module):
@@ -164,3 +165,18 @@ def test_side_effects_restore_what_was_changed_in_place():
     before.undo()
     assert model.calls == [1] and model.options == {"a": [1, 2]} and model.config.gamma == 1.0
     assert model.extra.tolist() == [0.0, 0.0]
+
+
+def test_side_effects_do_not_call_the_methods_of_a_mapping():
+    """Transformers' table of activation functions creates a module for every entry that is read."""
+
+    class Table(OrderedDict):
+        def __getitem__(self, name):
+            return super().__getitem__(name)()
+
+    model = Model()
+    model.table = Table(a=nn.GELU, b=nn.ReLU)
+    before = SideEffects(model)
+    model.scale = 3.0
+    before.undo()
+    assert list(model.table.items()) == [("a", nn.GELU), ("b", nn.ReLU)] and model.scale == 1.0

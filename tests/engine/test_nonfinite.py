@@ -9,8 +9,10 @@ from torch import nn
 
 import stoker
 from stoker import NotFinite, Objective, callbacks, optim
+from stoker.checkpoint import Store
 from stoker.engine._finite import is_finite
 from stoker.gradients import Gradients
+from stoker.record import Run
 from tests.learner.fits import copy_state, line, linear, same
 
 
@@ -216,3 +218,29 @@ def test_sparse_gradients_are_checked():
     with pytest.raises(NotFinite, match=r"the batch\[1\]"):
         learner.fit(stoker.data.Loader((x, y), batch_size=5), epochs=1, show=False)
     assert torch.isfinite(learner.model.table.weight).all()
+
+
+@pytest.mark.parametrize("limit", [{"epochs": 2}, {"updates": 6}, {"epochs": 9}], ids=["epochs", "updates", "callback"])
+@pytest.mark.parametrize("settings", [{}, {"on_nan": "skip"}, {"accumulate": 3}], ids=["plain", "skip", "window"])
+def test_an_overflow_in_the_last_update_is_an_error(limit, settings, tmp_path):
+    """No batch follows that would notice it, so that a completed fit would return infinite weights."""
+    stop = callbacks.on(epoch_end=lambda ctx: ctx.stop("enough") if ctx.epoch == 2 else None)
+
+    def fit(rate):
+        learner = linear(
+            loss=lambda pred, target: 1e3 * F.mse_loss(pred, target),
+            optimizer=optim.SGD(),
+            lr=lambda update: rate if update == updates - 1 else 1e-6,
+            **settings,
+        )
+        arguments = {"batch_size": 16, "callbacks": [stop], "run": tmp_path / f"{rate}", "show": False, **limit}
+        return learner.fit(line(), **arguments)
+
+    updates = 10**9
+    updates = fit(1e-6).updates
+    assert fit(1e-5).updates == updates
+    with pytest.raises(NotFinite, match=r"parameter 'weight' is not finite after the last update \(\d+\)"):
+        fit(1e38)
+    run = tmp_path / "1e+38"
+    newest = Store(run / "checkpoints", run=Run.open(run).id).newest().state["model"]["parameters"]
+    assert all(bool(tensor.isfinite().all()) for tensor in newest.values())

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from stoker import callbacks, optim
+from stoker.engine import Plan
 from tests.learner.fits import line, linear
 
 
@@ -58,3 +59,23 @@ def test_explain_describes_the_step():
     assert "step       eager, one operation after the other" in str(linear(device="cpu").explain(line(), epochs=1))
     text = str(linear(device="cpu", compile=True).explain(line(), epochs=1))
     assert "step       compiled: forward, backward, update and metrics are one program" in text
+
+
+def test_the_lines_give_mode_data_and_notes():
+    plan = Plan("captured", data="1.5 kB stay on the device")
+    plan.notes.append("graph memory 3.1 MB, one pool for all shapes")
+    assert plan.lines() == [
+        "step       captured: forward, backward, update and metrics are one CUDA graph of the eager operations",
+        "data       1.5 kB stay on the device",
+        "           graph memory 3.1 MB, one pool for all shapes",
+    ]
+
+
+def test_the_first_reason_is_kept():
+    plan = Plan("compiled", wanted="compiled")
+    plan.fall_back("eager", "a callback listens")
+    plan.fall_back("eager", "the optimizer is wrapped")
+    assert plan.lines() == [
+        "step       eager, one operation after the other",
+        "           not compiled: a callback listens",
+    ]

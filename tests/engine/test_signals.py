@@ -16,7 +16,9 @@ def new_signals(**fields):
         setattr(requests, name, value)
     ctx = Context(model=nn.Linear(1, 1), requests=requests)
     ctx.epoch = ctx.batch_number = 1
-    return StopSignals(ctx, requests), ctx, requests
+    signals = StopSignals()
+    signals.attach(ctx, requests)
+    return signals, ctx, requests
 
 
 def test_the_first_reason_to_stop_is_kept():
@@ -30,7 +32,7 @@ def test_with_several_processes_a_signal_is_a_request():
     signals, ctx, requests = new_signals(pending={})
     signals.request_interrupt("Terminated", terminated=True)
     signals.request_interrupt("Interrupted")
-    assert requests.pending == {"leave": "Terminated", "terminated": True}
+    assert requests.pending == {"interrupt": "Terminated", "terminated": True}
     assert not signals.interrupted and ctx.stopping is None
     signals.interrupt("Terminated", terminated=True)
     assert signals.interrupted and signals.terminated and ctx.stopping == signals.reason == "Terminated"
@@ -41,6 +43,7 @@ def test_sigusr1_requests_a_checkpoint_while_one_can_be_saved():
     with signals.handle(can_save=False):
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     with signals.handle(can_save=True):
+        signals.hold()
         signal.raise_signal(signal.SIGUSR1)
         assert requests.save_reason == "requested by SIGUSR1" and ctx.stopping is None
         requests.can_save, requests.save_reason = False, None
@@ -82,12 +85,12 @@ def test_a_signal_ends_the_wait_for_a_worker_only(loader, batches):
     assert signals.interrupted
 
 
-def test_a_signal_between_two_batches_raises_nothing():
+def test_a_signal_between_two_batches_ends_them():
     signals, _, _ = new_signals()
     batches = signals.interruptible_batches(FakeLoader(2, [1]), iter([1, 2]))
     assert next(batches) == 1
     signals.request_interrupt("Interrupted")
-    assert list(batches) == [2]
+    assert list(batches) == []
 
 
 def test_an_exception_of_a_worker_is_raised():

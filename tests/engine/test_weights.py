@@ -1,15 +1,15 @@
-"""Copies of weights, and the exponential moving ema."""
+"""Copies of weights, and the exponential moving average."""
 
 import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from stoker import InvalidArgument, StateMismatch
+from stoker import InvalidArgument, StateMismatch, callbacks, load_for_inference
 from stoker.checkpoint import load_model_state, model_state
 from stoker.engine import EMA, copy_weights, restore_weights
 from tests.checkpoint.states import write_and_read
-from tests.learner.fits import Net, same
+from tests.learner.fits import Net, fit, killed_run, learner, same, samples
 
 
 def test_weights_are_copied_and_restored_in_place():
@@ -18,30 +18,41 @@ def test_weights_are_copied_and_restored_in_place():
     with torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.add_(1)
-    assert not same(model, copied)
+    assert not same(model, copied.tensors)
     restore_weights(model, copied)
-    assert same(model, copied) and model.head.weight is own
+    assert same(model, copied.tensors) and model.head.weight is own
 
 
-def test_the_ema_is_that_of_torch_with_the_newest_buffers():
-    model = Net()
+@pytest.mark.parametrize("warms_up", [False, True])
+@pytest.mark.parametrize("when", [None, torch.tensor(True)], ids=["on the host", "on the device"])
+def test_the_ema_is_that_of_torch_with_the_newest_buffers(warms_up, when):
+    """Without the warm-up it is that of runs which earlier versions saved."""
+    model, updates = Net(), 0
     ours = EMA(model, 0.9)
-    theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    if not warms_up:
+        ours.load_state_dict(model_state(ours.model))
+
+    def average(averaged, newest, count):
+        decay = min(0.9, (1 + updates) / (10 + updates)) if warms_up else 0.9
+        get_ema_multi_avg_fn(decay)(averaged, newest, count)
+
+    theirs = AveragedModel(model, multi_avg_fn=average)
     theirs.update_parameters(model)  # its first update copies the weights; ours starts with a copy
-    for _ in range(20):
+    for number in range(100):
+        updates = number
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 tensor.add_(torch.rand_like(tensor) if tensor.is_floating_point() else 1)
-        ours.update()
+        ours.update(when)
         theirs.update_parameters(model)
     for own, other in zip(ours.model.parameters(), theirs.module.parameters(), strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5)
     for own, other in zip(ours.model.buffers(), model.buffers(), strict=True):
         assert torch.equal(own, other)
     assert not any(parameter.requires_grad for parameter in ours.model.parameters())
 
 
-def test_tied_weights_are_emad_once():
+def test_tied_weights_are_averaged_once():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -49,12 +60,12 @@ def test_tied_weights_are_emad_once():
             self.b.weight = self.a.weight
 
     model = Tied()
-    ema = EMA(model, 0.5)
+    ema = EMA(model, 0.9)
     before = ema.model.a.weight.clone()
     with torch.no_grad():
         model.a.weight.add_(1)
     ema.update()
-    torch.testing.assert_close(ema.model.b.weight, before + 0.5)
+    torch.testing.assert_close(ema.model.b.weight, before + 0.9)
 
 
 class Cached(nn.Module):
@@ -118,4 +129,70 @@ def test_an_ema_that_must_not_change_keeps_its_buffers():
     ema.update(torch.tensor(False))
     assert ema.model.running_mean.tolist() == [0.0, 0.0] and ema.model.weight.tolist() == [1.0, 1.0]
     ema.update(torch.tensor(True))
-    assert ema.model.running_mean.isnan().all() and ema.model.weight.tolist() == [2.0, 2.0]
+    assert ema.model.running_mean.isnan().all() and ema.model.weight.tolist() == pytest.approx([2.8, 2.8])
+
+
+class Grows(Net):
+    """Keeps the mean of every batch in a buffer that grows, and counts batches in its extra state."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+        self.register_buffer("means", torch.zeros(0))
+
+    def forward(self, x):
+        if self.training:
+            self.seen += 1
+            self.means = torch.cat([self.means, x.mean().reshape(1)])
+        return super().forward(x)
+
+    def get_extra_state(self):
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_best_weights_have_the_extra_state_and_the_buffers_of_their_epoch(ema, tmp_path):
+    """The valid loss rises after the second epoch; a persistent buffer has grown since."""
+
+    def worsen(ctx):
+        ctx.loss = ctx.loss * abs(ctx.epoch - 2.5)
+
+    settings = {"epochs": 5, "callbacks": [callbacks.on(valid_batch_after_loss=worsen)], "of": learner(Grows, ema=ema)}
+    whole = fit(tmp_path / "whole", **settings)
+    batches = len(whole.model.means) // whole.best.epoch
+    assert 2 <= whole.best.epoch <= 3 and batches == 6
+    assert whole.model.seen == len(whole.model.means) == 6 * whole.best.epoch
+    assert whole.model.get_extra_state() == load_for_inference(tmp_path / "whole", Grows()).get_extra_state()
+    left, _ = killed_run(tmp_path, **settings)
+    resumed = fit(left, **settings)
+    assert resumed.model.seen == whole.model.seen and torch.equal(resumed.model.means, whole.model.means)
+    assert same(*(dict(each.model.named_parameters()) for each in (resumed, whole)))
+
+
+def test_the_average_of_a_short_fit_is_not_its_initial_weights():
+    """`ema=0.999` over 18 updates; hooks see the averaged model."""
+    seen = []
+
+    def look(ctx):
+        assert ctx.eval_model is not ctx.model
+        differences = [
+            ((ema - initial).norm() / (trained - initial).norm()).item()
+            for ema, trained, initial in zip(ctx.eval_model.parameters(), ctx.model.parameters(), start, strict=True)
+        ]
+        seen.append(min(differences))
+
+    model = Net()
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    learner(model, ema=0.999).fit(samples(), epochs=3, callbacks=[callbacks.on(fit_end=look)], show=False)
+    assert seen and seen[0] > 0.5
+    plain = []
+    learner().fit(
+        samples(),
+        epochs=1,
+        callbacks=[callbacks.on(fit_end=lambda ctx: plain.append(ctx.eval_model is ctx.model))],
+        show=False,
+    )
+    assert plain == [True]

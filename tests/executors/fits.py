@@ -11,7 +11,7 @@ from torch import nn
 
 import stoker
 from stoker import Objective, callbacks, data, metrics, optim, schedule
-from stoker.engine.executors import _compiled, _replay
+from stoker.engine.executors import _compiled, _programs
 
 EPOCHS, SIZE, SAMPLES = 8, 8, 52  # 7 batches an epoch, the last one short: 56 updates
 
@@ -148,7 +148,7 @@ def assert_close(left, right, *, rtol, atol=0.0):
 
 def count_programs(monkeypatch):
     """A list that grows with every compiled program or recorded CUDA graph."""
-    programs, make = [], _replay.Replay._make
+    programs, make = [], _programs.ProgramCache._make
 
     def count(self, *args):
         program = make(self, *args)
@@ -156,7 +156,7 @@ def count_programs(monkeypatch):
             programs.append(program)
         return program
 
-    monkeypatch.setattr(_replay.Replay, "_make", count)
+    monkeypatch.setattr(_programs.ProgramCache, "_make", count)
     return programs
 
 
@@ -177,7 +177,8 @@ def plan_of(fitted):
 
 def last_weights(fitted):
     """The weights after the last update; `fitted.model` may have the best ones."""
-    return fitted._prepared.ending.last_weights
+    last = fitted._prepared.ending.last_weights
+    return None if last is None else last.tensors
 
 
 # --- models, data and callbacks
@@ -190,6 +191,21 @@ class Recurrent(nn.Module):
 
     def forward(self, x):
         return self.head(self.body(x.reshape(-1, 3, 2))[0][:, -1])
+
+
+class Carried(nn.Module):
+    """Its state is carried from batch to batch, in a buffer that is written in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.GRUCell(6, 3), nn.Linear(3, 3)
+        self.register_buffer("hidden", torch.zeros(SIZE, 3))
+
+    def forward(self, x):
+        hidden = self.body(x, self.hidden.clone())
+        if self.training:
+            self.hidden.copy_(hidden.detach())
+        return self.head(hidden)
 
 
 class Tied(nn.Module):
@@ -237,6 +253,21 @@ class Tagger(nn.Module):
 
     def forward(self, x):
         return self.head(x.reshape(-1, 3, 2)).transpose(1, 2)
+
+
+class OwnLoss(Tagger):
+    """Computes its loss in `forward`, as a mean over the tokens that are not masked."""
+
+    def forward(self, x, labels):
+        logits = super().forward(x)
+        loss = F.cross_entropy(logits.transpose(1, 2).flatten(0, 1), labels.flatten())
+        return {"loss": loss, "logits": logits, "size": logits.square().mean()}
+
+
+def step_of_net(model, batch):
+    x, y = batch
+    logits = model(x)
+    return {"loss": F.cross_entropy(logits, y), "size": logits.square().mean()}
 
 
 class FlatCrossEntropy(nn.CrossEntropyLoss):
@@ -315,34 +346,36 @@ class CallAt(callbacks.Callback):
         setattr(self, hook, lambda ctx: change(ctx))
 
 
+class Slots:
+    """An object without a `__dict__`."""
+
+    __slots__ = ("temperature",)
+
+
+class Temperature:
+    value = 1.0
+
+
+TEMPERATURE = SimpleNamespace(value=1.0)
+SCALE = 1.0
+
+
+def global_temperature():
+    return TEMPERATURE.value * Temperature.value * max([SCALE for _ in range(2)])
+
+
 class WithTemperature(nn.Module):
-    """A model whose forward reads a Python number."""
+    """A model whose forward reads Python numbers, here and there."""
 
     def __init__(self):
         super().__init__()
         self.body, self.temperature = net(), 1.0
+        self.config, self.slots = SimpleNamespace(inner={"temperature": 1.0}), Slots()
+        self.slots.temperature = 1.0
 
     def forward(self, x):
-        return self.body(x) / self.temperature
-
-
-def _set_temperature(ctx):
-    ctx.model.temperature = 1.0 + ctx.epoch % 3
-
-
-def _set_temperature_per_batch(ctx):
-    ctx.model.temperature = 1.0 + ctx.batch_number % 2
-
-
-class ReadsConfig(WithTemperature):
-    """Reads the number from a plain object."""
-
-    def __init__(self):
-        super().__init__()
-        self.config = SimpleNamespace(inner={"temperature": 1.0})
-
-    def forward(self, x):
-        return self.body(x) / self.config.inner["temperature"]
+        own = self.temperature * self.config.inner["temperature"] * self.slots.temperature
+        return self.body(x) / (own * global_temperature())
 
 
 class ScaledLoss:
@@ -355,58 +388,52 @@ class ScaledLoss:
         return self.factor * F.cross_entropy(logits, targets)
 
 
-def _set_config_temperature(ctx):
-    ctx.model.config.inner["temperature"] = 1.0 + ctx.epoch % 3
-
-
 SCALED_LOSS = ScaledLoss()
 
 
-def _set_loss_factor(ctx):
-    SCALED_LOSS.factor = 1.0 + ctx.epoch % 2
+def closure_loss():
+    """A loss with a closure over a number, and a function that changes the number."""
+    factor = 1.0
+
+    def loss(logits, targets):
+        return factor * F.cross_entropy(logits, targets)
+
+    def change(ctx, value):
+        nonlocal factor
+        factor = value
+
+    return loss, change
+
+
+CLOSURE_LOSS, change_closure = closure_loss()
+
+# Numbers that the step's Python code reads, and how a callback sets them.
+PLACES = {
+    "attribute": lambda ctx, value: setattr(ctx.model, "temperature", value),
+    "config": lambda ctx, value: ctx.model.config.inner.update(temperature=value),
+    "slot": lambda ctx, value: setattr(ctx.model.slots, "temperature", value),
+    "global object": lambda ctx, value: setattr(TEMPERATURE, "value", value),
+    "global class": lambda ctx, value: setattr(Temperature, "value", value),
+    "global of a function": lambda ctx, value: globals().update(SCALE=value),
+    "loss attribute": lambda ctx, value: setattr(SCALED_LOSS, "factor", value),
+    "closure of the loss": change_closure,
+}
+LOSSES = {"loss attribute": SCALED_LOSS, "closure of the loss": CLOSURE_LOSS}
+
+
+def changing(place):
+    """A feature in which a callback changes a number at every other epoch."""
+    change = CallAt(lambda ctx: PLACES[place](ctx, 1.0 + ctx.epoch % 2), "on_epoch_begin")
+    loss = LOSSES.get(place, nn.CrossEntropyLoss())
+    return Feature(WithTemperature, settings=lambda: {"loss": loss}, callbacks=lambda: [change], programs=4)
+
+
+def _set_temperature_per_batch(ctx):
+    ctx.model.temperature = 1.0 + ctx.batch_number % 2
 
 
 def _lower_dropout(ctx):
     ctx.model[1].p = 0.5 / ctx.epoch
-
-
-class ClosureLoss:
-    """A loss function with a closure over a number that a callback changes."""
-
-    def __init__(self):
-        factor = 1.0
-
-        def loss(logits, targets):
-            return factor * F.cross_entropy(logits, targets)
-
-        def change(ctx):
-            nonlocal factor
-            factor = 1.0 + ctx.epoch % 2
-
-        self.loss, self.change = loss, change
-
-
-CLOSURE_LOSS = ClosureLoss()
-
-
-class SlottedConfig:
-    __slots__ = ("temperature",)
-
-
-class ReadsSlot(WithTemperature):
-    """Reads the number from an object without a `__dict__`."""
-
-    def __init__(self):
-        super().__init__()
-        self.config = SlottedConfig()
-        self.config.temperature = 1.0
-
-    def forward(self, x):
-        return self.body(x) / self.config.temperature
-
-
-def _set_slot_temperature(ctx):
-    ctx.model.config.temperature = 1.0 + ctx.epoch % 3
 
 
 def _replace_module(ctx):
@@ -431,6 +458,10 @@ FEATURES = {
     "clip norm": Feature(settings=lambda: {"clip_norm": 0.05}),
     "clip value": Feature(settings=lambda: {"clip_value": 0.01}),
     "accumulate": Feature(settings=lambda: {"accumulate": 3}, programs=4),
+    "micro-batches": Feature(
+        fit=lambda: {"micro_batch": 3}, settings=lambda: {"metrics": [metrics.Accuracy()]}, programs=4
+    ),
+    "recompute": Feature(lambda: batch_norm_net(), settings=lambda: {"recompute": (nn.Linear, nn.BatchNorm1d)}),
     "ema": Feature(settings=lambda: {"ema": 0.75}, fit=lambda: {"valid": samples()}),
     "groups": Feature(
         settings=lambda: {
@@ -464,12 +495,16 @@ FEATURES = {
     "masked accumulated": Feature(
         Tagger, masked_tokens, lambda: {"accumulate": 2, "loss": FlatCrossEntropy()}, programs=3
     ),
+    "own loss": Feature(OwnLoss, masked_tokens, lambda: {"loss": None}, fit=lambda: {"valid": masked_tokens()}),
+    "own loss accumulated": Feature(OwnLoss, masked_tokens, lambda: {"loss": None, "accumulate": 2}, programs=3),
+    "step function": Feature(settings=lambda: {"loss": None, "step": step_of_net}),
     "batches without weight": Feature(Weightless, masked_tokens, lambda: {"loss": None}),
     "sample weights": Feature(data=weighted_samples),
     "sum reduction": Feature(
         settings=lambda: {"loss": nn.CrossEntropyLoss(reduction="sum"), "accumulate": 2}, programs=3
     ),
     "recurrent": Feature(Recurrent),
+    "carried state": Feature(Carried, lambda: data.Loader(samples(48), batch_size=SIZE), programs=1),
     "tied weights": Feature(Tied),
     "frozen": Feature(frozen_net),
     "unfrozen": Feature(frozen_net, callbacks=lambda: [Unfreeze()], programs=4),
@@ -479,27 +514,9 @@ FEATURES = {
     "learning rate set each batch": Feature(callbacks=lambda: [SetLearningRate()]),
     "batch replaced": Feature(callbacks=lambda: [NegateBatches()]),
     "mixup": Feature(callbacks=lambda: [callbacks.MixUp(0.4)]),
-    "attribute changed each epoch": Feature(
-        WithTemperature, callbacks=lambda: [CallAt(_set_temperature, "on_epoch_begin")], programs=6
-    ),
-    "config changed each epoch": Feature(
-        ReadsConfig, callbacks=lambda: [CallAt(_set_config_temperature, "on_epoch_begin")], programs=6
-    ),
-    "loss attribute changed each epoch": Feature(
-        settings=lambda: {"loss": SCALED_LOSS},
-        callbacks=lambda: [CallAt(_set_loss_factor, "on_epoch_begin")],
-        programs=4,
-    ),
+    **{f"{place} changed each epoch": changing(place) for place in PLACES},
     "attribute changed each batch": Feature(
         WithTemperature, callbacks=lambda: [CallAt(_set_temperature_per_batch, "on_train_batch_begin")], programs=3
-    ),
-    "closure of the loss changed each epoch": Feature(
-        settings=lambda: {"loss": CLOSURE_LOSS.loss},
-        callbacks=lambda: [CallAt(CLOSURE_LOSS.change, "on_epoch_begin")],
-        programs=4,
-    ),
-    "slot changed each epoch": Feature(
-        ReadsSlot, callbacks=lambda: [CallAt(_set_slot_temperature, "on_epoch_begin")], programs=6
     ),
     "module replaced each epoch": Feature(callbacks=lambda: [CallAt(_replace_module, "on_epoch_begin")], programs=12),
     "learning rates changed in place": Feature(callbacks=lambda: [ReusedMapping()], programs=2),
@@ -510,18 +527,21 @@ FEATURES = {
 
 # The others are compared in the long tests.
 REPRESENTATIVE = {
-    "batch norm",
-    "accumulate",
-    "ema",
-    "groups",
-    "objectives",
-    "metrics",
-    "masked accumulated",
-    "unfrozen",
-    "dropout",
+    *(
+        "batch norm",
+        "accumulate",
+        "micro-batches",
+        "ema",
+        "groups",
+        "objectives",
+        "metrics",
+        "masked accumulated",
+        "own loss accumulated",
+        "unfrozen",
+        "dropout",
+    ),
     "learning rate set each batch",
-    "attribute changed each epoch",
-    "closure of the loss changed each epoch",
+    *(f"{place} changed each epoch" for place in PLACES if place not in ("config", "slot")),
 }
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stoker import data, optim
-from stoker.engine.executors import _compiled, _small_convolutions
-from stoker.engine.executors._small_convolutions import (
+from stoker.engine.executors import _compiled, _operations
+from stoker.engine.executors._operations import (
     adaptive_pool_backward,
     convolution,
     convolution_backward,
@@ -52,7 +52,7 @@ def assert_near(actual, expected):
 def test_the_decomposed_convolution_agrees_with_torch(how):
     weight = how[1]
     found = convolution(*how)
-    if weight[0].numel() > _small_convolutions._MOST_TAPS:
+    if weight[0].numel() > _operations._MOST_TAPS:
         assert found is NotImplemented
     else:
         assert_near(found, aten.convolution(*how))
@@ -115,9 +115,9 @@ def test_large_convolutions_are_left_to_torch(monkeypatch):
     assert _decompose(X, torch.ones(129, 4, 3, 3))[1] is NotImplemented
     few = torch.ones(4, 4, 2, 2)
     assert _decompose(X, few)[0] is not NotImplemented
-    monkeypatch.setattr(_small_convolutions, "_MOST_TERMS", 2 * 5 * 5 * 16 * 4 - 1)
+    monkeypatch.setattr(_operations, "_MOST_TERMS", 2 * 5 * 5 * 16 * 4 - 1)
     assert _decompose(X, few)[0] is NotImplemented
-    monkeypatch.setattr(_small_convolutions, "_LARGEST_MATRIX", 2 * 4 * 4 * 36 - 1)
+    monkeypatch.setattr(_operations, "_LARGEST_MATRIX", 2 * 4 * 4 * 36 - 1)
     assert _decompose(X, many)[1] is NotImplemented
     assert _decompose(X, torch.ones(37, 4, 3, 3))[1] is NotImplemented  # its matrix of gradients is larger
 
@@ -157,9 +157,9 @@ def patched(monkeypatch):
     """The convolutions that were computed from patches; without TF32 rounding, so that results are close."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.set_float32_matmul_precision("highest")
-    monkeypatch.setattr(_small_convolutions, "_is_tf32", lambda: True)
-    patches, found = _small_convolutions._patches, []
-    monkeypatch.setattr(_small_convolutions, "_patches", lambda *args: found.append(args) or patches(*args))
+    monkeypatch.setattr(_operations, "_is_tf32", lambda: True)
+    patches, found = _operations._patches, []
+    monkeypatch.setattr(_operations, "_patches", lambda *args: found.append(args) or patches(*args))
     return found
 
 

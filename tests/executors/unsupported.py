@@ -224,6 +224,17 @@ class CountsInConfig(Classifier):
         return logits / (1 + self.config.calls % 3)
 
 
+CALLS = Config()
+
+
+class CountsInGlobal(Classifier):
+    """Counts its calls in a global object."""
+
+    def transform(self, logits):
+        CALLS.calls += 1
+        return logits / (1 + CALLS.calls % 3)
+
+
 class CountingLoss(nn.Module):
     def __init__(self):
         super().__init__()
@@ -294,6 +305,10 @@ UNSUPPORTED = {
     ),
     "counter in a config": Unsupported(
         Feature(CountsInConfig), "CountsInConfig sets its attribute `config` in every step"
+    ),
+    "counter in a global": Unsupported(
+        Feature(CountsInGlobal, callbacks=lambda: [CallAt(lambda ctx: setattr(CALLS, "calls", 0), "on_fit_begin")]),
+        "the step changes 'CALLS', which CountsInGlobal.transform reads, in Python",
     ),
     "counter in the loss": Unsupported(
         Feature(settings=lambda: {"loss": CountingLoss()}), "CountingLoss ('loss') sets its attribute `calls`"

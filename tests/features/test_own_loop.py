@@ -1,7 +1,5 @@
 """A training loop of your own: its parts, and that it, `fit` and plain torch compute the same bits."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -58,26 +56,6 @@ def test_gradients_of_several_graphs_add_up():
         torch.testing.assert_close(added[name], both[name])
 
 
-def test_a_step_consumes_the_gradients():
-    model = Model()
-    optimizer, grads = optim.Adam().init(model), stoker.backward(loss_of(model), model)
-    optimizer.step(grads, lr=1e-3)
-    assert len(grads) == 0
-    with pytest.raises(stoker.GradientsConsumed):
-        optimizer.step(grads, lr=1e-3)
-
-
-def test_the_learning_rate_is_an_argument_of_the_step():
-    model = Model().eval()
-    optimizer, before = optim.SGD().init(model), model.linear2.weight.clone()
-    optimizer.step(stoker.backward(loss_of(model), model), lr=0.0)
-    assert torch.equal(model.linear2.weight, before)
-    grads = stoker.backward(loss_of(model), model)
-    slope = grads["linear2.weight"].clone()
-    optimizer.step(grads, lr=0.5)
-    torch.testing.assert_close(model.linear2.weight, before - 0.5 * slope)
-
-
 def test_an_accumulator_gives_the_gradient_of_the_whole_batch():
     model, accumulator = Model().eval(), Accumulator()
     for part in zip(BATCH[0].split(24), BATCH[1].split(24), strict=True):  # 24, 24, 16
@@ -106,15 +84,6 @@ def test_parts_of_the_gradients_are_taken_out_and_stepped_separately():
 # --- validation and metrics
 
 
-def test_valid_is_a_view_without_dropout_and_autograd_that_leaves_the_model_alone():
-    model = Model()
-    view = stoker.valid(model)
-    assert torch.equal(view(IMAGES), view(IMAGES)) and not view(IMAGES).requires_grad
-    assert model.training and not view.training
-    with pytest.raises(stoker.NotDifferentiable, match="valid"):
-        stoker.backward(loss_of(view), model)
-
-
 def test_metrics_work_in_a_loop_of_your_own():
     view, metric, right = stoker.valid(Model()), metrics.Accuracy(), 0
     state = metric.init(torch.device("cpu"))
@@ -123,23 +92,6 @@ def test_metrics_work_in_a_loop_of_your_own():
         state = metric.update(state, ClassificationOutput(F.cross_entropy(logits, targets), logits, targets))
         right += (logits.argmax(1) == targets).sum().item()
     assert metric.compute(state) == right / 256
-
-
-def test_model_and_optimizer_can_be_grouped_in_a_type_of_your_own():
-    @dataclass
-    class Training:
-        model: nn.Module
-        optimizer: optim.Optimizer
-
-        def step(self, lr):
-            loss = loss_of(self.model)
-            self.optimizer.step(stoker.backward(loss, self.model), lr=lr)
-            return loss.item()
-
-    model = Model().eval()
-    training = Training(model, optim.Adam().init(model))
-    first = training.step(1e-2)
-    assert [training.step(1e-2) for _ in range(5)][-1] < first
 
 
 def test_the_loss_can_be_printed_every_few_batches(capsys):

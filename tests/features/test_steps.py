@@ -122,23 +122,6 @@ def test_every_objective_has_its_loss_optimizer_and_schedule():
     assert found.history["lr/generator"] == [1e-3, 1e-3]
 
 
-def test_the_loss_of_an_objective_can_be_monitored():
-    stop = callbacks.EarlyStopping("train/critic", patience=1, min_delta=1e6)
-    assert fit((X,), model=Gan(), loss=None, epochs=9, callbacks=[stop]).epochs == 2
-
-
-def test_several_optimizers_need_one_forward_pass():
-    forwards = []
-
-    class Counting(Net):
-        def forward(self, x):
-            forwards.append(self.training)
-            return super().forward(x)
-
-    fit(model=Counting, optimizer={"head": optim.Adam(), "*": optim.SGD()}, valid=(X, Y), epochs=1)
-    assert forwards == [True] * 3 + [False] * 3
-
-
 # --- 16-bit precision
 
 

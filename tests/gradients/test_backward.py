@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 
 import stoker
 from stoker import NotDifferentiable, backward
@@ -136,19 +137,6 @@ def test_a_parameter_that_the_loss_does_not_depend_on_is_absent():
         grads["unused.weight"]
 
 
-def test_frozen_parameters_are_absent():
-    model = stoker.freeze(mlp(), "0")
-    assert set(backward(model(torch.ones(1, 4)).sum(), model)) == {"2.weight", "2.bias"}
-
-
-def test_a_tied_weight_has_one_gradient_with_two_names():
-    model = Tied()
-    grads = backward(model(torch.ones(1, 4)).sum(), model)
-    assert list(grads) == ["encoder.weight"]
-    assert list(grads.clone().take("decoder")) == ["encoder.weight"]
-    assert list(grads.take(model.decoder)) == ["encoder.weight"]
-
-
 def test_retain_graph_allows_several_losses_of_one_forward():
     model, x = mlp(), torch.randn(3, 4)
     out = model(x)
@@ -226,11 +214,6 @@ def test_names_do_not_contain_those_of_wrappers():
     assert list(grads) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
-def test_names_do_not_contain_those_of_data_parallel():
-    model = nn.DataParallel(nn.Linear(2, 1))
-    assert list(backward(model(torch.ones(3, 2)).sum(), model)) == ["weight", "bias"]
-
-
 def test_a_compiled_model():
     model = nn.Linear(2, 1)
     compiled = torch.compile(model, backend="eager")
@@ -300,13 +283,6 @@ def test_error_for_a_graph_that_was_freed():
         backward(loss, model)
 
 
-def test_error_if_all_parameters_are_frozen():
-    model = mlp()
-    loss = model(torch.ones(1, 4)).sum()
-    with pytest.raises(NotDifferentiable, match=r"all parameters are frozen.*stoker.unfreeze"):
-        backward(loss, stoker.freeze(model))
-
-
 @pytest.mark.parametrize("loss", [1.0, None, "loss"])
 def test_error_if_the_loss_is_not_a_tensor(loss):
     with pytest.raises(stoker.WrongType, match="the loss must be a tensor, got"):
@@ -331,3 +307,60 @@ def test_an_error_of_torch_inside_the_graph_keeps_its_type():
     model = nn.Linear(2, 1)
     with pytest.raises(RuntimeError, match="boom in the user's function"):
         backward(Bad.apply(model(torch.ones(1, 2))).sum(), model)
+
+
+# --- hooks of users on parameters
+
+
+def test_hooks_after_accumulation_see_the_gradient_and_may_change_it():
+    model, x, seen = mlp(), torch.randn(3, 4), {}
+
+    def halve(parameter):
+        seen[parameter] = parameter.grad.clone()
+        parameter.grad.mul_(0.5)
+
+    expected = backward(model(x).square().mean(), model)
+    handles = [parameter.register_post_accumulate_grad_hook(halve) for parameter in model[2].parameters()]
+    grads = backward(model(x).square().mean(), model)
+    assert set(seen) == set(model[2].parameters()) and list(grads) == list(expected)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(grads[name], expected[name] * (0.5 if parameter in seen else 1.0))
+        assert parameter.grad is None
+    for handle in handles:
+        handle.remove()
+    assert torch.equal(backward(model(x).square().mean(), model)["2.bias"], expected["2.bias"])
+
+
+def test_a_hook_for_several_gradients_runs_once_with_all_of_them():
+    model, x, calls = mlp(), torch.randn(3, 4), []
+    expected = backward(model(x).square().mean(), model)
+    register_multi_grad_hook(tuple(model.parameters()), lambda grads: calls.append([each.clone() for each in grads]))
+    grads = backward(model(x).square().mean(), model)
+    assert_same(grads, dict(expected))
+    assert len(calls) == 1 and all(map(torch.equal, calls[0], expected.values()))
+
+
+def test_hooks_on_gradients_run_inside_fit_as_in_a_plain_loop():
+    x, y = torch.randn(12, 4), torch.randn(12, 3)
+    models = []
+
+    def clamp(parameter):
+        parameter.grad.clamp_(-1e-3, 1e-3)
+
+    for trains in (True, False):
+        torch.manual_seed(0)
+        model = mlp()
+        models.append(model)
+        model[0].weight.register_post_accumulate_grad_hook(clamp)
+        model[2].bias.register_hook(lambda grad: grad * 3)
+        if trains:
+            learner = stoker.Learner(model, loss=nn.MSELoss(), optimizer=stoker.optim.SGD(fused=False), lr=0.1, seed=0)
+            learner.fit(stoker.data.Loader((x, y), batch_size=4), epochs=2)
+            continue
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for rows in (x.split(4), x.split(4)):
+            for inputs, targets in zip(rows, y.split(4), strict=True):
+                optimizer.zero_grad()
+                F.mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))

@@ -26,9 +26,9 @@ def as_torch(model, tensors):
 @settings(max_examples=60, deadline=None)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 5), max_size=3).map(tuple), min_size=1, max_size=4),
-    scale=st.sampled_from([1e-3, 1.0, 1e3]),
+    scale=st.sampled_from([0.0, 1e-30, 1.0, 1e3, 1e37, math.inf, math.nan]),
     limit=st.floats(1e-3, 1e3),
-    kind=st.sampled_from([1.0, 2.0, 3.0, math.inf]),
+    kind=st.sampled_from([0.5, 1.0, 2.0, 3.0, math.inf, -math.inf]),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]),
     seed=st.integers(0, 99),
 )
@@ -41,9 +41,9 @@ def test_clip_norm_is_torchs_bit_for_bit(shapes, scale, limit, kind, dtype, seed
     clipped = grads.clip_norm(limit, kind=kind)
     parameters = as_torch(model, tensors)
     total = torch.nn.utils.clip_grad_norm_(parameters, limit, norm_type=kind)
-    assert torch.equal(before, total)
+    torch.testing.assert_close(before, total, rtol=0, atol=0, equal_nan=True)
     for name, parameter in model.items():
-        assert torch.equal(clipped[name], parameter.grad) and clipped[name].dtype == dtype
+        torch.testing.assert_close(clipped[name], parameter.grad, rtol=0, atol=0, equal_nan=True)
 
 
 @settings(max_examples=30, deadline=None)
@@ -54,12 +54,6 @@ def test_clip_value_is_torchs(limit, seed):
     clipped = Gradients(tensors, model).clip_value(limit)
     torch.nn.utils.clip_grad_value_(as_torch(model, tensors), limit)
     assert all(torch.equal(clipped[name], parameter.grad) for name, parameter in model.items())
-
-
-def test_gradients_below_the_limit_stay_the_same():
-    model = model_with((2,))
-    clipped = Gradients({"p0": torch.tensor([0.3, 0.4])}, model).clip_norm(1.0)
-    assert torch.equal(clipped["p0"], torch.tensor([0.3, 0.4]))
 
 
 def test_sparse_gradients():
@@ -95,12 +89,6 @@ def test_errors_for_invalid_limits_change_nothing(limit):
     assert len(grads) == 1
 
 
-def test_an_infinite_norm_makes_all_gradients_nan_as_in_torch():
-    model = model_with((2,), (1,))
-    clipped = Gradients({"p0": torch.tensor([1.0, math.inf]), "p1": torch.ones(1)}, model).clip_norm(1.0)
-    assert not clipped.all_finite()
-
-
 def test_error_for_clipping_complex_gradients_by_value():
     model = nn.ParameterDict({"r": torch.ones(2), "c": torch.ones(2, dtype=torch.complex64)})
     grads = backward(model["r"].sum() + model["c"].abs().square().sum(), model)
@@ -109,3 +97,22 @@ def test_error_for_clipping_complex_gradients_by_value():
     ):
         grads.clip_value(0.1)
     assert len(grads) == 2 and len(grads.clip_norm(1.0)) == 2
+
+
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        (lambda grads: grads.clip_norm("a"), "the limit of clip_norm is a number, got 'a'"),
+        (lambda grads: grads.clip_norm(True), "the limit of clip_norm is a number, got True"),
+        (lambda grads: grads.clip_norm(1.0, kind="inf"), "the kind of a norm is a number, got 'inf'"),
+        (lambda grads: grads.clip_value(None), "the limit of clip_value is a number, got None"),
+        (lambda grads: grads.scale("2"), "a factor is a number, got '2'"),
+        (lambda grads: stoker.Accumulator().add(grads, weight="3"), "a weight is a number, got '3'"),
+    ],
+)
+def test_what_is_not_a_number_raises_and_changes_nothing(use, text):
+    grads = Gradients({"p0": torch.ones(2)}, model_with((2,)))
+    with pytest.raises(stoker.WrongType, match=text):
+        use(grads)
+    assert len(grads) == 1
+    assert grads.clone().clip_norm(torch.tensor(1.0)).norm().item() == pytest.approx(1.0, rel=1e-5)

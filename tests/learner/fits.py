@@ -65,7 +65,7 @@ def copy_state(model):
 
 def fit(run=None, *, epochs=3, of=None, data=None, **arguments):
     """A small fit with dropout, batch norm and a schedule; with a run, it is saved every four updates."""
-    given = learner(lr=schedule.cosine(1e-2, updates=40)) if of is None else of
+    given = learner(lr=schedule.cosine(1e-2, updates=80)) if of is None else of
     if run is not None:
         arguments = {"run": run, "resume": True, "checkpoint": EVERY, **arguments}
     arguments = {"epochs": epochs, "valid": samples(40), "batch_size": 16, "show": False, **arguments}

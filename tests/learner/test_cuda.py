@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import callbacks, data, metrics, optim
+from stoker import callbacks, data, metrics, optim, schedule
 
 pytestmark = pytest.mark.cuda
 
@@ -27,10 +27,9 @@ def learner(model, **settings):
     return stoker.Learner(
         model,
         loss=nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 1.0])),
-        lr=1e-2,
         metrics=[metrics.Accuracy()],
         seed=0,
-        **settings,
+        **{"lr": 1e-2, **settings},
     )
 
 
@@ -86,3 +85,39 @@ def test_nan_is_caught_and_data_are_moved_to_the_gpu():
     watch = callbacks.on(train_batch_end=lambda ctx: seen.append(ctx.batch[0].device.type))
     learner(net()).fit((x, y), epochs=1, batch_size=256, callbacks=[watch], show=False)
     assert seen == ["cuda", "cuda"]
+
+
+@pytest.mark.parametrize("monitor", ["valid/accuracy", "train/loss"])
+def test_the_best_weights_of_a_captured_step_are_those_of_the_monitored_metric(monitor):
+    seen = []
+
+    def copy_weights(ctx):
+        weights = {name: value.cpu() for name, value in ctx.model.state_dict().items()}
+        seen.append((ctx.metrics[monitor], weights))
+
+    watch = callbacks.on(**{"train_end" if monitor.startswith("train/") else "validation": copy_weights})
+    given = learner(net(), lr=schedule.one_cycle(0.3))  # large enough to get worse in between
+    fitted = given.fit(samples(), valid=0.2, epochs=6, monitor=monitor, callbacks=[watch], show=False)
+    choose = min if monitor == "train/loss" else max
+    value, weights = choose(seen, key=lambda each: each[0])
+    assert fitted.best.value == value and "graph" in "\n".join(fitted.plan)
+    assert all(torch.equal(value, weights[name]) for name, value in fitted.model.state_dict().items())
+
+
+def test_metrics_of_captured_steps_read_the_labels_of_the_model():
+    """In a graph, and outside of it for a metric that is not static: the values of an eager step on the CPU."""
+    import torchmetrics
+
+    from tests.learner.test_forward_metrics import ROWS, Tokens
+
+    def run(device):
+        torch.manual_seed(0)
+        tokens = torchmetrics.classification.MulticlassAccuracy(7, average="micro")
+        given = [metrics.Accuracy(), metrics.Perplexity(), tokens]
+        own = stoker.Learner(Tokens(shift=True), metrics=given, lr=0.0, seed=0, device=device)
+        return own.fit(ROWS, valid=ROWS, epochs=3, batch_size=5, show=False)
+
+    host, captured = run("cpu"), run("cuda")
+    assert any("CUDA graph" in line for line in captured.plan), captured.plan
+    for name in host.history.columns:
+        assert captured.history[name] == pytest.approx(host.history[name], rel=1e-4), name

@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 import stoker
 from stoker import BadData, InvalidArgument, WrongType, data, metrics
@@ -85,16 +85,6 @@ def test_a_dataloader_is_used_unchanged():
     assert same(learner().fit(loader, epochs=3, show=False).model, loop())
 
 
-def test_a_stream_can_be_used_for_training_and_validation():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(zip(*line(50), strict=True))
-
-    result = learner(accumulate=2).fit(Stream(), valid=Stream(), epochs=2, batch_size=16, show=False)
-    assert result.updates == 4 and len(result.history["valid/loss"]) == 2
-    assert result.record.events_of("begin")[0].extra["batches"] is None
-
-
 def test_models_may_have_several_inputs_and_structured_targets():
     class Two(nn.Module):
         def __init__(self):
@@ -127,18 +117,6 @@ def test_sample_weights_count_in_loss_and_metrics():
     torch.testing.assert_close(weighted.model.weight, plain.model.weight, rtol=1e-5, atol=1e-6)
     for name in ("train/loss", "train/mae"):
         assert weighted.history[name] == pytest.approx(plain.history[name], rel=1e-4)
-
-
-def test_sample_weights_count_in_accumulation_windows():
-    x, y = line(60)
-    weight = torch.rand(60, generator=torch.Generator().manual_seed(0))
-    columns = {"x": x, "y": y, "weight": weight}
-
-    def one(batch_size, accumulate):
-        given = learner(accumulate=accumulate, optimizer=stoker.optim.SGD())
-        return given.fit(data.Loader(columns, batch_size=batch_size), epochs=1, show=False).model.weight
-
-    torch.testing.assert_close(one(16, 4), one(60, 1), rtol=1e-6, atol=1e-6)
 
 
 def test_a_fraction_is_held_out_by_the_seed_and_recorded():

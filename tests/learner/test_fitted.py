@@ -3,7 +3,7 @@
 import contextlib
 import io
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def fit(epochs, **settings):
     return given.fit(samples(), valid=samples(), epochs=epochs, batch_size=16, keep="last", show=False)
 
 
-@pytest.mark.parametrize("settings", [{}, {"ema": 0.9}, {"precision": "bf16"}, {"seed": None}])
+@pytest.mark.parametrize("settings", [{}, {"ema": 0.9, "precision": "bf16"}, {"seed": None}])
 def test_continuing_equals_the_longer_fit_bit_for_bit(settings):
     """Dropout, batch norm, a schedule, momentum and shuffling continue where they were."""
     torch.manual_seed(9)
@@ -50,8 +50,10 @@ def test_continuing_starts_from_the_last_weights_and_returns_the_best():
     assert same(began[-2], last) and result.best.epoch == 1 and same(result.model, best)
 
 
-def test_continuing_by_updates_and_minutes():
-    result = linear().fit(line(), epochs=1, batch_size=16, show=False)
+def test_continuing_by_updates_and_minutes_after_a_stop():
+    stop = callbacks.on(epoch_end=lambda ctx: ctx.stop("enough") if ctx.epoch == 1 else None)
+    result = linear().fit(line(), epochs=5, batch_size=16, callbacks=[stop], show=False)
+    assert result.stopped == "enough"
     assert result.continue_(updates=5, show=False).updates == 9
     assert result.stopped == "Completed 9 updates"
     result.continue_(minutes=1e-9, show=False)
@@ -60,31 +62,36 @@ def test_continuing_by_updates_and_minutes():
     assert result.stopped == f"Completed {result.updates} updates"
 
 
-def test_continuing_writes_to_the_same_run_and_saves_there(tmp_path):
-    result = linear().fit(line(), epochs=1, run=tmp_path / "run", show=False)
-    result.continue_(epochs=2, show=False)
-    record = stoker.Record.open(tmp_path / "run")
-    assert len(record.series("train/loss")) == 3
-    assert [event.extra["epochs"] for event in record.events_of("begin")] == [1, 3]
-    assert record.summary()["state"] != "running"
-    again = stoker.Fitted.load(tmp_path / "run", nn.Linear(3, 1))
-    assert (again.epochs, again.stopped) == (3, "Completed 3 epochs") and same(again.model, result.model)
-
-
-def test_continuing_after_a_callback_stopped_the_fit():
-    stop = callbacks.on(epoch_end=lambda ctx: ctx.stop("enough") if ctx.epoch == 1 else None)
-    result = linear().fit(line(), epochs=5, callbacks=[stop], show=False)
-    assert result.stopped == "enough"
-    assert result.continue_(epochs=2, show=False).stopped == "Completed 3 epochs"
-
-
 def test_the_result_is_an_ordinary_module(tmp_path):
     result = learner(optimizer=optim.Adam()).fit(samples(), valid=0.2, epochs=1, show=False)
-    assert type(result.model) is Net and result.model.training
+    assert type(result.model) is Net and not any(module.training for module in result.model.modules())
+    x = samples()[0]
+    assert torch.equal(result.model(x), result.predict(x)), "no dropout, also in what is exported"
+    exported = torch.export.export(result.model, (x,)).module()
+    torch.testing.assert_close(exported(x), result.predict(x))
     assert all(parameter.requires_grad and parameter.grad is None for parameter in result.model.parameters())
     torch.save(result.model.state_dict(), tmp_path / "weights.pt")
     Net().load_state_dict(torch.load(tmp_path / "weights.pt"))
     assert result.predict(samples()).device.type == "cpu"
+
+
+@pytest.mark.parametrize("how", ["error", "continue_", "finished"])
+def test_the_model_is_in_eval_mode_however_the_fit_ends(how, tmp_path):
+    model = Net()
+
+    def stop(ctx):
+        assert ctx.model.training
+        if how == "error":
+            raise ValueError
+
+    given, watch = learner(model), callbacks.on(train_batch_end=stop)
+    with pytest.raises(ValueError) if how == "error" else contextlib.nullcontext():
+        result = given.fit(samples(), epochs=1, run=tmp_path / "run", callbacks=[watch], show=False)
+    if how == "continue_":
+        result.continue_(epochs=1, show=False)
+    if how == "finished":
+        given.fit(samples(), epochs=1, run=tmp_path / "run", resume=True, callbacks=[watch], show=False)
+    assert not any(module.training for module in model.modules())
 
 
 def test_the_repr_says_how_the_fit_went():
@@ -171,9 +178,9 @@ def test_the_worst_samples_of_a_report_have_their_own_inputs(monkeypatch):
 def test_a_report_needs_predictions_and_targets_that_are_tensors():
     class Both(nn.Linear):
         def forward(self, x):
-            return {"logits": super().forward(x)}
+            return {"height": super().forward(x)}
 
-    given = stoker.Learner(Both(3, 1), loss=lambda outputs, y: nn.functional.mse_loss(outputs["logits"], y))
+    given = stoker.Learner(Both(3, 1), loss=lambda outputs, y: nn.functional.mse_loss(outputs["height"], y))
     result = given.fit(line(), epochs=1, show=False)
     with pytest.raises(BadData, match="need predictions that are one tensor"):
         result.plot(kind="confusion", data=line())
@@ -204,16 +211,31 @@ def test_the_log_of_a_run_has_the_lines_of_the_console(tmp_path):
     assert text.count("Completed 2 epochs") == 1
 
 
+@pytest.mark.parametrize("where", ["on_train_batch_end", "on_valid_end", "on_epoch_end"])
+def test_a_callback_may_fit_another_model(where):
+    """As if it was trained outside, and the outer fit has the same bits as without it."""
+    inner = linear(model=lambda: nn.Linear(3, 1), seed=5)
+    alone, inside = inner.fit(line(), epochs=2, show=False).model, []
+    hook = callbacks.on(**{where[3:]: lambda ctx: inside.append(inner.fit(line(), epochs=2, show=False).model)})
+    plain, outer = (
+        learner().fit(samples(), valid=samples(40), epochs=2, callbacks=each, show=False) for each in ([], [hook])
+    )
+    assert same(plain.model, outer.model) and plain.history["valid/loss"] == outer.history["valid/loss"]
+    assert inside and all(same(model, alone) for model in inside)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert same(inner.fit(line(), epochs=2, show=False).model, alone)
+
+
 def test_two_fits_in_two_threads_do_not_mix():
-    results = {}
+    def work(rate):
+        model = nn.Linear(3, 1)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        return linear(lr=rate, model=model, seed=None).fit(data.Loader(line(), batch_size=16), epochs=20, show=False)
 
-    def work(name, rate):
-        results[name] = linear(lr=rate, model=torch.nn.Linear(3, 1), seed=None).fit(line(), epochs=20, show=False)
-
-    threads = [threading.Thread(target=work, args=(name, rate)) for name, rate in (("a", 0.01), ("b", 0.1))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(len(each.history["train/loss"]) == 20 for each in results.values())
-    assert results["a"].model is not results["b"].model
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(work, (0.01, 0.1)))
+    for fitted, rate in zip(together, (0.01, 0.1), strict=True):
+        alone = work(rate)
+        assert same(fitted.model, alone.model) and fitted.history["train/loss"] == alone.history["train/loss"]

@@ -89,7 +89,8 @@ def test_a_killed_run_can_be_loaded(tmp_path):
     assert same(loaded.model, at_one.model), "the best weights so far are those of the first epoch"
     assert list_files(left) == before
     damage(*(left / "checkpoints" / "00000008").glob("best*.safetensors"))
-    earlier = Fitted.load(left, GIVEN)
+    with pytest.warns(UserWarning, match="this is 00000004 instead"):
+        earlier = Fitted.load(left, GIVEN)
     assert (earlier.updates, earlier.best) == (4, None), "the newest complete one"
 
 
@@ -105,18 +106,6 @@ def test_a_running_run_can_be_loaded(run):
     assert seen == [(1, 4, "", 1), (2, 12, "", 2), (3, 16, "", 3)]
 
 
-@pytest.mark.parametrize("how", ["interrupted", "failed"])
-def test_an_interrupted_or_failed_run_has_not_ended(run, how):
-    def stop(ctx):
-        if (ctx.epoch, ctx.batch_number) == (2, 4):
-            raise KeyboardInterrupt if how == "interrupted" else ValueError
-
-    with pytest.raises((KeyboardInterrupt, ValueError)):
-        fit(run, callbacks=[callbacks.on(train_batch_begin=stop)])
-    loaded = Fitted.load(run, Net())
-    assert loaded.stopped == "" and loaded.epochs == 2
-
-
 def test_a_run_without_a_complete_checkpoint_is_an_error(tmp_path, run):
     with pytest.raises(MissingFile, match="there is no run at"):
         Fitted.load(tmp_path / "nowhere")
@@ -130,16 +119,38 @@ def test_a_run_without_a_complete_checkpoint_is_an_error(tmp_path, run):
         load_for_inference(left, Net())
 
 
-@pytest.mark.parametrize(("given", "described"), [(5, "int"), (Net, "the class Net"), ("model", "str")], ids=str)
-def test_only_learners_and_models_can_be_given(run, given, described):
+@pytest.mark.parametrize(
+    "load", [lambda run: Fitted.load(run, GIVEN).model, lambda run: load_for_inference(run, Net())]
+)
+def test_a_damaged_newest_checkpoint_is_named_with_the_one_that_is_used(run, load):
+    fit(run, of=GIVEN, checkpoint=stoker.Checkpoint(keep_last=3))
+    *_, older, newest = checkpoint_names(run)
+    damage(run / "checkpoints" / newest / "model.safetensors")
+    with pytest.warns(UserWarning, match="a newer checkpoint") as caught:
+        load(run)
+    (warning,) = caught
+    assert warning.filename == __file__
+    first, problem, used = str(warning.message).split("\n  ")
+    assert first == f"a newer checkpoint of {str(run)!r} can't be used" and problem.startswith(f"{newest}/")
+    assert used == f"this is {older} instead: epoch 2, update 12"
+
+
+def test_a_finished_run_whose_result_is_damaged_is_resumed_with_a_warning(run):
+    expected = fit(run, of=GIVEN, checkpoint=stoker.Checkpoint(keep_last=3))
+    damage(run / "checkpoints" / checkpoint_names(run)[-1] / "model.safetensors")
+    again = fit(run, of=GIVEN, checkpoint=stoker.Checkpoint(keep_last=3))
+    assert same(again.model, expected.model)
+    assert any("a checkpoint was skipped" in event.text for event in again.record.events_of("warning"))
+
+
+def test_only_learners_and_models_can_be_given(run):
+    for given, described in ((5, "int"), (Net, "the class Net")):
+        with pytest.raises(WrongType, match=f"a learner or a model to load its weights into; got {described}"):
+            Fitted.load(run, given)
+
+
+def test_a_model_that_does_not_match_is_rejected_and_does_not_change(run):
     fit(run)
-    with pytest.raises(WrongType, match=f"a learner or a model to load its weights into; got {described}"):
-        Fitted.load(run, given)
-
-
-@pytest.mark.parametrize("settings", [{}, {"keep": "last"}], ids=str)
-def test_a_model_that_does_not_match_is_rejected_and_does_not_change(run, settings):
-    fit(run, **settings)
     model = Net(classes=5)
     before = copy_state(model)
     with pytest.raises(StateMismatch) as caught:
@@ -183,12 +194,11 @@ def test_a_checkpoint_has_the_last_weights_too(run):
     assert same(fit(run, of=learner(lr=0.1), epochs=6, keep="last").model, last.model)
 
 
-def test_only_load_for_inference_sets_evaluation_mode(run):
+def test_loaded_models_are_in_eval_mode(run):
     fit(run)
-    model = load_for_inference(run, Net())
-    assert not any(module.training for module in model.modules())
-    assert torch.equal(model(samples(5)[0]), model(samples(5)[0])), "no dropout"
-    assert all(module.training for module in Fitted.load(run, Net()).model.modules())
+    for model in (load_for_inference(run, Net()), Fitted.load(run, Net()).model, Fitted.load(run, learner()).model):
+        assert not any(module.training for module in model.modules())
+        assert torch.equal(model(samples(5)[0]), model(samples(5)[0])), "no dropout"
 
 
 def test_loading_does_not_freeze_parameters(run):

@@ -23,7 +23,6 @@ from tests.learner.fits import (
     learner,
     list_files,
     result_of,
-    same,
     samples,
     saved_checkpoints,
     stop_after,
@@ -44,30 +43,20 @@ def test_a_finished_run_is_returned_and_nothing_is_trained_or_written(finished):
     before = list_files(run)
     called = []
     watch = callbacks.on(fit_begin=called.append, train_batch_end=called.append, fit_end=called.append)
-    again = fit(run, of=learner(metrics=[metrics.Accuracy()]), callbacks=[watch])
-    assert result_of(again) == result_of(first)
+    model = Net()
+    again = fit(run, of=learner(model, metrics=[metrics.Accuracy()]), callbacks=[watch])
+    assert result_of(again) == result_of(first) and again.model is model
     assert list_files(run) == before and called == []
     assert again.evaluate(samples(20)) == first.evaluate(samples(20))
     assert torch.equal(again.predict(samples(20)), first.predict(samples(20)))
     assert repr(again) == repr(first)
 
 
-def test_a_model_instance_gets_the_weights_of_a_finished_run(finished):
-    run, first = finished
-    model = Net()
-    again = fit(run, of=learner(model, metrics=[metrics.Accuracy()]))
-    assert again.model is model and same(model, first.model)
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [{"epochs": 2}, {"epochs": 3}, {"epochs": None, "updates": 18}, {"epochs": None, "updates": 7}, {"updates": 99}],
-    ids=str,
-)
-def test_a_run_stays_finished_with_the_same_or_lower_limits(tmp_path, limits):
+def test_a_run_stays_finished_with_the_same_or_lower_limits(tmp_path):
     whole = result_of(fit(tmp_path / "run"))
     before = list_files(tmp_path / "run")
-    assert result_of(fit(tmp_path / "run", **limits)) == whole
+    for limits in ({"epochs": 2}, {"epochs": None, "updates": 18}, {"epochs": None, "updates": 7}, {"updates": 99}):
+        assert result_of(fit(tmp_path / "run", **limits)) == whole
     assert list_files(tmp_path / "run") == before
 
 
@@ -78,21 +67,14 @@ INSIDE = ({"epochs": None, "updates": 8}, {"epochs": None, "updates": 20})  # an
     ("first", "then", "common"),
     [
         ({"epochs": 2}, {"epochs": 4}, {}),
-        ({"epochs": 2}, {"epochs": None, "updates": 20}, {}),
         (*INSIDE, {}),
-        ({"epochs": None, "updates": 8}, {"epochs": 3}, {}),
         ({"epochs": None, "updates": 12}, {"epochs": 3}, {}),
-        ({"epochs": 3, "updates": 8}, {"epochs": 3}, {}),
-        ({"epochs": None, "minutes": 1e-9}, {"epochs": 3}, {}),
         ({"epochs": 3, "minutes": 1e-9}, {"epochs": 3, "minutes": 60}, {}),
-        ({"epochs": 2}, {"epochs": 4}, {"validate_every": 5}),
         ({"epochs": 2}, {"epochs": 4}, {"validate_every": 6}),
-        (*INSIDE, {"validate_every": 5}),
         (*INSIDE, {"validate_every": 4}),
         (*INSIDE, {"valid": None}),
-        (*INSIDE, {"keep": "last"}),
         (*INSIDE, {"checkpoint": Checkpoint()}),
-        (*INSIDE, {"of": learner(ema=0.9, metrics=[metrics.Accuracy(), metrics.GradientNorm()])}),
+        (*INSIDE, {"keep": "last", "of": learner(ema=0.9, metrics=[metrics.Accuracy(), metrics.GradientNorm()])}),
         ({"epochs": None, "updates": 3}, {"epochs": None, "updates": 7}, {"of": learner(accumulate=4)}),
     ],
     ids=str,
@@ -236,10 +218,8 @@ def test_a_checkpoint_of_another_run_is_neither_used_nor_deleted(tmp_path):
     [
         {},
         {"hello.txt": "of the user"},
-        {"events.jsonl": ""},
         {"events.jsonl": '{"kind": "note", "time": 1.0, "te'},
         {"events.jsonl": '{"kind": "note", "time": 1.0, "epoch": 0, "text": "of a killed process"}\n'},
-        {"events.jsonl": "", ".run.json.part": '{"seed": 3, "pla'},
         {"events.jsonl": "", ".config.json.part": "{", "config.json": '{"lr": 1}'},
         {"events.jsonl": "", "run.json": "{}"},
     ],
@@ -277,10 +257,7 @@ def test_missing_events_cause_a_warning(tmp_path):
 def test_a_finished_run_killed_before_its_last_events_gets_them(tmp_path):
     whole = result_of(fit(tmp_path / "run"))
     events = (tmp_path / "run" / "events.jsonl").read_text().splitlines(keepends=True)
-    assert [Run.open(tmp_path / "run").summary()["state"], events[-1][:12]] == [
-        "finished",
-        '{"kind":"end',
-    ]
+    assert Run.open(tmp_path / "run").summary()["state"] == "finished" and events[-1].startswith('{"kind":"end')
     (tmp_path / "run" / "events.jsonl").write_text("".join(events[:-2]))
     assert Run.open(tmp_path / "run").summary()["state"] == "died"
     assert result_of(fit(tmp_path / "run")) == whole
@@ -307,15 +284,11 @@ def test_an_existing_run_is_an_error_without_resume(finished):
     assert list_files(run) == before
 
 
-def test_a_run_without_checkpoints_starts_again(tmp_path):
+def test_a_run_need_not_save_checkpoints(tmp_path):
     first = fit(tmp_path / "run", checkpoint=False)
     assert not (tmp_path / "run" / "checkpoints").exists()
-    again = fit(tmp_path / "run", checkpoint=False)
-    assert result_of(again) == result_of(first)
+    assert result_of(fit(tmp_path / "run", checkpoint=False)) == result_of(first), "it starts again"
     assert "resumed from the start: the run has no checkpoint" in (tmp_path / "run" / "log.txt").read_text()
-
-
-def test_a_run_can_be_resumed_without_saving_more_checkpoints(tmp_path):
     left, whole = killed_run(tmp_path)
     before = list_files(left / "checkpoints")
     assert result_of(fit(left, checkpoint=False)) == whole

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torchmetrics
+from torch import nn
 from torchmetrics import classification, image, regression, wrappers
 
-from stoker import InvalidArgument, WrongType, metrics
-from stoker.metrics import AUROC, Accuracy, as_metric, flatten_value
+from stoker import InvalidArgument, Learner, WrongType, metrics
+from stoker.metrics import AUROC, Accuracy, as_metric, as_metrics, flatten_value
 from stoker.steps import ClassificationOutput, MultiLabelOutput, RegressionOutput, SequenceOutput, SupervisedOutput
 from tests.metrics.cases import CPU, value
+from tests.metrics.detection import Detection
 
 LOSS = torch.tensor(0.0)
 DRAW = torch.Generator().manual_seed(0)
@@ -51,7 +53,6 @@ def test_states_of_a_torchmetric_are_independent():
         assert metric.compute(first) == value(metric, PARTS[0])
         assert metric.compute(metric.merge(metric.init(CPU), first)) == metric.compute(first)
         assert math.isnan(metric.compute(metric.init(CPU)))
-        assert all(isinstance(each, torch.Tensor) for each in first.values())
 
 
 def test_a_torchmetric_gets_the_layout_that_it_expects():
@@ -76,11 +77,25 @@ def test_name_and_direction_come_from_the_torchmetric():
     assert as_metric(classification.BinaryAUROC()).direction == "max"
 
 
-def test_outputs_and_collections_that_cannot_be_used_are_named():
+def test_outputs_that_cannot_be_used_are_named():
     with pytest.raises(WrongType, match="binary_auroc needs scores .* which SupervisedOutput does not have"):
         value(as_metric(classification.BinaryAUROC()), SupervisedOutput(LOSS, {}, None))
-    with pytest.raises(WrongType, match=r"write metrics=\[\*collection.values\(\)\]"):
-        as_metric(torchmetrics.MetricCollection([classification.BinaryAUROC()]))
+
+
+def test_a_collection_is_several_metrics_with_its_names():
+    one, two = classification.MulticlassAccuracy(4), classification.MulticlassAUROC(4)
+    collection = torchmetrics.MetricCollection({"acc": one, "area": two}, prefix="tm_")
+    expected = collection.clone()
+    expected.update(LOGITS, TARGETS)
+    expected = {name: number.item() for name, number in expected.compute().items()}
+    for given in (collection, [collection], [*as_metrics(collection)]):
+        found = {metric.name: value(metric, *PARTS) for metric in as_metrics(given)}
+        assert found == pytest.approx(expected) and list(found) == ["tm_acc", "tm_area"]
+    with pytest.raises(WrongType, match="a MetricCollection is several metrics: write metrics=collection"):
+        as_metric(collection)
+    learner = Learner(nn.Linear(3, 4), loss=nn.CrossEntropyLoss(), metrics=collection)
+    fitted = learner.fit((torch.randn(12, 3, generator=DRAW), TARGETS), epochs=1)
+    assert {"train/tm_acc", "train/tm_area"} <= set(fitted.history.columns)
 
 
 CORRELATED = torch.randn(3, 5, generator=DRAW)
@@ -118,6 +133,9 @@ def test_metrics_meters_and_objects_with_their_attributes_are_returned_unchanged
     own = SimpleNamespace(name="own", direction=None, unit="", on="both", init=1, update=1, merge=1, compute=1)
     for given in (metrics.Accuracy(), metrics.Throughput(), own):
         assert as_metric(given) is given
+    own.on = "validation"
+    with pytest.raises(InvalidArgument, match='own.on is \'validation\'; expected "train", "valid" or "both"'):
+        as_metric(own)
     del own.merge
     with pytest.raises(WrongType, match=r"SimpleNamespace is not a metric: it has no merge \(see stoker.metrics"):
         as_metric(own)
@@ -139,3 +157,82 @@ def right(scores, targets):
 def test_the_error_for_other_objects_says_what_to_write(given, text):
     with pytest.raises(WrongType, match=text):
         as_metric(given)
+
+
+# --- lists of dicts, strings, and values that are dicts
+
+DETECTED, BOXES = (
+    [
+        {
+            "boxes": torch.rand(count, 4, generator=DRAW),
+            "scores": torch.rand(count, generator=DRAW),
+            "labels": torch.randint(3, (count,), generator=DRAW) * 3,
+        }
+        for count in counts
+    ]
+    for counts in ((2, 0, 3, 1, 2), (1, 2, 0, 3, 1))
+)
+
+
+def test_lists_of_dicts_reach_the_metric_as_they_are():
+    metric = as_metric(Detection())
+    outputs = [SimpleNamespace(predictions=DETECTED[rows], targets=BOXES[rows]) for rows in (slice(0, 2), slice(2, 5))]
+    found = torch.cat([each["labels"] for each in DETECTED])
+    whole = value(metric, *outputs)
+    assert flatten_value("it", whole) == {
+        "it/map": pytest.approx(torch.cat([each["boxes"] for each in DETECTED]).mean().item()),
+        **{f"it/map_per_class/{each}": (found == each).sum().item() for each in (0, 3, 6)},  # named by the class
+    }
+    states = [metric.update(metric.init(CPU), output) for output in outputs]
+    assert metric.compute(metric.merge(*states)) == whole
+
+
+def test_states_of_an_earlier_version_are_read():
+    metric = as_metric(classification.MulticlassAUROC(4))
+    state = metric.update(metric.update(metric.init(CPU), PARTS[0]), PARTS[1])
+    old = {"updates": state["updates"]}
+    old |= {f"{name}.{place}": each for name in ("preds", "target") for place, each in enumerate(state[name])}
+    assert metric.compute(old) == metric.compute(state)
+
+
+HEARD, SPOKEN = ["the cat sat", "a dog", "on the mat"], ["the cat sat down", "the dog", "on a mat"]
+
+
+@pytest.mark.parametrize(
+    ("given", "targets"),
+    [
+        (torchmetrics.text.CharErrorRate(), SPOKEN),
+        (torchmetrics.text.WordErrorRate(), SPOKEN),
+        (torchmetrics.text.BLEUScore(n_gram=1), [[text] for text in SPOKEN]),
+        (torchmetrics.text.ROUGEScore(rouge_keys=("rouge1", "rougeL")), SPOKEN),
+        (torchmetrics.text.CHRFScore(return_sentence_level_score=True), [[text] for text in SPOKEN]),
+    ],
+)
+def test_strings_reach_the_metric_as_they_are(given, targets):
+    alone = given.clone()
+    alone.update(HEARD, targets)
+    outputs = [SimpleNamespace(predictions=HEARD[rows], targets=targets[rows]) for rows in (slice(0, 2), slice(2, 3))]
+    alone = alone.compute()
+    expected = {name: each.item() for name, each in alone.items()} if isinstance(alone, dict) else alone
+    if isinstance(alone, tuple):
+        expected = [alone[0].item(), alone[1].tolist()]
+    metric = as_metric(given)
+    for found in (
+        value(metric, *outputs),
+        metric.compute(metric.merge(*(metric.update(metric.init(CPU), output) for output in outputs))),
+    ):
+        assert flatten_value("it", found) == pytest.approx(flatten_value("it", expected))
+
+
+def test_mappings_reach_a_metric_of_several_tasks():
+    output = SimpleNamespace(predictions={"a": LOGITS, "b": LOGITS[:, 0]}, targets={"a": TARGETS, "b": LOGITS[:, 1]})
+    tasks = {"a": classification.MulticlassAccuracy(4, average="micro"), "b": regression.MeanSquaredError()}
+    alone = wrappers.MultitaskWrapper(tasks).clone()
+    alone.update(output.predictions, output.targets)
+    expected = {name: each.item() for name, each in alone.compute().items()}
+    assert value(as_metric(wrappers.MultitaskWrapper(tasks)), output) == pytest.approx(expected)
+    with pytest.raises(Exception, match=r".") as caught:
+        value(as_metric(classification.MulticlassAccuracy(4)), output)
+    assert "the predictions have the parts 'a', 'b': choose one with metrics.as_metric(..., of=...)" in str(
+        caught.value.__notes__
+    )

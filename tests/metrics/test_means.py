@@ -2,6 +2,7 @@
 
 import math
 from collections import namedtuple
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -143,3 +144,22 @@ def test_a_function_gets_any_structure_and_has_a_name():
         of(lambda predictions, targets: predictions)
     with pytest.raises(WrongType, match="metrics.of takes a function .* got 3"):
         of(3)  # pyright: ignore
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6, 1e9, -1e12])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_r2_far_from_zero_equals_the_exact_value(offset, scale):
+    draw = torch.Generator().manual_seed(0)
+    targets = offset + scale * torch.randn(100, 2, generator=draw, dtype=torch.float64)
+    predictions = targets + 0.3 * scale * torch.randn(100, 2, generator=draw, dtype=torch.float64)
+    exact = []
+    for column in range(2):
+        true, found = ([Fraction(x) for x in each[:, column].tolist()] for each in (targets, predictions))
+        mean = sum(true) / len(true)
+        residual = sum((a - b) ** 2 for a, b in zip(true, found, strict=True))
+        exact.append(float(1 - residual / sum((a - mean) ** 2 for a in true)))
+    parts = [RegressionOutput(LOSS, predictions[a:b], targets[a:b]) for a, b in ((0, 1), (1, 40), (40, 100))]
+    metric = R2()
+    merged = metric.merge(*[metric.update(metric.init(torch.device("cpu")), part) for part in parts[1:]])
+    for got in (value(metric, *parts), metric.compute(metric.update(merged, parts[0]))):
+        assert got == pytest.approx(sum(exact) / 2, rel=1e-9)

@@ -70,6 +70,24 @@ def test_gpu_meters_are_nan_without_a_gpu(meter, monkeypatch):
     assert math.isnan(meter().read(None)[meter().name])
 
 
+def test_nvml_is_initialised_once(monkeypatch):
+    calls = []
+    fake = SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlInit=lambda: calls.append("init"),
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetPowerUsage=lambda handle: 5000 if handle == "GPU-b" else 0,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 17)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid="b" if gpu == 17 else "c")
+    )
+    assert [GPUPower().read(None) for _ in range(3)] == [{"gpu_power": 5.0}] * 3 and calls == ["init"]
+    assert GPUPower(gpu=18).read(None) == {"gpu_power": 0.0}
+
+
 @pytest.mark.cuda
 def test_gpu_meters_read_the_gpu():
     block = torch.ones(500_000_000, device="cuda")  # 2 GB

@@ -29,13 +29,18 @@ def column_mean(score, truth, scores, weight=None):
 
 @pytest.mark.parametrize(("kind", "score"), KINDS)
 @settings(max_examples=25)
-@given(seed=st.integers(0, 2**32), n=st.integers(1, 12), share=st.sampled_from([0.0, 0.5, 1.0]))
-def test_binary_areas_are_exact_with_ties_and_weights(kind, score, seed, n, share):
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.integers(1, 12),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+    scale=st.sampled_from([1e-300, 1.0, 1e300]),
+)
+def test_binary_areas_are_exact_with_ties_and_weights(kind, score, seed, n, share, scale):
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randint(-3, 4, (n,), generator=draw).float()  # many ties
     truth, weight = torch.rand(n, generator=draw) < share, torch.rand(n, generator=draw).double()
     expected = column_mean(score, truth[:, None], logits[:, None], weight)
-    got = value(kind(), SupervisedOutput(LOSS, logits, truth.float(), weight))
+    got = value(kind(), SupervisedOutput(LOSS, logits, truth.float(), weight * scale))
     assert got == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 

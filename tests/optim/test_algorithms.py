@@ -2,13 +2,16 @@
 
 import copy
 import inspect
+import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import stoker
-from stoker import backward, optim
+from stoker import Gradients, backward, optim
 from tests.optim.models import equal
 
 # The settings to try for each algorithm.
@@ -88,11 +91,42 @@ def test_parameters_and_state_equal_torch(case):
     compare_network(case)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_tensor_learning_rates_and_other_dtypes_equal_torch(name):
-    compare_network((name, {}), tensor_lr=True, steps=5)
-    compare_network((name, {}), dtype=torch.float64, steps=5)
-    compare_network((name, {}), dtype=torch.bfloat16, steps=5)
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "Muon"])
+@settings(max_examples=12)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=3),
+    missing=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 2))),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    scale=st.sampled_from([0.0, 1e-30, 1.0, 1e4, math.nan]),
+    lr=st.sampled_from([0.0, 0.01, 1e3, torch.tensor(0.02)]),
+    variant=st.sampled_from([{}, {"foreach": True}, {"maximize": True, "weight_decay": 0.1}]),
+)
+def test_any_parameters_and_gradients_equal_torch(name, shapes, missing, dtype, scale, lr, variant):
+    """Scalars and empty tensors, extreme numbers, NaN, and gradients that come at some steps only."""
+    if name == "Adafactor":
+        shapes = [tuple(max(1, size) for size in shape) for shape in shapes]  # torch divides by the elements
+    known = inspect.signature(getattr(torch.optim, name)).parameters
+    options = {key: each for key, each in variant.items() if key in known}
+    if isinstance(lr, torch.Tensor) and options.get("foreach"):
+        lr = lr.item()
+    generator = torch.Generator().manual_seed(0)
+    ours = nn.ParameterList(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    theirs = copy.deepcopy(ours)
+    optimizer = getattr(optim, name)(**options).init(ours)
+    native = getattr(torch.optim, name)(theirs.parameters(), lr=lr, **options)
+    for step in range(4):
+        tensors = {
+            str(number): (torch.randn(shape, generator=generator) * scale).to(dtype)
+            for number, shape in enumerate(shapes)
+            if (step, number) not in missing
+        }
+        for number, parameter in enumerate(theirs):
+            parameter.grad = tensors[str(number)].clone() if str(number) in tensors else None
+        native.step()
+        if tensors:
+            optimizer.step(Gradients(tensors, ours), lr=lr)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.cuda
@@ -214,6 +248,36 @@ def test_configs_are_frozen_serialisable_values_with_the_settings_of_torch(name)
     assert set(ours) == set(theirs) - {"params", "lr", "differentiable"}
     for key, parameter in ours.items():
         assert parameter.default == theirs[key].default, key
+
+
+# torch refuses these at once, and so does a config: before there is a model.
+REFUSED = {
+    "SGD": [{"momentum": -1.0}, {"nesterov": True}, {"momentum": 0.9, "nesterov": True, "dampening": 0.1}],
+    "Adam": [{"betas": (0.9, 1.0)}, {"betas": (-0.1, 0.9)}, {"eps": -1.0}, {"fused": True, "foreach": True}],
+    "AdamW": [{"weight_decay": -1.0}],
+    "Adamax": [{"eps": -1.0}],
+    "NAdam": [{"momentum_decay": -1.0}],
+    "RAdam": [{"betas": (2.0, 0.9)}],
+    "RMSprop": [{"alpha": -1.0}, {"momentum": -1.0}],
+    "Adagrad": [{"lr_decay": -1.0}, {"initial_accumulator_value": -1.0}],
+    "Adadelta": [{"rho": 1.5}],
+    "Adafactor": [{"d": 0.5}, {"beta2_decay": 0.5}, {"eps": (-1.0, 1e-3)}, {"eps": (None, -1.0)}],
+    "Rprop": [{"etas": (0.5, 0.9)}, {"etas": (0.0, 1.2)}],
+    "ASGD": [{"weight_decay": -1.0}],
+    "Muon": [{"ns_steps": 100}, {"momentum": -1.0}, {"adjust_lr_fn": "other"}],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_that_torch_refuses_are_refused_when_the_config_is_made(name):
+    for options in REFUSED[name]:
+        with pytest.raises((ValueError, RuntimeError)):
+            parameter = nn.Parameter(torch.zeros(2, 2))
+            parameter.grad = torch.ones(2, 2)
+            getattr(torch.optim, name)([parameter], **options).step()
+        setting = list(options)[-1]
+        with pytest.raises(stoker.InvalidArgument, match=f"{name}: .*{'exclude' if setting == 'foreach' else ''}"):
+            getattr(optim, name)(**options)
 
 
 @pytest.mark.parametrize(

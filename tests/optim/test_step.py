@@ -120,13 +120,6 @@ def test_gradients_of_another_model_raise():
     assert len(grads) == 6
 
 
-def test_a_torch_optimizer_is_not_a_config():
-    with pytest.raises(
-        stoker.WrongType, match=r"the optimizer for '\*' is Adam; expected a config such as optim.Adam\(\)"
-    ):
-        optim.init(torch.optim.Adam(net().parameters()), net())
-
-
 @pytest.mark.parametrize("config", [optim.SGD(), optim.Adam(fused=True), optim.wrap(torch.optim.SGD)], ids=str)
 def test_the_learning_rate_can_be_a_numpy_number(config):
     model, reference = net(), net()
@@ -199,3 +192,32 @@ def test_set_state_tensors_restores_tensors_and_drops_state_created_since():
     assert set(optimizer.state_tensors()[0]) == {"base.weight", "base.bias"}
     for name, state in optimizer.state_tensors()[0].items():
         assert all(state[key] is before[0][name][key] for key in state), "written in place"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (lambda model: optim.Adam, r"is the class Adam: write optim.Adam\(\)$"),
+        (lambda model: "adamw", r"is the name 'adamw', not a config: write optim.AdamW\(\)$"),
+        (lambda model: "adm", "is the name 'adm', not a config; did you mean 'adam'"),
+        (lambda model: torch.optim.Adam, r"is the class Adam: write optim.Adam\(\)$"),
+        (lambda model: torch.optim.SparseAdam, r"is the class SparseAdam: write optim.wrap\(SparseAdam\)$"),
+        (
+            lambda model: torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.8, 0.9)),
+            r"is an optimizer with its own .*: write optim.AdamW\(betas=\(0.8, 0.9\)\) and lr=0.0003",
+        ),
+        (
+            lambda model: torch.optim.LBFGS(model.parameters(), max_iter=3),
+            r"is an optimizer with its own .*: write optim.wrap\(LBFGS, max_iter=3, max_eval=3\) and lr=1",
+        ),
+        (lambda model: 5, r"is int; expected a config such as optim.Adam\(\)"),
+    ],
+)
+def test_the_error_for_anything_but_a_config_says_what_to_write(given, text):
+    model = net()
+    with pytest.raises(stoker.WrongType, match=f"the optimizer {text}"):
+        optim.init(given(model), model)
+    with pytest.raises(stoker.WrongType, match=f"the optimizer for 'embed' {text}"):
+        stoker.Learner(model, loss=nn.MSELoss(), optimizer={"embed": given(model), "*": optim.SGD()}).fit(
+            (torch.ones(4, 4), torch.ones(4, 3)), epochs=1
+        )

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 from hypothesis import given, settings
@@ -39,21 +38,18 @@ def test_a_file_cut_anywhere_has_every_complete_line_and_can_be_continued(tmp_pa
     assert Record.open(path).events == record.events
 
 
-def test_a_long_incomplete_line_is_removed(tmp_path):
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(LINES[0] + b"{" + b"x" * 200_000)
-    Record(path).close()
-    assert path.read_bytes() == LINES[0]
-
-
-DAMAGED = [b"{", b"[]", b'{"kind": 3, "time": 1}', b'{"kind":"x","time":1,"values":{"a":null}}', b"\xff"]
+HUGE = b'{"kind":"x","time":1,"update":' + b"9" * 30 + b"}"
+DAMAGED = [HUGE, b"{", b"[]", b'{"kind": 3, "time": 1}', b'{"kind":"x","time":1,"values":{"a":null}}', b"\xff"]
 
 
 @pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path, damaged):
     (tmp_path / "events.jsonl").write_bytes(LINES[0] + damaged + b"\n" + LINES[1])
-    with pytest.raises(BadFile, match=r"events.jsonl, line 2: expected an event in JSON, but: .*delete that line"):
+    with pytest.raises(BadFile, match=r"events.jsonl, line 2: expected an event in JSON, but: .*strict=False"):
         Record.open(tmp_path)
+    for record in (Record.open(tmp_path, strict=False), Run.open(tmp_path).record, Record(tmp_path)):
+        assert [event.kind for event in record.events] == ["log", "damaged", "log"]
+        record.close()
 
 
 def test_unknown_kinds_are_kept_and_unknown_fields_and_empty_lines_ignored(tmp_path):
@@ -71,56 +67,6 @@ def test_a_path_without_a_run_is_an_error_with_a_suggestion(tmp_path):
 
 
 # Each line on stdin lets it write 200 events, so that readers can keep up.
-WRITER = (
-    WITHOUT_TORCH
-    + """
-from stoker.record import Event, Run
-run = Run.create(sys.argv[1])
-for block, _ in enumerate(sys.stdin):
-    for number in range(200 * block, 200 * block + 200):
-        run.record.append(Event("log", epoch=1, update=number, values={"x": number / 3}, text="x" * (number % 1000)))
-    print(number, flush=True)
-"""
-)
-
-
-def test_a_killed_process_leaves_a_record_that_opens_and_readers_saw_it_grow(tmp_path):
-    """A real process, killed while it appends and while two threads read."""
-    path = tmp_path / "run"
-    command = [sys.executable, "-c", WRITER, str(path)]
-    writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-    assert writer.stdin is not None and writer.stdout is not None
-    seen: dict[str, list[int]] = {"one": [], "other": []}
-
-    def read(name):
-        for _ in range(8):
-            writer.stdin.write("continue\n")
-            updates = [event.update for event in Record.open(path).events]
-            assert updates == list(range(len(updates)))
-            seen[name].append(len(updates))
-
-    try:
-        writer.stdin.write("continue\n")
-        writer.stdout.readline()
-        readers = [threading.Thread(target=read, args=[name]) for name in seen]
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
-        assert Run.open(path).summary()["state"] == "running"
-        writer.stdin.write("continue\n" * 300)
-        for _ in range(20):
-            printed = int(writer.stdout.readline())
-    finally:
-        writer.send_signal(signal.SIGKILL)
-        writer.communicate()
-    assert all(len(counts) == 8 and counts == sorted(counts) and counts[0] >= 200 for counts in seen.values())
-    events = Record.open(path).events
-    assert [event.update for event in events] == list(range(len(events))) and printed < len(events) < 200 * 317
-    assert all(event.values["x"] == event.update / 3 for event in events)
-    assert Run.open(path).summary()["state"] == "died"
-    Record(path).append(Event("note"))
-    assert len(Record.open(path).events) == len(events) + 1
 
 
 HOLDER = (
@@ -232,9 +178,3 @@ def test_a_fork_that_ends_leaves_the_lock_and_its_note_to_the_parent(tmp_path):
         parent.communicate()
     assert parent.returncode == 0 and not (path / ".events.jsonl.lock").exists()
     assert [event.text for event in Record.open(path).events] == ["of the parent"]
-
-
-def test_a_program_that_closes_nothing_ends_silently(tmp_path):
-    program = WITHOUT_TORCH + "from stoker.record import Record; record = Record(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "events.jsonl"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

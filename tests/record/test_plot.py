@@ -37,11 +37,6 @@ def test_there_is_a_panel_for_each_metric_with_the_best_epoch_marked(tmp_path):
     figure.savefig(tmp_path / "plot.png")
 
 
-def test_named_columns_share_a_panel():
-    figure = History(example_record()).plot("train/loss", "lr")
-    assert len(figure.axes) == 1 and [line.get_label() for line in figure.axes[0].lines] == ["train/loss", "lr"]
-
-
 def test_it_draws_on_given_axes():
     mine = Figure()
     axes = mine.subplots()

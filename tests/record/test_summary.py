@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stoker.record import Event, Record
-from tests.record.examples import example_record, record_of
+from tests.record.examples import example_record
 
 
 def test_a_finished_run():
@@ -30,15 +30,6 @@ def test_a_finished_run():
 def test_the_state_follows_from_the_stop_and_the_plan(options, state, reason):
     summary = example_record(**options).summary()
     assert (summary["state"], summary["reason"]) == (state, reason)
-
-
-@pytest.mark.parametrize(("plan", "state"), [({"updates": 50}, "finished"), ({"updates": 51}, "stopped")])
-def test_a_plan_in_updates(plan, state):
-    record = Record()
-    record.append(Event("begin", extra=plan))
-    record.append(Event("stop", epoch=2, update=50, text="a reason"))
-    record.append(Event("end", epoch=2, update=50, extra={"seconds": 3.0}))
-    assert record.summary()["state"] == state
 
 
 def test_an_error_means_died_even_if_an_end_follows():
@@ -87,12 +78,6 @@ def test_the_monitored_number_where_none_is_declared(names, monitor):
     record = Record()
     record.append(Event("epoch", epoch=1, values=dict.fromkeys(names, 1.0)))
     assert record.summary()["monitor"] == monitor == record.monitor
-
-
-def test_an_empty_record_and_one_of_nan():
-    summary = Record().summary()
-    assert (summary["state"], summary["best"], summary["started"], summary["epochs"]) == ("running", None, None, 0)
-    assert record_of([float("nan")]).summary()["best"] is None
 
 
 @pytest.mark.parametrize(

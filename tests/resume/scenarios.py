@@ -47,8 +47,10 @@ class Scenario:
     epochs: int = 3
     every: Any = "epoch"
     keep_last: int = 2
-    keep_best: str | None = None
+    keep_best: str | bool | None = None
+    monitor: str | None = None  # if given, the schedule is also as long as the fit
     background: bool = False
+    frozen: bool = False  # checkpoints leave out a frozen layer, and what the callback FreezeUntil freezes
 
     def __str__(self) -> str:
         own = {name: value for name, value in vars(self).items() if value != getattr(Scenario, name)}
@@ -158,6 +160,8 @@ def training_data(scenario: Scenario, flag: Path) -> data.Loader:
 
 def learner(scenario: Scenario, loss=F.cross_entropy) -> stoker.Learner:
     decay = schedule.cosine(2e-2, steps=8 * scenario.epochs // scenario.accumulate, warmup=4)
+    if scenario.monitor is not None:
+        decay = schedule.cosine(2e-2, warmup=0.2)
     settings: dict[str, Any] = {"optimizer": optim.AdamW(), "lr": decay, "loss": loss}
     if scenario.kind == "groups":
         settings |= {
@@ -174,6 +178,8 @@ def learner(scenario: Scenario, loss=F.cross_entropy) -> stoker.Learner:
         settings |= {"optimizer": optim.wrap(schedulefree.AdamWScheduleFree), "lr": 1e-2}
     models = {"objectives": GAN, "extra_state": WithExtraState, "tied": Tied}
     create = models.get(scenario.kind) or partial(Net, scenario.draws)
+    if scenario.frozen:
+        create = partial(freeze_first_layer, create)
     model = create if scenario.compiled is None else partial(compile_model, create, scenario.compiled)
     return stoker.Learner(
         model,
@@ -185,6 +191,16 @@ def learner(scenario: Scenario, loss=F.cross_entropy) -> stoker.Learner:
         device="cpu",
         on_nan="skip" if scenario.nan else "stop",
     )
+
+
+def freeze_first_layer(create) -> nn.Module:
+    """A model whose first layer does not train, with the weights of a file, say: the same in every process."""
+    model = create()
+    first = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    generator = torch.Generator().manual_seed(11)
+    for parameter in first.requires_grad_(False).parameters():
+        nn.init.normal_(parameter, generator=generator)
+    return model
 
 
 def compile_model(create, backend) -> Any:
@@ -221,10 +237,12 @@ def fit_arguments(scenario: Scenario) -> dict[str, Any]:
         "epochs": scenario.epochs,
         "validate_every": scenario.validate_every,
         "keep": scenario.keep,
+        "monitor": scenario.monitor,
         "checkpoint": Checkpoint(
             every=scenario.every,
             keep_last=scenario.keep_last,
             keep_best=scenario.keep_best,
             background=scenario.background,
+            frozen="fingerprint" if scenario.frozen else "save",
         ),
     }

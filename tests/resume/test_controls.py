@@ -139,6 +139,8 @@ CONTROLS = {
     "model.evaluating": (with_callback(FreezeHead), MIDDLE, set_to([])),
     "optimizer": (PLAIN, MIDDLE, zeros),
     "average": (Scenario(kind="ema"), MIDDLE, zeros),
+    "average.updates": (Scenario(kind="ema"), MIDDLE, set_to(0)),
+    "best_extra": (Scenario(kind="extra_state", epochs=4), Stop("int", "on_train_batch_end", 4, 4), zeros),
     "best": (Scenario(epochs=4), Stop("int", "on_train_batch_end", 4, 4), set_to(None)),
     "accumulators": (Scenario(accumulate=3), MIDDLE, set_to({})),
     "loss_scale": (Scenario(kind="fp16"), MIDDLE, set_to({"factor": 2.0, "steady": 0})),
@@ -178,6 +180,9 @@ OTHER_TESTS = {
     "random.cuda": "needs a GPU: test_cuda.py",
     "progress.seconds": "test_the_clocks_of_a_run_continue",
     "progress.epoch_seconds": "test_the_clocks_of_a_run_continue",
+    "progress.loss_is_sum": "tests/executors/test_killed.py: a compiled run, and a loss without a reduction",
+    "progress.loss_count": "tests/executors/test_killed.py: a compiled run, and a step that returns a loss",
+    "progress.micro_batch": "tests/engine/test_micro_batches.py: a resumed run starts with the size that it has found",
     "eval_weights": "test_a_schedule_free_run_needs_its_eval_weights",
     "loss": "test_the_state_of_a_loss_is_restored",
     "identity": "test_settings_of_another_training_are_refused",
@@ -199,7 +204,16 @@ def resume_spoilt(script, run, path, change, monkeypatch):
 
 
 FAST = {
-    *("model.parameters", "model.buffers", "optimizer", "average", "best", "accumulators", "loss_scale"),
+    *(
+        "model.parameters",
+        "model.buffers",
+        "optimizer",
+        "average",
+        "average.updates",
+        "best",
+        "accumulators",
+        "loss_scale",
+    ),
     *("random.torch", "random.numpy", "loader", "totals.sums", "gradient_norms", "callbacks", "progress.batch"),
     *("progress.lr_scale", "progress.stop_reason"),
 }

@@ -3,12 +3,15 @@
 import random
 from pathlib import Path
 
+import datasets
 import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stoker import Checkpoint
+from stoker import Checkpoint, data
+from stoker.data import Loader
 from tests.resume.attempts import Stop, assert_same, run_with_stops, start
 from tests.resume.scenarios import (
     COUNT,
@@ -21,6 +24,8 @@ from tests.resume.scenarios import (
     learner,
     training_data,
 )
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 
 X, Y = columns()
 NO_FLAG = Path("/a file that does not exist")
@@ -54,6 +59,42 @@ class Stream(IterableDataset):
             yield add_noise(X[number], Y[number], flag=self.flag, nan=False)
 
 
+class StatefulStream(Stream):
+    """The same stream, which saves its own position."""
+
+    place, start = 0, 0
+
+    def __iter__(self):
+        numbers = torch.randperm(COUNT, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        first, self.start = self.start, 0
+        for self.place in range(first, COUNT):
+            x, y = add_noise(X[numbers[self.place]], Y[numbers[self.place]], flag=self.flag, nan=False)
+            yield x, y
+
+    def state_dict(self):
+        return {"place": numpy.int64(self.place + 1)}
+
+    def load_state_dict(self, state):
+        self.start = int(state["place"])
+
+
+PAIRS = list(zip(X, Y, strict=True))
+
+
+def hugging_face_stream():
+    rows = datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()})
+    return rows.to_iterable_dataset(num_shards=4)
+
+
+def collate_rows(rows):
+    return torch.tensor([row["x"] for row in rows]), torch.tensor([row["y"] for row in rows], dtype=Y.dtype)
+
+
+def join_parts(batch):
+    parts = list(batch.values())
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
 def generator():
     return torch.Generator().manual_seed(4)
 
@@ -75,6 +116,56 @@ KINDS = {
     "DataLoader, 2 workers": lambda flag: DataLoader(Rows(flag), SIZE, shuffle=True, num_workers=2),
     "DataLoader, 2 workers, generator": lambda flag: DataLoader(
         Rows(flag), SIZE, shuffle=True, num_workers=2, generator=generator()
+    ),
+}
+SOURCES = {  # that save their own position, or are made of others
+    "stateful DataLoader": lambda flag: StatefulDataLoader(Rows(flag), SIZE, shuffle=True, generator=generator()),
+    "stateful DataLoader, 2 workers": lambda flag: StatefulDataLoader(
+        PAIRS, SIZE, shuffle=True, num_workers=2, generator=generator()
+    ),
+    "stateful DataLoader, stream": lambda flag: StatefulDataLoader(
+        hugging_face_stream(), SIZE, collate_fn=collate_rows
+    ),
+    "Hugging Face": lambda flag: Loader(hugging_face_stream(), batch_size=SIZE, batcher=collate_rows),
+    "Hugging Face, shuffled": lambda flag: Loader(
+        hugging_face_stream().shuffle(seed=3, buffer_size=9), batch_size=SIZE, batcher=collate_rows
+    ),
+    "stateful stream, 2 workers": lambda flag: Loader(StatefulStream(flag), batch_size=SIZE, workers=2),
+    "zip": lambda flag: Loader(
+        data.zip(one=data.cycle((X[:20], Y[:20])), other=Loader(Rows(flag), batch_size=5, shuffle=1)),
+        batch_size=3,
+        shuffle=2,
+        transform=data.batchable(join_parts),
+    ),
+    "zip, DataLoaders": lambda flag: Loader(
+        data.zip(
+            one=data.cycle(DataLoader(PAIRS[:15], 4, shuffle=True, generator=generator())),
+            other=DataLoader(Rows(flag), SIZE, shuffle=True),
+        ),
+        transform=data.batchable(join_parts),
+    ),
+    "mix": lambda flag: Loader(
+        data.mix(one=(X[:20], Y[:20]), other=Rows(flag), weights={"one": 0.5, "other": 0.5}, length=6),
+        batch_size=SIZE,
+        shuffle=2,
+        transform=data.batchable(join_parts),
+    ),
+    "mix, samples": lambda flag: Loader(
+        data.mix(
+            one=list(zip(X[:20], Y[:20], strict=True)),
+            other=Rows(flag),
+            weights={"one": 1, "other": 2},
+            length=60,
+            by="sample",
+        ),
+        batch_size=SIZE,
+        shuffle=2,
+    ),
+    "by epoch": lambda flag: Loader(
+        data.by_epoch(lambda epoch: (X[: 40 + 8 * epoch], Y[: 40 + 8 * epoch])), batch_size=SIZE
+    ),
+    "sampling weights": lambda flag: Loader(
+        Rows(flag), batch_size=SIZE, shuffle=1, sampling_weights=torch.arange(COUNT)
     ),
 }
 STOPS = {
@@ -103,7 +194,7 @@ def script_of(kind, *, accumulate=1, valid=None):
     scenario = Scenario(accumulate=accumulate)
 
     def script(run, stopper, watchers):
-        train = KINDS[kind](stopper.flag)
+        train = (KINDS | SOURCES)[kind](stopper.flag)
         return learner(scenario, stopper.loss).fit(
             train,
             **fit_arguments(scenario)
@@ -145,11 +236,30 @@ CASES = [(kind, stops) for kind in KINDS for stops in (STOPS if kind in READ_AGA
 
 
 def soak_unless(is_fast, cases):
-    return [pytest.param(*each, marks=[] if is_fast(*each) else [pytest.mark.soak]) for each in cases]
+    """The fast cases, and every second one of the others as soak tests."""
+    slow = [case for case in cases if not is_fast(*case)]
+    return [
+        *(case for case in cases if is_fast(*case)),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in slow[::2]),
+    ]
 
 
 @pytest.mark.parametrize(("kind", "stops"), soak_unless(lambda kind, stops: stops == "several", CASES))
 def test_every_kind_of_data_resumes_exactly(kind, stops, tmp_path, references, fast):
+    script = script_of(kind)
+    attempts = run_with_stops(script, tmp_path / "run", STOPS[stops])
+    assert all(attempt.has_stopped for attempt in attempts[:-1])
+    assert_same(attempts, references(kind, script))
+
+
+FAST_SOURCES = ("stateful DataLoader", "zip")
+SOURCE_CASES = [(kind, stops) for kind in SOURCES for stops in ("mid-epoch, kill", "several", "epoch end")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stops"), soak_unless(lambda kind, stops: stops == "several" and kind in FAST_SOURCES, SOURCE_CASES)
+)
+def test_sources_that_save_their_position_or_combine_others_resume_exactly(kind, stops, tmp_path, references, fast):
     script = script_of(kind)
     attempts = run_with_stops(script, tmp_path / "run", STOPS[stops])
     assert all(attempt.has_stopped for attempt in attempts[:-1])

@@ -85,6 +85,17 @@ def test_a_buffer_may_grow_or_disappear(tmp_path):
     assert torch.equal(loaded.model.body.weight, whole.model.body.weight)
 
 
+def compiled():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1))
+    return torch.compile(model, backend="aot_eager", dynamic=False)
+
+
+def test_a_compiled_model_resumes_to_the_same_bits(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path / "run", compiled, [raise_at("train_batch_begin", 2, 3)])
+    assert result_of(fit(tmp_path / "run", compiled)) == result_of(fit(None, compiled))
+
+
 def test_a_run_that_was_stopped_in_its_last_epoch_continues(tmp_path):
     cut = fit(tmp_path / "run", epochs=3, updates=10)
     assert (cut.updates, cut.stopped) == (10, "Completed 10 updates")

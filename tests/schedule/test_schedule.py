@@ -5,6 +5,7 @@ import json
 import operator
 import pickle
 import random
+import re
 from functools import partial
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.optim import lr_scheduler
 
 from stoker import schedule
 from stoker.config import Config
@@ -155,7 +157,7 @@ def test_a_function_is_called_but_cannot_be_saved():
 
 @pytest.mark.parametrize("value", ["0.1", None, True, [0.1], float, torch.tensor(0.1)])
 def test_other_values_are_not_schedules(value):
-    with pytest.raises(WrongType, match="expected a number, a schedule, or a function from the number of an update"):
+    with pytest.raises(WrongType, match="expected a number, a schedule such as .*, or a function from the number"):
         as_schedule(value)
 
 
@@ -202,25 +204,15 @@ def test_a_division_by_zero_names_the_update():
         (1 / schedule.linear(1, 0, 2))(2)
 
 
-@quick
-@given(any_schedule, st.integers(0, 20), update_numbers)
-def test_warmup_rises_to_the_first_value_of_the_schedule(curve, updates, update):
-    warm = schedule.warmup(curve, updates=updates)
-    if update < updates:
-        assert warm(update) == pytest.approx(curve(0) * (update + 1) / (updates + 1), rel=1e-12)
-    else:
-        assert warm(update) == curve(update - updates)
-
-
 @pytest.mark.parametrize(
     ("curve", "text"),
     [
-        (schedule.cosine(1e-2, updates=80, warmup=8), "schedule.cosine(0.01, steps=80, warmup=8)"),
+        (schedule.cosine(1e-2, updates=80, warmup=8), "schedule.cosine(0.01, updates=80, warmup=8)"),
         (schedule.linear(0, 1, 5), "schedule.linear(0.0, 1.0, 5)"),
         (0.1 * schedule.step(1, every=3) + 2, "(0.1 * schedule.step(1.0, every=3)) + 2.0"),
         (schedule.constant(1) * 2, "schedule.constant(1.0) * 2.0"),
         (schedule.constant(1).then(3, at=4), "schedule.constant(1.0).then(schedule.constant(3.0), at=4)"),
-        (schedule.warmup(1, updates=4), "schedule.warmup(schedule.constant(1.0), steps=4)"),
+        (schedule.warmup(1, updates=4), "schedule.warmup(schedule.constant(1.0), updates=4)"),
         (schedule.as_schedule(abs), "schedule.as_schedule(abs)"),
     ],
 )
@@ -233,8 +225,8 @@ def test_the_length_is_given_as_updates_or_as_steps():
         assert build(updates=10) == build(steps=10) == build(updates=np.int64(10)) != build(updates=11)
     with pytest.raises(InvalidArgument, match=r"schedule.cosine: got updates=1 and steps=2; they mean the same"):
         schedule.cosine(1.0, updates=1, steps=2)
-    with pytest.raises(InvalidArgument, match=r"schedule.cosine: the length is missing; write updates=\.\.\."):
-        schedule.cosine(1.0)
+    with pytest.raises(InvalidArgument, match=r"schedule.warmup: the length is missing; write updates=\.\.\."):
+        schedule.warmup(1.0)
     with pytest.raises(ConfigError, match=r"^updates: expected int, got 100\.0$"):
         schedule.cosine(1.0, updates=100.0)  # pyright: ignore
 
@@ -244,3 +236,36 @@ def test_settings_of_a_wrong_type_are_named():
         schedule.one_cycle(1e-3, updates=10, shape="cos")  # pyright: ignore
     with pytest.raises(ConfigError, match=r"^milestones\[1\]: expected int, got 2\.5$"):
         schedule.multistep(1e-3, milestones=[1, 2.5])  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda o: lr_scheduler.CosineAnnealingLR(o, 50, eta_min=0.1), "schedule.cosine(0.3, updates=50, end=0.1)"),
+        (lambda o: lr_scheduler.StepLR(o, 30), "schedule.step(0.3, every=30, gamma=0.1)"),
+        (lambda o: lr_scheduler.ExponentialLR(o, 0.9), "schedule.exponential(0.3, gamma=0.9)"),
+        (lambda o: lr_scheduler.MultiStepLR(o, [9, 4]), "schedule.multistep(0.3, milestones=[4, 9], gamma=0.1)"),
+        (lambda o: lr_scheduler.PolynomialLR(o, 20, 2.0), "schedule.polynomial(0.3, updates=20, power=2.0)"),
+        (lambda o: lr_scheduler.LinearLR(o, 0.5, 1.0, 9), "schedule.linear(0.3 * 0.5, 0.3 * 1.0, updates=9)"),
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.3, 40), "schedule.one_cycle(0.3, updates=40)"),
+    ],
+)
+def test_the_error_for_a_scheduler_of_torch_names_the_schedule_with_its_values(make, text):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    scheduler, found = make(optimizer), []
+    with pytest.raises(WrongType, match=re.escape(f"write lr={text} (counted in updates)")):
+        as_schedule(scheduler)
+    for _ in range(39):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    replacement = eval(text, {"schedule": schedule})
+    assert [replacement(update) for update in range(39)] == pytest.approx(found, rel=1e-6)
+
+
+def test_the_error_for_other_schedulers_of_torch_says_what_to_use():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    with pytest.raises(WrongType, match=r"write callbacks.ReduceLROnPlateau\(factor=0.5, patience=3\)"):
+        as_schedule(lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=3))
+    with pytest.raises(WrongType, match=r"CyclicLR of torch.*write lr=schedule.torch\(CyclicLR, lr=0.1, ...\)"):
+        as_schedule(lr_scheduler.CyclicLR(optimizer, 0.1, 0.2))

@@ -142,8 +142,8 @@ def added(predictions, targets, *, reduction="sum"):
         (F.mse_loss, False),
         (added, True),
         (partial(added, reduction="mean"), False),
-        (lambda predictions, targets: (predictions - targets).sum(), False),
-        (torch.dist, False),
+        (lambda predictions, targets: (predictions - targets).sum(), None),  # its first call shows it
+        (torch.dist, None),
         (None, False),
     ],
 )

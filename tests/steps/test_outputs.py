@@ -127,60 +127,50 @@ def test_outputs_are_frozen_and_show_shapes_not_values():
     assert repr(RegressionOutput(LOSS, LOSS, LOSS)) == "RegressionOutput(loss=[], predictions=[], targets=[])"
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (
-            lambda: ClassificationOutput(LOSS, torch.randn(8, 10), torch.zeros(8, 1)),
-            r"logits of shape \[8, 10\] need targets of shape \[8\] \(class numbers\) or \[8, 10\] .*; "
-            r"got \[8, 1\] of torch.float32",
-        ),
-        (
-            lambda: ClassificationOutput(LOSS, torch.randn(8, 10), torch.zeros(8, 10, dtype=torch.long)),
-            r"got \[8, 10\] of torch.int64",
-        ),
-        (
-            lambda: ClassificationOutput(LOSS, torch.randn(8), torch.zeros(8)),
-            r"got \[8\] \(for one .* MultiLabelOutput",
-        ),
-        (
-            lambda: ClassificationOutput(LOSS, torch.randn(8, 2), torch.zeros(8), torch.ones(7)),
-            r"weight must have the shape \[8\]; got \[7\]",
-        ),
-        (
-            lambda: ClassificationOutput(LOSS, torch.randn(8, 2, 3), torch.zeros(8, 3), torch.ones(3)),
-            r"weight must have the shape \[8\] or \[8, 3\]; got \[3\]",
-        ),
-        (
-            lambda: MultiLabelOutput(LOSS, torch.randn(8, 4), torch.zeros(8)),
-            r"logits and targets must have the same shape; got logits \[8, 4\] and targets \[8\]",
-        ),
-        (
-            lambda: RegressionOutput(LOSS, torch.randn(8, 1), torch.zeros(8)),
-            r"predictions and targets must have the same shape; got predictions \[8, 1\] and targets \[8\].*reshape",
-        ),
-        (lambda: RegressionOutput(LOSS, torch.randn(8), torch.zeros(8), torch.ones(8, 1)), r"\[8\]; got \[8, 1\]"),
-        (
-            lambda: SequenceOutput(LOSS, torch.randn(2, 9, 5), torch.zeros(2, 5)),
-            r"\[..., tokens, vocabulary\].*; got logits \[2, 9, 5\] and targets \[2, 5\]",
-        ),
-        (
-            lambda: SequenceOutput(LOSS, torch.randn(2, 5, 9), torch.zeros(2, 5), torch.ones(2, dtype=torch.bool)),
-            r"a mask has the shape of the targets, \[2, 5\].*; got \[2\] of torch.bool",
-        ),
-        (
-            lambda: SequenceOutput(LOSS, torch.randn(2, 5, 9), torch.zeros(2, 5), torch.ones(2, 5)),
-            r"the dtype torch.bool, True where a token counts; got \[2, 5\] of torch.float32",
-        ),
-        (
-            lambda: SequenceOutput(LOSS, torch.randn(2, 5, 9), torch.zeros(2, 5), weight=torch.ones(5)),
-            r"the shape \[2\] or \[2, 5\]; got \[5\]",
-        ),
-    ],
-)
-def test_errors_for_shapes_that_do_not_match(make, text):
+def ones(*shape, dtype=torch.float32):
+    return torch.ones(shape, dtype=dtype)
+
+
+WRONG = [
+    (
+        ClassificationOutput,
+        (ones(8, 10), ones(8, 1)),
+        r"need targets of shape \[8\] .* or \[8, 10\].*; got \[8, 1\] of torch.fl",
+    ),
+    (ClassificationOutput, (ones(8, 10), ones(8, 10, dtype=torch.long)), r"got \[8, 10\] of torch.int64"),
+    (ClassificationOutput, (ones(8), ones(8)), r"got \[8\] \(for one .* MultiLabelOutput"),
+    (ClassificationOutput, (ones(8, 2), ones(8), ones(7)), r"weight must have the shape \[8\]; got \[7\]"),
+    (
+        ClassificationOutput,
+        (ones(8, 2, 3), ones(8, 3), ones(3)),
+        r"weight must have the shape \[8\] or \[8, 3\]; got \[3\]",
+    ),
+    (MultiLabelOutput, (ones(8, 4), ones(8)), r"must have the same shape; got logits \[8, 4\] and targets \[8\]"),
+    (RegressionOutput, (ones(8, 1), ones(8)), r"same shape; got predictions \[8, 1\] and targets \[8\].*reshape"),
+    (RegressionOutput, (ones(8), ones(8), ones(8, 1)), r"\[8\]; got \[8, 1\]"),
+    (
+        SequenceOutput,
+        (ones(2, 9, 5), ones(2, 5)),
+        r"\[..., tokens, vocabulary\].*; got logits \[2, 9, 5\] and targets \[2, 5\]",
+    ),
+    (
+        SequenceOutput,
+        (ones(2, 5, 9), ones(2, 5), ones(2, dtype=torch.bool)),
+        r"shape of the targets, \[2, 5\].*; got \[2\] of",
+    ),
+    (
+        SequenceOutput,
+        (ones(2, 5, 9), ones(2, 5), ones(2, 5)),
+        r"dtype torch.bool, True where .*; got \[2, 5\] of torch.float32",
+    ),
+    (SequenceOutput, (ones(2, 5, 9), ones(2, 5), None, ones(5)), r"the shape \[2\] or \[2, 5\]; got \[5\]"),
+]
+
+
+@pytest.mark.parametrize(("kind", "parts", "text"), WRONG)
+def test_errors_for_shapes_that_do_not_match(kind, parts, text):
     with pytest.raises(InvalidArgument, match=text):
-        make()
+        kind(LOSS, *parts)
 
 
 def test_errors_for_what_is_not_a_tensor():

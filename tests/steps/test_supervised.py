@@ -19,7 +19,7 @@ class Optional(nn.Module):
         return x
 
 
-x, y, z = torch.ones(4, 2), torch.zeros(4, 2), torch.full((4, 2), 2.0)
+x, y, z, w = torch.ones(4, 2), torch.zeros(4, 2), torch.full((4, 2), 2.0), torch.arange(4.0)
 
 
 def test_a_tuple_is_inputs_and_a_target():
@@ -65,7 +65,41 @@ def test_a_prediction_ignores_the_target():
     assert one.inputs((x, y)).args == (x,)
     assert two.inputs((x, y)).args == (x, y) and two.inputs((x, y, z)).args == (x, y)
     assert one.inputs(x).args == (x,)
-    assert Supervised(Optional(), None).inputs((x, y)).args == (x,)
+
+
+def test_a_prediction_has_the_inputs_of_the_batches_before_or_is_ambiguous():
+    step = Supervised(Optional(), None)
+    with pytest.raises(BadData, match=r"not clear which of the 2 parts.*forward\(x, mask\) may take all.*exactly the"):
+        step.inputs((x, y))
+    step.parts((x, y, z))
+    assert step.inputs((x, y)).args == (x, y) and step.inputs((x, y, z)).args == (x, y)
+    for batch in (x, (x, y, z, x)):
+        with pytest.raises(BadData, match="the batches of the fit had 2 inputs and a target"):
+            step.inputs(batch)
+    with pytest.raises(BadData, match="a batch has 1 input and a target, but those before had 2 inputs and a target"):
+        step.parts((x, y))
+
+
+def test_columns_can_be_named_by_key_or_place():
+    def split(batch, model=Two, **names):
+        step = Supervised(model(), None, **names)
+        return step.parts(batch), step.inputs(batch)
+
+    table = {"left": x, "right": y, "label": z, "id": w, "w": w}
+    for parts in split(table, inputs=["right", "left"], target="label", weight="w"):
+        assert parts.args == (y, x) and parts.kwargs == {} and parts.targets is z and parts.weight is w
+    for parts in split((z, x, y, w), inputs=(1, 2), target=0, weight=-1):
+        assert parts.args == (x, y) and parts.targets is z and parts.weight is w
+    for parts in split((z, x, y), target=0):
+        assert parts.args == (x, y) and parts.targets is z
+    for parts in split({"a": x, "b": y, "t": z, "u": w}, target=["t", "u"]):
+        assert parts.kwargs == {"a": x, "b": y} and parts.targets == {"t": z, "u": w}
+    full, bare = split((x, y, z, w), weight=3)
+    assert full.args == bare.args == (x, y) and full.targets is z and full.weight is w
+    step = Supervised(Two(), None, inputs=("left", "right"), target="label")
+    assert step.inputs({"left": x, "right": y}).args == (x, y)
+    with pytest.raises(BadData, match=r"no column 'label', which the Learner names; its columns are \['left', 'right'"):
+        step.parts({"left": x, "right": y})
 
 
 @pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"), nn.DataParallel])

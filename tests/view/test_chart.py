@@ -43,8 +43,7 @@ def bar_heights(rows, letter="█"):
     st.fixed_dictionaries({"log": st.booleans(), "times": st.booleans()}),
 )
 def test_any_values_fill_exactly_the_given_size(draw, many, width, height, style, axes):
-    if draw is bars:
-        many, axes = [[value for value in values if not abs(value) > 1e9] for values in many], {}
+    axes = axes if draw is chart else {}
     rows = plain(draw([line(values) for values in many], width, height, **style, **axes))
     assert len(rows) == height and max(map(len, rows)) <= width
     if style["ascii_only"]:
@@ -85,12 +84,6 @@ def test_tick_labels_are_round_and_short(axis, most, labels):
     assert list(axis.ticks(most).values()) == labels
 
 
-def test_a_single_value_is_in_the_middle():
-    assert Axis.around([np.array([0.5])]).position(0.5) == 0.5
-    assert math.isclose(Axis.around([np.array([3.0])], "log").position(3.0), 0.5)
-    assert Axis.around([np.array([math.nan])]) == Axis(0.0, 1.0)
-
-
 def test_a_line_falls_from_the_top_left_to_the_bottom_right():
     rows = plain(chart([line([3, 2, 1])], 40, 12))
     assert rows[0][3] in "⠱⠑⠉⢄⠣" and rows[9].rstrip()[-1] != " "
@@ -115,16 +108,6 @@ def test_later_lines_cover_earlier_ones_and_named_lines_the_background():
     assert {"red", "blue"} <= {span.style for row in both for span in row.spans}
     hidden = chart([line([1, 3], "", "red"), line([1, 3], "b", "blue")], 40, 11)
     assert "red" not in {span.style for row in hidden for span in row.spans}
-
-
-def test_times_are_written_as_a_clock():
-    rows = chart([Line("loss", np.array([0.0, 300.0]), np.array([1.0, 0.5]))], 60, 8, times=True)
-    assert rows[-1].plain.split() == ["0:00", "2:00", "4:00"]
-
-
-def test_labels_that_do_not_fit_are_left_out():
-    rows = chart([Line("loss", np.array([0.0, 3e6]), np.array([1.0, 2.0]))], 16, 5, times=True)
-    assert len(rows[-1].plain) <= 16 and len(rows[-1].plain.split("d")) <= 2
 
 
 def test_bars_are_as_high_as_their_values():

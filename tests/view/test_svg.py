@@ -28,13 +28,6 @@ def test_lines_markers_and_dashes_are_at_their_places():
     assert texts[-2:] == ["train", "x"] and {"epoch", "1", "2", "3"} <= set(texts)
 
 
-def test_a_log_axis():
-    lines = [SvgLine("a", [0, 1, 2], [1.0, 0.1, 0.01], BLUE)]
-    tree = ET.fromstring(svg_chart("loss", lines, **SIZE, log=True))
-    assert tree.find(f"{SVG}polyline").get("points") == "52,22 202,72 352,122"
-    assert {"1", "0.1", "0.01"} <= {text.text for text in tree.findall(f"{SVG}text")}
-
-
 def test_a_long_legend_is_cut_and_a_faint_line_has_no_label():
     lines = [SvgLine("n" * 500, [1, 2], [1, 2], BLUE), SvgLine("behind", [1, 2], [1, 2], BLUE, faint=True)]
     text = svg_chart("t", lines, **SIZE)

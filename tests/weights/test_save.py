@@ -47,6 +47,13 @@ def test_half_and_double_change_the_stored_dtypes(tmp_path):
     assert {str(entry.dtype)[6:] for entry in double.values()} == {"bool", "int64", "float64", "complex128"}
 
 
+def test_half_rounds_to_the_nearest_number_and_keeps_infinities(tmp_path):
+    given = torch.tensor([1e-9, 0.1, 65504.0, -1.0009765625, float("inf")])
+    path = save(Holder(t=given), tmp_path / "m", precision="half")
+    restored = load(Holder(t=torch.empty(5)), path).t
+    assert restored.tolist() == [0.0, 0.0999755859375, 65504.0, -1.0009765625, float("inf")]
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("precision", ["half", "double"])
 def test_every_precision_loads_into_the_dtypes_of_the_model(tmp_path, format, precision):
@@ -79,8 +86,12 @@ def test_wrong_arguments_are_explained(tmp_path):
     with pytest.raises(WrongType, match=r"expected a torch.nn.Module"):
         save(3, tmp_path / "m")
     (tmp_path / "m.safetensors").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(InvalidArgument, match=r"cannot write '.*m.safetensors': Is a directory"):
         save(nn.Linear(1, 1), tmp_path / "m")
+    with pytest.raises(InvalidArgument, match=r"cannot write '.*': File name too long"):
+        save(nn.Linear(1, 1), tmp_path / ("m" * 300))
+    with pytest.raises(InvalidArgument, match=r"cannot write '.*': embedded null byte"):
+        save(nn.Linear(1, 1), "a\0b")
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
 
 

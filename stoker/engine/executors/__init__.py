@@ -1,40 +1,36 @@
 """How the training step runs: eagerly, recorded in CUDA graphs, or compiled.
 
-An executor has six methods (`Executor`). All executors do the same to the same tensors. Those that replay a step
-(`Replay`) rely on two ideas: `TrainStep.tensors()` are the tensors that a step writes, always the same ones, and
-`TrainStep.fingerprint()` changes if anything changes that the step's Python depends on. `Replay` also undoes what
-recording a step changes on the host (`host_state`, `side_effects`).
+An executor has six methods (`Executor`). All executors do the same to the same tensors, up to rounding in compiled
+code. Two of them replay steps: they look up the program for a batch in a `ProgramCache`, which makes it if there is
+none. That rests on two ideas: `step_tensors` are the tensors that a step writes, always the same ones, and
+`fingerprint_step` changes if anything changes that the step's Python depends on.
 
-| plan       | CPU        | GPU         |
-|------------|------------|-------------|
-| eager      | `Eager`    | `Eager`, or `DeferredEager` with several processes |
-| captured   | –          | `CudaGraph` |
-| compiled   | `Compiled` | `CudaGraph` of the compiled program |
-| gradient   | `Compiled`, up to the gradients | `Compiled`, up to the gradients |
+| `plan.mode`         | CPU        | GPU         |
+|---------------------|------------|-------------|
+| `eager`             | `Eager`    | `Eager`, or `DeferredEager` with several processes |
+| `captured`          | –          | `CudaGraph` |
+| `compiled`          | `Compiled` | `CudaGraph` of the compiled program |
+| `compiled_backward` | `Compiled` | `Compiled` |
 """
-
-from typing import Any
 
 import torch
 
+from stoker.engine._plan import Plan
 from stoker.engine._step import TrainStep
 from stoker.engine.executors._executor import DeferredEager, Eager, Executor
-from stoker.engine.executors._plan import Mode, Plan, choose_plan
 
-__all__ = ["Executor", "Mode", "Plan", "choose_plan", "make_executor"]
+__all__ = ["Executor", "make_executor"]
 
 
-def make_executor(step: TrainStep, plan: Plan, device: torch.device, *, exact: bool) -> Executor:
-    """The executor for a plan. `exact`: the run is saved, and a resumed one has to give the same bits."""
-    executor: Any
+def make_executor(step: TrainStep, plan: Plan, device: torch.device, *, is_saved: bool) -> Executor:
+    """The executor for a plan. `is_saved`: the run is saved, and a resumed one has to give the same bits."""
     if plan.mode == "eager":
-        executor = DeferredEager(step, plan, device) if plan.defers_check else Eager(step, plan)
-    elif plan.mode == "gradient" or device.type != "cuda":
+        return DeferredEager(step, device) if plan.defers_check else Eager(step)
+    # Imported when needed: torch's compiler takes long to import.
+    if plan.mode == "compiled_backward" or device.type != "cuda":
         from stoker.engine.executors._compiled import Compiled
 
-        executor = Compiled(step, plan, exact=exact)
-    else:
-        from stoker.engine.executors._cuda_graph import CudaGraph
+        return Compiled(step, plan, is_saved=is_saved)
+    from stoker.engine.executors._cuda_graph import CudaGraph
 
-        executor = CudaGraph(step, plan, device, exact=exact)
-    return executor
+    return CudaGraph(step, plan, device, is_saved=is_saved)

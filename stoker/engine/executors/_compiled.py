@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,16 +13,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker._tree import OpaqueValue, Structure, flatten, unflatten
 from stoker.engine._batch import Batch
+from stoker.engine._plan import Plan
 from stoker.engine._replayable import CannotReplay, pretend_compiling
 from stoker.engine._step import LocalGradients, StepResult, TrainStep
-from stoker.engine.executors._dropout import fast_dropout
-from stoker.engine.executors._plan import Plan
-from stoker.engine.executors._replay import FlatBatch, NewState, Program, Replay, detach_outputs
-from stoker.engine.executors._small_convolutions import (
+from stoker.engine._undo import undo_if_out_of_memory
+from stoker.engine.executors._executor import Executor
+from stoker.engine.executors._operations import (
     adaptive_pool_backward,
     convolution,
     convolution_backward,
+    fast_dropout,
 )
+from stoker.engine.executors._programs import (
+    FlatBatch,
+    HostState,
+    NewState,
+    Program,
+    ProgramCache,
+    detach_outputs,
+    step_tensors,
+)
+from stoker.steps import SupervisedOutput
 
 _INDUCTOR_OPTIONS = {
     "size_asserts": False,  # the tensors are always the same ones
@@ -53,14 +65,14 @@ class SubstituteTensors(TorchDispatchMode):
         self._table = table
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args = [self._substitute(each) for each in args]
-        return func(*args, **{name: self._substitute(each) for name, each in (kwargs or {}).items()})
+        args = self._substitute(args)
+        return func(*args, **{name: self._substitute(value) for name, value in (kwargs or {}).items()})
 
     def _substitute(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._table.get(id(value), value)
         if isinstance(value, list | tuple):
-            return [self._substitute(each) for each in value]
+            return [self._substitute(part) for part in value]
         return value
 
 
@@ -85,8 +97,8 @@ def trace(step: TrainStep, flat: FlatBatch, run: Callable[[Batch], Any]) -> Trac
     from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    fixed = step.tensors()
-    state = step.host_state()
+    fixed = step_tensors(step)
+    before = HostState(step).tensor_ids()
     found: dict[str, Any] = {}
 
     def function(*inputs: Tensor) -> list[Tensor]:
@@ -109,8 +121,11 @@ def trace(step: TrainStep, flat: FlatBatch, run: Callable[[Batch], Any]) -> Trac
             graph = make_fx(function, replacements, tracing_mode="fake")(*fixed, *flat.tensors)
     except OpaqueValue as error:
         raise CannotReplay(f"the step returns a {error}, which can't be separated into tensors") from None
-    if [id(each) for each in state.tensors()] != [id(each) for each in step.host_state().tensors()]:
+    if before != HostState(step).tensor_ids():
         raise NewState
+    for node in graph.graph.nodes:
+        if node.target is _aten.view.default:  # inductor may give the tensor other strides, which allow no such view
+            node.target = _aten.reshape.default
     if any(node.target is _aten._local_scalar_dense.default for node in graph.graph.nodes):
         raise CannotReplay(
             "the step reads a value on the host, in the optimizer or in your own code (.item(), float())"
@@ -119,9 +134,13 @@ def trace(step: TrainStep, flat: FlatBatch, run: Callable[[Batch], Any]) -> Trac
 
 
 def _as_tree(answer: StepResult | LocalGradients) -> Any:
+    """The tensors of what a step returns, and plain values; a loss function among its outputs is left out."""
     if isinstance(answer, LocalGradients):
         return answer.loss, answer.weight, answer.tensors, _as_tree(answer.result)
-    return answer.loss, answer.batch, answer.pred, answer.output
+    output = answer.output
+    if isinstance(output, SupervisedOutput):
+        output = replace(output, loss_function=None)
+    return answer.loss, answer.batch, answer.pred, output
 
 
 def _from_tree(answer: StepResult | LocalGradients, tree: Any) -> Any:
@@ -129,11 +148,13 @@ def _from_tree(answer: StepResult | LocalGradients, tree: Any) -> Any:
         loss, weight, tensors, result = tree
         return LocalGradients(loss, weight, tensors, _from_tree(answer.result, result))
     loss, batch, pred, output = tree
+    if isinstance(answer.output, SupervisedOutput):
+        output.loss_function = answer.output.loss_function
     return replace(answer, loss=loss, batch=batch, pred=pred, output=output)
 
 
-def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor], *, exact: bool) -> CompiledFunction:
-    """Compiles with inductor. `exact`: kernels are not chosen by their time, which may differ in the next process."""
+def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor], *, is_saved: bool) -> CompiledFunction:
+    """Compiles with inductor; `is_saved`: not by timing kernels, whose choice may differ in the next process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings about torch
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -147,7 +168,7 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor], *, exact: b
 
     # An input that requires gradients would be written outside of the program, by torch's wrapper.
     plain = [tensor.detach() for tensor in inputs]
-    options: dict[str, Any] = {**_INDUCTOR_OPTIONS, "deterministic": exact}
+    options: dict[str, Any] = {**_INDUCTOR_OPTIONS, "deterministic": is_saved}
     if inputs[0].device.type == "cpu":
         options["layout_optimization"] = False  # channels-last convolutions are slower with few threads
     with torch.no_grad(), warnings.catch_warnings():
@@ -166,93 +187,107 @@ def _count_ends(graph: torch.fx.GraphModule) -> tuple[int, int]:
 
 
 def trace_and_compile(
-    step: TrainStep, plan: Plan, flat: FlatBatch, run: Callable[[Batch], Any], *, exact: bool
+    step: TrainStep, plan: Plan, flat: FlatBatch, run: Callable[[Batch], Any], *, is_saved: bool
 ) -> tuple[Trace, CompiledFunction]:
     """Traces and compiles a step, and tells how long that took."""
     traced = trace(step, flat, run)
     again = " for another kind of batch" if plan.notes else ""
     step.ctx.note(f"compiling the training step{again}: this takes a while, and less the next time")
     started = time.monotonic()
-    compiled = compile_graph(traced.graph, [*traced.fixed, *flat.tensors], exact=exact)
+    compiled = compile_graph(traced.graph, [*traced.fixed, *flat.tensors], is_saved=is_saved)
+    # One call on copies loads and tunes the kernels, and shows that they work; nothing of the training moves.
+    with torch.no_grad(), torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
+        copied = [tensor.clone() for tensor in (*traced.fixed, *flat.tensors[: flat.changing])]
+        compiled([*copied, *flat.tensors[flat.changing :]])
     seconds = time.monotonic() - started
     plan.notes.append(f"compiled in {seconds:.1f} s{again}; nothing is compiled again while shapes stay the same")
     step.ctx.note(f"compiled in {seconds:.1f} s")
     return traced, compiled
 
 
-class Compiled(Replay):
+class Compiled(Executor):
     """Calls a compiled program for each step, and checks at once whether its values were finite.
 
-    If the whole step can't be compiled, or the plan says so, only the part up to the gradients is.
+    If the whole step can't be compiled, or the plan says so, only the part up to the gradients is. `is_saved`: a
+    resumed run has to give the same bits.
     """
 
-    def __init__(self, step: TrainStep, plan: Plan, *, exact: bool) -> None:
-        super().__init__(step, plan, exact=exact)
-        self._has_unreported_fall_back = False  # the fall back is reported once the smaller program works
+    def __init__(self, step: TrainStep, plan: Plan, *, is_saved: bool) -> None:
+        super().__init__(step)
+        self._plan, self._is_saved = plan, is_saved
+        self._programs = ProgramCache(step, plan, self._compile)
 
-    @property
-    def _only_gradients(self) -> bool:
-        return self.plan.mode == "gradient"
+    def run(self, batch: Batch, lr: Any) -> StepResult:
+        """Runs one batch, by a program unless there is none."""
+        step, programs = self._step, self._programs
+        if programs.is_disabled:
+            return step.run_eagerly(batch, lr)
+        found = self._find(batch, lr)
+        if found is None:
+            return programs.run_eagerly(batch, lr)
+        program, tensors = found
+        if self._plan.mode == "compiled_backward":
+            if batch.parts is None or not step.sums_on_each_rank:
+                step.broadcast_buffers()  # every rank starts from the first one's running statistics
+            with undo_if_out_of_memory(step.state) if step.settings.micro_batch == "auto" else nullcontext():
+                computed = program.launch(tensors)
+            return step.apply_gradients(computed, batch, lr)
+        if self._is_saved:
+            step.note_weights_changed()
+        for change in program.window_changes:
+            change.apply(step)
+        result = program.launch(tensors)
+        if step.flags.found_nonfinite:
+            step.flags.clear()
+            programs.invalidate()
+            step.diagnose(batch)
+        if result.updated and step.flags.weightless.item():
+            result.updated = False  # a batch of weight 0 is not an update
+        return result
 
-    def _set_rates(self, lr: Any) -> None:
-        if not self._only_gradients:
-            super()._set_rates(lr)
+    def invalidate(self) -> None:
+        """Looks before the next step whether its program still fits."""
+        self._step.refresh()
+        self._programs.invalidate()
 
-    def _batch_fingerprint(self, batch: Batch, lr: Any) -> Any:
-        if self._only_gradients:
-            return self._step.state.model.training, batch.is_padding
-        return super()._batch_fingerprint(batch, lr)
+    def free_memory(self) -> bool:
+        """Looks for programs anew: undoing a step has replaced tensors that they write."""
+        self.invalidate()
+        return super().free_memory()
 
-    def _record(self, flat: FlatBatch, lr: Any) -> Program:
+    def close(self) -> None:
+        """Frees the programs."""
+        self._programs.clear()
+
+    def _find(self, batch: Batch, lr: Any) -> tuple[Program, list[Tensor]] | None:
+        """The program for a batch; if the whole step can't be compiled, of its part up to the gradients."""
+        try:
+            return self._programs.find(batch, lr)
+        except CannotReplay as error:
+            reason = str(error)
+        if self._plan.mode == "compiled_backward" or self._step.device.type != "cpu":
+            self._programs.disable(reason)
+            return None
+        self._plan.fall_back("compiled_backward", reason)
+        self._programs.clear()
+        found = self._find(batch, lr)
+        if not self._programs.is_disabled:
+            self._programs.report_fall_back()
+        return found
+
+    def _compile(self, flat: FlatBatch, lr: Any) -> Program:
         step = self._step
 
         def run(batch: Batch) -> Any:
-            if self._only_gradients:
+            if self._plan.mode == "compiled_backward":
                 computed = step.run_until_gradients(batch)
-                result = detach_outputs(computed.result, wanted=step.wants_output)
-                return computed._replace(result=result)
+                return computed._replace(result=detach_outputs(computed.result, wanted=step.wants_output))
             return detach_outputs(step.run(batch, lr, sync=False), wanted=step.wants_output)
 
-        traced, compiled = trace_and_compile(step, self.plan, flat, run, exact=self._exact)
+        traced, compiled = trace_and_compile(step, self._plan, flat, run, is_saved=self._is_saved)
 
         def launch(tensors: list[Tensor]) -> Any:
             with torch.no_grad():
-                outputs = compiled([*traced.fixed, *tensors]) or ()
-            return traced.rebuild(outputs)
+                return traced.rebuild(compiled([*traced.fixed, *tensors]) or ())
 
         return Program(launch)
-
-    def _make(self, flat: FlatBatch, lr: Any) -> Program | None:
-        program = super()._make(flat, lr)
-        if program is not None and self._has_unreported_fall_back:
-            self._has_unreported_fall_back = False
-            self._report_fall_back()
-        return program
-
-    def _disable(self, reason: str) -> None:
-        if self._only_gradients or self._step.device.type != "cpu":
-            super()._disable(reason)
-            return
-        self.plan.fall_back("gradient", reason)
-        self._has_unreported_fall_back = True
-        self._start_over()
-
-    def _apply_host_effects(self, program: Program, batch: Batch) -> None:
-        if not self._only_gradients:
-            super()._apply_host_effects(program, batch)
-            return
-        self._log.add(batch)
-        self._step.broadcast_buffers()  # every rank starts from the first one's running statistics
-
-    def _after_launch(self) -> None:
-        if not self._only_gradients and self._step.flags.found_nonfinite:
-            self._last = None
-            self._log.raise_first_bad()
-
-    def _complete(self, answer: Any, batch: Batch, lr: Any) -> StepResult:
-        step = self._step
-        if isinstance(answer, LocalGradients):
-            return step.apply_gradients(answer, batch, lr)
-        if answer.updated and step.flags.weightless.item():
-            answer.updated = False  # a batch of weight 0 is not an update
-        return answer

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor
 
 from stoker._text import format_size
+from stoker._tree import map_leaves, map_tensors
 from stoker.data import RowSelection
 from stoker.engine._batch import Batch
+from stoker.engine._plan import Plan
 from stoker.engine._replayable import CannotReplay, explain_failure
 from stoker.engine._step import StepResult, TrainStep
 from stoker.engine.executors._compiled import trace_and_compile
-from stoker.engine.executors._executor import PoolContext, StepQueue
+from stoker.engine.executors._executor import Executor, PoolContext, StepsInFlight
 from stoker.engine.executors._graph_memory import (
     GraphPool,
     allocate_workspaces,
@@ -23,8 +26,17 @@ from stoker.engine.executors._graph_memory import (
     reserve_stream,
     run_on_stream,
 )
-from stoker.engine.executors._plan import Plan
-from stoker.engine.executors._replay import FlatBatch, NewState, Program, Replay, detach_outputs, map_outputs
+from stoker.engine.executors._programs import (
+    FlatBatch,
+    HostState,
+    NewState,
+    Program,
+    ProgramCache,
+    detach_outputs,
+    map_outputs,
+    side_effects_of,
+    step_tensors,
+)
 from stoker.optim import Optimizer
 
 T = TypeVar("T")
@@ -34,23 +46,25 @@ _UNUSED_LIMIT = 256 * 2**20  # bytes of memory that may be reserved and unused, 
 _recording = threading.Lock()  # fits of one process record one at a time
 
 
-class CudaGraph(Replay):
+class CudaGraph(Executor):
     """Launches CUDA graphs, and checks whether their values were finite when the flags have arrived on the host.
 
     The whole fit runs on the stream on which graphs are recorded, eager batches and validation too: nothing that one of
     them frees is overwritten while another one reads it, and cuBLAS has one set of workspaces (32 MiB for each stream
-    and thread on an H200).
+    and thread on an H200). `is_saved`: a resumed run has to give the same bits.
     """
 
-    def __init__(self, step: TrainStep, plan: Plan, device: torch.device, *, exact: bool) -> None:
-        super().__init__(step, plan, exact=exact)
-        self._device = device
-        self._queue = StepQueue(device, flag_per_step=False)
+    def __init__(self, step: TrainStep, plan: Plan, device: torch.device, *, is_saved: bool) -> None:
+        super().__init__(step)
+        self._plan, self._device, self._is_saved = plan, device, is_saved
+        self._programs = ProgramCache(step, plan, self._record, self.synchronize)
+        self._in_flight = StepsInFlight(step, device, flag_per_step=False)
+        self._last: Program | None = None  # the program that was launched last; of all steps that are held back
+        self._held_back: list[list[Tensor]] = []  # batches that will be launched together
         self._pool: GraphPool | None = None  # from the first graph on
         self._graph_bytes = 0
-        self._is_first_step, self._may_share_pool, self._has_recorded = True, True, True
-        self._groups = False  # this step may be launched together with the next ones
-        self._pending: list[list[Tensor]] = []  # batches that will be launched together
+        self._is_first_step = True
+        self._may_share_pool = True
         self._outside = torch.cuda.current_stream(device)  # of the caller
         self._stack = ExitStack()
         stream = self._stack.enter_context(reserve_stream(device))
@@ -61,30 +75,60 @@ class CudaGraph(Replay):
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch, at once or together with the next ones."""
-        self._groups = self._can_group(lr)
-        if self._pending and not self._groups:
-            self._launch_pending()
-        return super().run(batch, lr)
+        step, in_flight = self._step, self._in_flight
+        if self._programs.is_disabled:
+            return step.run_eagerly(batch, lr)
+        # Whether the host does nothing between the last step and this one: it reads no output, and rates are equal.
+        # A saved run takes a resume point between any two steps.
+        can_group = not self._is_saved and (step.records_rates or lr == step.rates.last) and not step.wants_output
+        if self._held_back and not can_group:
+            self._launch_held_back()
+        try:
+            found = self._programs.find(batch, lr)
+        except CannotReplay as error:
+            self._programs.disable(str(error))
+            clear_workspaces()  # with the memory of the graphs
+            found = None
+        if found is None:
+            return self._run_eagerly(batch, lr)
+        program, tensors = found
+        if can_group and program is self._last and program.make_group is not None:
+            assert program.result is not None
+            self._apply_host_effects(program, batch)
+            self._held_back.append(tensors)
+            if len(self._held_back) == GROUP_SIZE:
+                self._launch_held_back()
+            return program.result
+        self._launch_held_back()
+        in_flight.wait_for_room()
+        self._apply_host_effects(program, batch)
+        result = program.launch(tensors)
+        self._last = program
+        in_flight.note_launch(in_flight.number)
+        # The next launch overwrites the outputs of this one.
+        return map_outputs(torch.clone, result) if step.wants_output else result
 
     def synchronize(self) -> None:
         """Waits for every step that was launched; raises if one was not finite."""
-        self._launch_pending()
-        while self._queue:
-            self._check_oldest()
+        self._launch_held_back()
+        self._in_flight.check_all()
 
     def drain(self) -> tuple[int, int] | None:
         """Waits for every step that was launched; returns the position of one that was not finite."""
-        self._launch_pending()
-        while self._queue:
-            if self._queue.wait_for_oldest() is None:
-                return self._log.take_first_bad().position
-        return None
+        self._launch_held_back()
+        return self._in_flight.drain()
+
+    def invalidate(self) -> None:
+        """Looks before the next step whether its program still fits."""
+        self._launch_held_back()
+        self._step.refresh()
+        self._programs.invalidate()
 
     @contextmanager
     def share_graph_pool(self) -> Iterator[PoolContext]:
         """Lends the graphs' memory between two launches, and checks that nothing is left there."""
         pool = self._pool
-        if pool is None or self._is_disabled or not self._may_share_pool:
+        if pool is None or self._programs.is_disabled or not self._may_share_pool:
             yield nullcontext
             return
         self.synchronize()
@@ -93,15 +137,26 @@ class CudaGraph(Replay):
             yield pool.allocate_here
         finally:
             if pool.addresses_in_use() - before:  # a launch would overwrite it: new graphs get another pool
-                self._may_share_pool, self._pool = False, None
-                self.plan.notes.append("recorded again: a validation left tensors in memory that graphs write to")
-                self._start_over()
+                self._may_share_pool = False
+                self._pool = self._last = None
+                self._plan.notes.append("recorded again: a validation left tensors in memory that graphs write to")
+                self._programs.clear()
+
+    def free_memory(self) -> bool:
+        """Frees the graphs and their pool, which only graphs can use."""
+        self.synchronize()
+        has_graphs = self._pool is not None
+        self._programs.clear()
+        self._pool = self._last = None
+        gc.collect()  # an exception may be part of a cycle, and so hold tensors
+        clear_workspaces()
+        return has_graphs
 
     def close(self) -> None:
         """Frees graphs and their memory, and returns to the caller's stream."""
-        super().close()
-        self._pending.clear()
-        self._pool = None
+        self._programs.clear()
+        self._held_back.clear()
+        self._pool = self._last = None
         self._stack.close()
         torch.cuda.synchronize(self._device)
         clear_workspaces()
@@ -109,22 +164,20 @@ class CudaGraph(Replay):
     # --- recording
 
     def _record(self, flat: FlatBatch, lr: Any) -> Program:
-        step = self._step
-        written = step.tensors()
+        written = step_tensors(self._step)
         if any(tensor.device != self._device for tensor in written):
             raise CannotReplay("the optimizer keeps its counters on the host; omit foreach=, or set capturable=True")
         if any(tensor.device != self._device for tensor in flat.tensors):
             raise CannotReplay("a batch holds a tensor on the host, whose values a graph would not see change")
-        changing = flat.changing
         # Columns that rows are gathered from stay where they are; other tensors are copied in before each launch.
-        static = [*(each.clone() for each in flat.tensors[:changing]), *flat.tensors[changing:]]
-        inputs = static[:changing]
+        inputs = [tensor.clone() for tensor in flat.tensors[: flat.changing]]
+        static = [*inputs, *flat.tensors[flat.changing :]]
         compute = self._prepare(flat, lr)
         graph = torch.cuda.CUDAGraph()
         result = self._capture(graph, lambda: compute(flat.with_tensors(static), static))
 
         def launch(tensors: list[Tensor]) -> StepResult:
-            for target, new in zip(inputs, tensors[:changing], strict=True):
+            for target, new in zip(inputs, tensors, strict=False):
                 target.copy_(new, non_blocking=True)
             graph.replay()
             return result
@@ -147,29 +200,23 @@ class CudaGraph(Replay):
             step.flags.end_step()
             return result
 
-        if self.plan.mode != "compiled":
+        if self._plan.mode != "compiled":
             return run_operations
-        effects, before = step.side_effects(), step.host_state()
+        effects, before = side_effects_of(step), HostState(step)
         try:
-            traced, compiled = trace_and_compile(step, self.plan, flat, run, exact=self._exact)
-            # One call on copies loads and tunes the kernels; nothing of the training moves.
-            random = torch.cuda.get_rng_state(self._device)
-            with torch.no_grad():
-                compiled([*(tensor.clone() for tensor in traced.fixed), *flat.tensors])
-            torch.cuda.set_rng_state(random, self._device)
+            traced, compiled = trace_and_compile(step, self._plan, flat, run, is_saved=self._is_saved)
         except NewState:
             raise
         except Exception as error:
-            self.plan.fall_back("captured", explain_failure(error))
+            self._plan.fall_back("captured", explain_failure(error))
             effects.undo()
-            step.restore_host_state(before)
-            self._report_fall_back()
+            before.restore()
+            self._programs.report_fall_back()
             return run_operations
 
         def run_compiled(batch: Batch, tensors: list[Tensor]) -> StepResult:
             with torch.no_grad():
-                outputs = compiled([*traced.fixed, *tensors]) or ()
-            return traced.rebuild(outputs)
+                return traced.rebuild(compiled([*traced.fixed, *tensors]) or ())
 
         return run_compiled
 
@@ -182,70 +229,79 @@ class CudaGraph(Replay):
         # "thread_local": threads that fetch data or write a checkpoint continue meanwhile.
         capture = torch.cuda.graph(graph, self._pool.handle, stream, capture_error_mode="thread_local")
         try:
-            with _recording, _without_garbage_collection(), _repair_generator(self._device), capture:
-                found = run()
-                self._queue.send_flag(self._step.flags.nonfinite)
+            with _recording, _quiet(), _repair_generator(self._device), capture:
+                result = run()
+                self._in_flight.send_flag()
         except BaseException:
             self._pool.abandon()
             self._pool = None
             raise
-        self._note_memory(torch.cuda.memory_reserved(self._device) - reserved)
-        return found
-
-    def _note_memory(self, grown: int) -> None:
-        self._graph_bytes += max(grown, 0)
+        self._graph_bytes += max(torch.cuda.memory_reserved(self._device) - reserved, 0)
         start = "graph memory "
-        self.plan.notes = [note for note in self.plan.notes if not note.startswith(start)]
-        self.plan.notes.append(f"{start}{format_size(self._graph_bytes)}, one pool for all shapes")
+        self._plan.notes = [note for note in self._plan.notes if not note.startswith(start)]
+        self._plan.notes.append(f"{start}{format_size(self._graph_bytes)}, one pool for all shapes")
+        return result
 
-    # --- launching
+    # --- running
 
-    def _can_group(self, lr: Any) -> bool:
-        """Whether the host does nothing between the last step and this one: it reads no output, and rates are equal."""
-        step = self._step
-        same_rates = step.constant_rates or lr == step.rates.last
-        return same_rates and not step.wants_output and not self._exact
+    def _apply_host_effects(self, program: Program, batch: Batch) -> None:
+        """Does on the host what the step's Python would have done."""
+        self._in_flight.add(batch)
+        if self._is_saved:
+            self._step.note_weights_changed()
+        for change in program.window_changes:
+            change.apply(self._step)
 
-    def _replay(self, program: Program, batch: Batch, lr: Any, tensors: list[Tensor]) -> StepResult:
-        if program is not self._last or program.make_group is None or not self._groups:
-            return super()._replay(program, batch, lr, tensors)
-        self._apply_host_effects(program, batch)
-        self._pending.append(tensors)
-        if len(self._pending) == GROUP_SIZE:
-            self._launch_pending()
-        assert program.result is not None
-        return program.result
+    def _run_eagerly(self, batch: Batch, lr: Any) -> StepResult:
+        self.synchronize()
+        self._last = None
+        result = self._programs.run_eagerly(batch, lr)
+        if self._is_first_step:
+            self._is_first_step = False
+            self._compact_memory()
+        return result
 
-    def _complete(self, answer: StepResult, batch: Batch, lr: Any) -> StepResult:
-        # The next launch overwrites the outputs of this one.
-        return map_outputs(torch.clone, answer) if self._step.wants_output else answer
+    def _compact_memory(self) -> None:
+        """After the first step: moves the optimizer's state out of large blocks, which graphs could not use then."""
+        torch.cuda.empty_cache()
+        reserved = torch.cuda.memory_reserved(self._device)
+        unused = reserved - torch.cuda.memory_allocated(self._device)
+        if unused > min(_UNUSED_LIMIT, reserved // 20):
+            with run_on_stream(self._outside):  # beside the weights, in blocks with free space
+                compact_optimizer_state(self._step.state.optimizer)
 
-    def _launch_pending(self) -> None:
-        pending, self._pending, program = self._pending, [], self._last
-        if program is None or not pending:
+    # --- several steps to a launch
+
+    def _launch_held_back(self) -> None:
+        """Launches the steps that were held back, together if they are as many as fit into a launch."""
+        if not self._held_back:
             return
-        if len(pending) == GROUP_SIZE and program.launch_group is None:
+        held_back, self._held_back = self._held_back, []
+        program, in_flight = self._last, self._in_flight
+        assert program is not None
+        if len(held_back) == GROUP_SIZE and program.launch_group is None:
             self._make_group(program)
-        if len(pending) == GROUP_SIZE and program.launch_group is not None:
-            self._before_launch()
-            program.launch_group([tensors[0] for tensors in pending])
-            self._after_launch()
+        if len(held_back) == GROUP_SIZE and program.launch_group is not None:
+            in_flight.wait_for_room()
+            program.launch_group([tensors[0] for tensors in held_back])
+            in_flight.note_launch(in_flight.number)
             return
-        for remaining, tensors in zip(range(len(pending) - 1, -1, -1), pending, strict=True):
-            self._before_launch()
+        first = in_flight.number - len(held_back) + 1
+        for number, tensors in enumerate(held_back, start=first):
+            in_flight.wait_for_room()
             program.launch(tensors)
-            self._queue.add(self._log.number - remaining)
+            in_flight.note_launch(number)
 
     def _make_group(self, program: Program) -> None:
         assert program.make_group is not None
-        before = self._step.host_state()
+        before = HostState(self._step)
         try:
             program.launch_group = program.make_group()
         except Exception as error:  # single steps are recorded already
             program.make_group = None
-            self.plan.notes.append(f"one step to a launch: {explain_failure(error)}")
+            self._plan.notes.append(f"one step to a launch: {explain_failure(error)}")
         finally:
-            self._step.restore_host_state(before)
+            before.restore()
 
     def _record_group(
         self, flat: FlatBatch, static: list[Tensor], compute: Callable[[Batch, list[Tensor]], StepResult]
@@ -260,7 +316,7 @@ class CudaGraph(Replay):
                 compute(flat.with_tensors(tensors), tensors)
 
         self._capture(graph, run_all)
-        self.plan.notes.append(f"{GROUP_SIZE} steps to a launch")
+        self._plan.notes.append(f"{GROUP_SIZE} steps to a launch")
 
         def launch(rows: list[Tensor]) -> None:
             torch.cat(rows, out=all_rows)
@@ -268,46 +324,19 @@ class CudaGraph(Replay):
 
         return launch
 
-    def _run_without_programs(self, batch: Batch, lr: Any) -> StepResult:
-        if self._is_disabled and self._has_recorded:
-            self._has_recorded = False
-            clear_workspaces()  # with the memory of the graphs
-        return super()._run_without_programs(batch, lr)
-
-    def _after_eager_step(self) -> None:
-        """After the first step: moves the optimizer's state out of large blocks, which graphs could not use then."""
-        if not self._is_first_step:
-            return
-        self._is_first_step = False
-        torch.cuda.empty_cache()
-        reserved = torch.cuda.memory_reserved(self._device)
-        unused = reserved - torch.cuda.memory_allocated(self._device)
-        if unused > min(_UNUSED_LIMIT, reserved // 20):
-            with run_on_stream(self._outside):  # beside the weights, in blocks with free space
-                compact_optimizer_state(self._step.state.optimizer)
-
-    def _before_launch(self) -> None:
-        while self._queue.is_full:
-            self._check_oldest()
-
-    def _after_launch(self) -> None:
-        self._queue.add(self._log.number)
-
-    def _check_oldest(self) -> None:
-        number = self._queue.wait_for_oldest()
-        if number is None:
-            self._last = None
-            self._log.raise_first_bad()
-        self._log.forget_until(number)
-
 
 @contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Collecting a dead graph or event while another graph is recorded would invalidate the recording."""
+def _quiet() -> Iterator[None]:
+    """Without garbage collection: collecting a dead graph while another one is recorded would invalidate the recording.
+
+    And without torch's warning about an empty graph, if a recording fails before its first operation.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            yield
     finally:
         if was_enabled:
             gc.enable()
@@ -332,13 +361,12 @@ def _repair_generator(device: torch.device) -> Iterator[None]:
 
 def compact_optimizer_state(optimizer: Optimizer) -> None:
     """Moves the state of an optimizer to the host and back, so that it is allocated close together."""
-    state = [{name: dict(own) for name, own in rule.items()} for rule in optimizer.state_tensors()]
-    owners = [own for rule in state for own in rule.values()]
-    devices = [{key: each.device for key, each in own.items() if each is not None} for own in owners]
-    for own in owners:
-        own.update({key: each.cpu() for key, each in own.items() if each is not None})
-    optimizer.set_state_tensors(state)
+    devices = map_tensors(lambda tensor: tensor.device, optimizer.state_tensors())
+    on_host = map_tensors(Tensor.cpu, optimizer.state_tensors())
+    optimizer.set_state_tensors(on_host)
     torch.cuda.empty_cache()
-    for own, there in zip(owners, devices, strict=True):
-        own.update({key: each.to(there[key]) for key, each in own.items() if each is not None})
-    optimizer.set_state_tensors(state)
+    optimizer.set_state_tensors(map_leaves(_move_back, on_host, devices))
+
+
+def _move_back(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)

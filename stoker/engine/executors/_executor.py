@@ -1,220 +1,168 @@
-"""The contract of executors, and the one that is always right: eager."""
+"""The contract of executors, and those that run a step operation by operation."""
 
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from stoker.engine._batch import Batch
 from stoker.engine._step import StepResult, TrainStep
-from stoker.engine.executors._plan import Plan
-from stoker.errors import NotFinite
+from stoker.engine._undo import free_cached_memory
 
-_REMEMBERED_STEPS = 32  # whose finite check may still be pending
-_STEPS_IN_FLIGHT = 2  # the device never waits for the host, and a NaN is noticed soon
+_LAUNCHES_IN_FLIGHT = 2  # of one step or of a group: the device never waits for the host, and a NaN is noticed soon
 
 PoolContext = Callable[[], AbstractContextManager[None]]
 
 
-class Executor(Protocol):
-    """Runs training steps: one operation after the other, as a CUDA graph, or compiled."""
-
-    plan: Plan
-
-    def run(self, batch: Batch, lr: Any) -> StepResult:
-        """Runs one batch. The device may still be computing when it returns."""
-        ...
-
-    def synchronize(self) -> None:
-        """Waits until every step is known to be finite; raises `NotFinite` if one is not."""
-        ...
-
-    def drain(self) -> tuple[int, int] | None:
-        """Waits for steps in flight after an exception; returns the position of one that is not finite."""
-        ...
-
-    def invalidate(self) -> None:
-        """Tells the executor that a callback may have changed the model or anything else."""
-        ...
-
-    def share_graph_pool(self) -> AbstractContextManager[PoolContext]:
-        """Lets validation allocate in the memory pool of CUDA graphs. Yields a context manager to use for a batch."""
-        ...
-
-    def close(self) -> None:
-        """Frees what the executor has allocated."""
-        ...
-
-
-class Eager:
-    """Runs each operation as it comes."""
-
-    def __init__(self, step: TrainStep, plan: Plan) -> None:
-        self._step, self.plan = step, plan
-        self.run = step.run
-
-    def synchronize(self) -> None:
-        """Nothing is in flight: a step has checked its values when it returns."""
-
-    def drain(self) -> None:
-        """Nothing is in flight."""
-
-    def invalidate(self) -> None:
-        """Nothing but the list of modules is cached."""
-        self._step.refresh()
-
-    def share_graph_pool(self) -> AbstractContextManager[PoolContext]:
-        """All memory is shared anyway."""
-        return nullcontext(nullcontext)
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-
-class StepInFlight(NamedTuple):
-    """A step that was started, and whose finite check the host has not read yet."""
-
-    number: int
-    batch: Batch
-
-
-class StepLog:
-    """Numbers the steps that run without reading values, so that the batch of a bad one can be found."""
+class Executor:
+    """Runs training steps. A subclass defines `run`, and the other methods if it has anything in flight or cached."""
 
     def __init__(self, step: TrainStep) -> None:
         self._step = step
-        self.number = 0  # of steps since the flags were cleared
-        self._recent: deque[StepInFlight] = deque(maxlen=_REMEMBERED_STEPS)
 
-    def add(self, batch: Batch) -> None:
-        """Counts a step that is about to start."""
-        self.number += 1
-        self._recent.append(StepInFlight(self.number, batch))
+    def run(self, batch: Batch, lr: Any) -> StepResult:
+        """Runs one batch. The device may still be computing when it returns."""
+        raise NotImplementedError
 
-    def forget_until(self, number: int) -> None:
-        """Drops the batches of steps that are known to be finite."""
-        while self._recent and self._recent[0].number <= number:
-            self._recent.popleft()
+    def synchronize(self) -> None:
+        """Waits until every step is known to be finite; raises `NotFinite` if one is not."""
 
-    def take_first_bad(self) -> Batch:
-        """The batch of the first step that was not finite; starts again after it."""
-        number = self._step.flags.first_bad_step
-        self._step.flags.clear()
-        bad = next(each.batch for each in self._recent if each.number == number)
-        self.number = 0
-        self._recent.clear()
-        return bad
-
-    def raise_first_bad(self) -> NoReturn:
-        """Runs the bad batch again to find the origin of the values that are not finite, and raises."""
-        bad = self.take_first_bad()
-        try:
-            self._step.diagnose(bad)
-        except NotFinite as error:
-            error.position = bad.position
-            raise
-
-
-class StepQueue:
-    """Steps that a GPU has not finished yet, as far as the host knows, oldest first.
-
-    `flag_per_step`: with several ranks, each has to see the flag of the same step, so each step has its own flag.
-    A CUDA graph always writes to the same one.
-    """
-
-    def __init__(self, device: torch.device, *, flag_per_step: bool) -> None:
-        self._device, self._started = device, 0
-        self._events = [torch.cuda.Event() for _ in range(_STEPS_IN_FLIGHT + 1)]
-        self._flags = [torch.zeros(()).pin_memory() for _ in (self._events if flag_per_step else self._events[:1])]
-        self._steps: deque[tuple[torch.cuda.Event, Tensor, int]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether one step has to finish before another may start."""
-        return len(self._steps) >= _STEPS_IN_FLIGHT
-
-    def send_flag(self, nonfinite: Tensor) -> None:
-        """Copies the flag of the step that is being started to the host."""
-        self._flags[(self._started + 1) % len(self._flags)].copy_(nonfinite, non_blocking=True)
-
-    def add(self, number: int) -> None:
-        """Notes that all steps up to this number have been started."""
-        self._started += 1
-        event = self._events[self._started % len(self._events)]
-        event.record(torch.cuda.current_stream(self._device))
-        self._steps.append((event, self._flags[self._started % len(self._flags)], number))
-
-    def wait_for_oldest(self) -> int | None:
-        """The number up to which all steps were finite; None if one was not."""
-        event, flag, number = self._steps.popleft()
-        event.synchronize()
-        if flag.item() == 0:  # on the host: the device is not asked
-            return number
-        for event, _, _ in self._steps:
-            event.synchronize()
-        self._steps.clear()
-        for each in self._flags:
-            each.zero_()
+    def drain(self) -> tuple[int, int] | None:
+        """Waits for steps in flight after an exception; returns the position of one that is not finite."""
         return None
 
+    def invalidate(self) -> None:
+        """Tells the executor that a callback may have changed the model or anything else."""
+        self._step.refresh()
 
-class DeferredEager:
+    def share_graph_pool(self) -> AbstractContextManager[PoolContext]:
+        """Lets validation allocate in the memory pool of CUDA graphs. Yields a context manager to use for a batch."""
+        return nullcontext(nullcontext)
+
+    def free_memory(self) -> bool:
+        """After memory ran out: frees what the next step can do without; returns whether there was such a thing."""
+        return free_cached_memory(self._step.device)
+
+    def close(self) -> None:
+        """Frees what the executor has allocated."""
+
+
+class Eager(Executor):
+    """Runs each operation as it comes, and checks values before it returns."""
+
+    def __init__(self, step: TrainStep) -> None:
+        super().__init__(step)
+        self.run = step.run_eagerly
+
+
+class StepsInFlight:
+    """Steps that run without reading values on the host, oldest first, until the host has read their finite checks.
+
+    Steps are numbered from 1 since the last bad one. `flag_per_step`: with several ranks each one has to see the flag
+    of the same step, so each step has its own. A CUDA graph always writes to the same one.
+    """
+
+    def __init__(self, step: TrainStep, device: torch.device, *, flag_per_step: bool) -> None:
+        self._step, self._device = step, device
+        self.number = 0  # of the newest step
+        self._batches: deque[tuple[int, Batch]] = deque()  # of steps that are not known to be finite, with numbers
+        self._launches = 0
+        self._events = [torch.cuda.Event() for _ in range(_LAUNCHES_IN_FLIGHT + 1)]
+        self._flags = [torch.zeros(()).pin_memory() for _ in (self._events if flag_per_step else self._events[:1])]
+        self._pending: deque[tuple[torch.cuda.Event, Tensor, int]] = deque()  # launches, with the newest step of each
+
+    def add(self, batch: Batch) -> None:
+        """Numbers a step that is about to be launched."""
+        self.number += 1
+        self._batches.append((self.number, batch))
+
+    def wait_for_room(self) -> None:
+        """Waits until another launch may be in flight; raises `NotFinite` if a step was not finite."""
+        while len(self._pending) >= _LAUNCHES_IN_FLIGHT:
+            self._check_oldest()
+
+    def send_flag(self) -> None:
+        """Copies the flag of the step that is being launched to the host."""
+        flag = self._flags[(self._launches + 1) % len(self._flags)]
+        flag.copy_(self._step.flags.nonfinite, non_blocking=True)
+
+    def note_launch(self, number: int) -> None:
+        """Notes that all steps up to this number have been launched."""
+        self._launches += 1
+        event = self._events[self._launches % len(self._events)]
+        event.record(torch.cuda.current_stream(self._device))
+        self._pending.append((event, self._flags[self._launches % len(self._flags)], number))
+
+    def check_all(self) -> None:
+        """Waits for all launches; raises `NotFinite` if a step was not finite."""
+        while self._pending:
+            self._check_oldest()
+
+    def drain(self) -> tuple[int, int] | None:
+        """Waits for all launches without a message to other ranks; returns the position of the first bad step."""
+        while self._pending:
+            if not self._wait_for_oldest():
+                return self._take_first_bad().position
+        return None
+
+    def _check_oldest(self) -> None:
+        if not self._wait_for_oldest():
+            self._raise_first_bad()
+
+    def _wait_for_oldest(self) -> bool:
+        """Whether all steps of the oldest launch were finite."""
+        event, flag, number = self._pending.popleft()
+        event.synchronize()
+        if flag.item() == 0:  # on the host: the device is not asked
+            while self._batches and self._batches[0][0] <= number:
+                self._batches.popleft()
+            return True
+        for event, _, _ in self._pending:
+            event.synchronize()
+        self._pending.clear()
+        for flag in self._flags:
+            flag.zero_()
+        return False
+
+    def _raise_first_bad(self) -> NoReturn:
+        self._step.diagnose(self._take_first_bad())
+
+    def _take_first_bad(self) -> Batch:
+        """The batch of the first step that was not finite; starts again after it."""
+        first_bad = self._step.flags.first_bad_step
+        self._step.flags.clear()
+        batch = next(batch for number, batch in self._batches if number == first_bad)
+        self.number = 0
+        self._batches.clear()
+        return batch
+
+
+class DeferredEager(Executor):
     """Runs each operation as it comes, and checks values later: the next step starts while this one runs.
 
     For several processes on GPUs, whose gradients are reduced between backward and update.
     """
 
-    def __init__(self, step: TrainStep, plan: Plan, device: torch.device) -> None:
-        self._step, self.plan = step, plan
-        self._log, self._queue = StepLog(step), StepQueue(device, flag_per_step=True)
+    def __init__(self, step: TrainStep, device: torch.device) -> None:
+        super().__init__(step)
+        self._in_flight = StepsInFlight(step, device, flag_per_step=True)
+        self.synchronize = self._in_flight.check_all
+        self.drain = self._in_flight.drain
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch; the first one is checked at once, because it creates the optimizer's state."""
-        step = self._step
-        if not step.has_begun:
+        step, in_flight = self._step, self._in_flight
+        if not step.has_begun(batch):
             return step.run(batch, lr)
-        while self._queue.is_full:
-            self._check_oldest()
-        if not step.constant_rates:
+        in_flight.wait_for_room()
+        if not step.records_rates:
             step.rates.set(lr)
-        self._log.add(batch)
+        in_flight.add(batch)
         result = step.run(batch, lr, sync=False)
         step.flags.end_step()
-        self._queue.send_flag(step.flags.nonfinite)
-        self._queue.add(self._log.number)
+        in_flight.send_flag()
+        in_flight.note_launch(in_flight.number)
         return result
-
-    def _check_oldest(self) -> None:
-        number = self._queue.wait_for_oldest()
-        if number is None:
-            self._log.raise_first_bad()
-        self._log.forget_until(number)
-
-    def synchronize(self) -> None:
-        """Waits for all steps in flight."""
-        while self._queue:
-            self._check_oldest()
-
-    def drain(self) -> tuple[int, int] | None:
-        """Waits for all steps in flight without a message to other ranks, which may be elsewhere."""
-        while self._queue:
-            if self._queue.wait_for_oldest() is None:
-                return self._log.take_first_bad().position
-        return None
-
-    def invalidate(self) -> None:
-        """Nothing but the list of modules is cached."""
-        self._step.refresh()
-
-    def share_graph_pool(self) -> AbstractContextManager[PoolContext]:
-        """All memory is shared anyway."""
-        return nullcontext(nullcontext)
-
-    def close(self) -> None:
-        """Nothing to free."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol, TextIO
 
-from stoker._text import format_duration, format_number, format_short
+from stoker._text import escape_control, format_duration, format_number, format_short
 from stoker.errors import WrongType
 from stoker.record import Event, Record
 from stoker.view.console._live import LiveConsole
@@ -99,8 +99,7 @@ class PlainConsole:
         """Prints the event's line, if it has one."""
         if self._closed:
             return
-        progress = self._progress
-        progress.add(event)
+        self._progress.add(event)
         line = describe_event(event)
         if event.kind == "progress":
             line = self._progress_line(event)
@@ -108,10 +107,13 @@ class PlainConsole:
             seconds = event.extra.get("seconds")
             duration = f"  {format_duration(seconds)}" if seconds is not None else ""
             line = f"{self._epoch(event)}  {self._values(event.values)}{duration}"
-        elif event.kind == "valid" and event.batch < (progress.setting("batches") or 0):  # inside an epoch
+        elif event.kind == "valid" and event.batch < (self._progress.setting("batches") or 0):  # inside an epoch
             line = f"{self._epoch(event)}  update {event.update:,}  {self._values(event.values)}"
         elif event.kind == "begin":
-            line = f"{describe_model(progress)}: {describe_plan(progress)} (* = best so far)"
+            monitor = str(self._progress.setting("monitor") or "")
+            is_loss = not monitor or monitor.endswith("/loss")
+            chosen = "" if is_loss else f"; {escape_control(monitor)} decides which weights are kept"
+            line = f"{describe_model(self._progress)}: {describe_plan(self._progress)} (* = best so far{chosen})"
         if line:
             self._writer.line(line)
         if event.kind == "end":
@@ -119,7 +121,7 @@ class PlainConsole:
 
     def close(self) -> None:
         """Prints how the fit ended; a second call does nothing."""
-        if self._closed or not self._progress.begin:
+        if self._closed or self._progress.plan is None:
             return
         self._closed = True
         for line in (describe_reason(self._progress), describe_end(self._progress)):
@@ -132,21 +134,23 @@ class PlainConsole:
 
     def _values(self, values: Mapping[str, float]) -> str:
         """All values, set by set; `*` marks the best so far of the monitored set."""
+        sets = self._progress.sets(self._progress.record.status())
         groups: dict[str, dict[str, list[str]]] = {}
         others: list[str] = []
         for name, value in values.items():
             group, _, metric = name.partition("/")
-            if group not in self._progress.sets or not metric:
-                others.append(f"{name} {format_short(value)}")
+            if group not in sets.names or not metric:
+                others.append(f"{escape_control(name)} {format_short(value)}")
                 continue
-            improved = group == self._progress.monitored_set and self._progress.is_improvement(name, value)
+            improved = group == sets.monitored and self._progress.is_improvement(name, value)
             text = format_number(value) + ("*" if improved else "")
-            groups.setdefault(group, {}).setdefault(metric.partition("/")[0], []).append(text)
+            metric = "/".join(part for part in metric.split("/") if not part.isdecimal())  # the classes of a metric
+            groups.setdefault(group, {}).setdefault(metric, []).append(text)
         parts = [
-            f"{group} " + " ".join(f"{metric} {_join_classes(texts)}" for metric, texts in metrics.items())
+            " ".join([group, *(f"{metric} {_join_classes(texts)}" for metric, texts in metrics.items())])
             for group, metrics in groups.items()
         ]
-        return "  ".join([*parts, *others])
+        return "  ".join([*map(escape_control, parts), *others])
 
     def _progress_line(self, event: Event) -> str:
         """A line after 30 seconds, then after every fifth; if the length is unknown, whenever the time has doubled."""
@@ -156,17 +160,18 @@ class PlainConsole:
             self._phase_start, self._next_line = event.time, event.time + _LONG_EPOCH
         if event.time < self._next_line:
             return ""
-        fraction, seconds = self._progress.epoch_fraction(), event.time - self._phase_start
+        status = self._progress.record.status()
+        fraction, seconds = status.phase_fraction, event.time - self._phase_start
         if fraction is not None and (fraction == 1 or int(fraction * _PARTS) == self._part):
             return ""  # a complete epoch gets its own line
         self._part = -1 if fraction is None else int(fraction * _PARTS)
         self._next_line = event.time + (max(_LONG_EPOCH, seconds) if fraction is None else _LONG_EPOCH)
-        validating = phase[0] == "valid"
-        of = f"/{self._progress.batches:,}" if self._progress.batches else ""
+        validating = status.phase == "valid"
+        of = f"/{status.batches:,}" if status.batches else ""
         texts = [
             f"{self._epoch(event)}  {'validating, ' if validating else ''}batch {event.batch:,}{of}",
             self._values(event.values),
-            describe_speed(self._progress),
+            describe_speed(status),
         ]
         if fraction:
             left = format_duration(seconds * (1 - fraction) / fraction)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
-from stoker._text import format_clock, format_number, format_short, shorten
-from stoker.record import Event, Record, line_styles, use_log_scale
+from stoker._text import escape_control, format_clock, format_number, format_short, shorten
+from stoker.record import Event, Record, Status, line_styles
 from stoker.view._chart import MIN_HEIGHT, MIN_WIDTH, Line, chart, legend
+from stoker.view._tables import MetricRow
 from stoker.view.console._progress import (
     FitProgress,
-    Row,
     describe_end,
     describe_event,
     describe_model,
@@ -54,7 +54,7 @@ class LiveConsole:
         elif event.kind == "end":
             self.close()
             return
-        if self._progress.begin and self._pace.is_due():
+        if self._progress.plan is not None and self._pace.is_due():
             with self._pace.measure():
                 self._draw()
 
@@ -64,8 +64,11 @@ class LiveConsole:
             return
         self._closed = True
         atexit.unregister(self.close)
-        width, _ = self._block.writer.size()
-        self._block.close(self._render(_summary_lines(self._progress, width - 1)) if self._progress.begin else [])
+        lines: list[Text] = []
+        if self._progress.plan is not None:
+            width, _ = self._block.writer.size()
+            lines = _summary_lines(self._progress, width - 1)
+        self._block.close(self._render(lines))
 
     def _draw(self) -> None:
         width, height = self._block.writer.size()
@@ -89,12 +92,20 @@ def _live_lines(progress: FitProgress, width: int, height: int, *, ascii_only: b
     from rich.text import Text
 
     width = min(width, _MAX_WIDTH)
-    head = [Text(), _title(progress, width), *_bars(progress, width), _other_values(progress, width), Text()]
+    status = progress.record.status()
+    metrics, others = progress.rows(status)
+    title = _title(progress, status, width)
+    head = [Text(), title, *_bars(progress, status, width), _other_values(others, status, width), Text()]
     room = max(0, height - len(head))
-    table = _table(progress, progress.rows(), room)
-    left = max((line.cell_len for line in table), default=0)
-    curves = _curves(progress, width - left - 2, min(_CHART_HEIGHT, room - 1), ascii_only=ascii_only, colors=colors)
-    lines = [*head, *_side_by_side(table, curves, left + 2)][:height]
+    rows = _table(progress, metrics, status, room)
+    left = max((line.cell_len for line in rows), default=0) + 2
+    curves = _curves(progress, status, width - left, min(_CHART_HEIGHT, room - 1), ascii_only=ascii_only, colors=colors)
+    while len(rows) < len(curves):
+        rows.append(Text())
+    for row, curve in zip(rows, curves, strict=False):
+        row.truncate(left, pad=True)
+        row.append_text(curve)
+    lines = [*head, *rows][:height]
     for line in lines:
         line.truncate(width)
     return lines
@@ -104,39 +115,43 @@ def _summary_lines(progress: FitProgress, width: int) -> list["Text"]:
     """What stays on the terminal: the model, the table, why it stopped and how long it took."""
     from rich.text import Text
 
-    lines = [Text(), Text(" " + describe_model(progress), style="bold"), *_table(progress, progress.rows(), 40)]
+    status = progress.record.status()
+    rows = _table(progress, progress.rows(status)[0], status, 40)
+    lines = [Text(), Text(" " + describe_model(progress), style="bold"), *rows]
     for line in lines:
         line.truncate(width)
+    failed = "error" in progress.endings
     reason = " ".join(describe_reason(progress).split())
     if reason:
-        lines.append(Text(f" {reason}", style="red" if progress.error else "yellow"))
-    lines.append(Text(f" {describe_end(progress)}", style="green" if progress.end and not progress.error else ""))
+        lines.append(Text(f" {reason}", style="red" if failed else "yellow"))
+    completed = "end" in progress.endings and not failed
+    lines.append(Text(f" {describe_end(progress)}", style="green" if completed else ""))
     return lines
 
 
-def _title(progress: FitProgress, width: int) -> "Text":
+def _title(progress: FitProgress, status: Status, width: int) -> "Text":
     from rich.text import Text
 
-    left = progress.seconds_left()
-    times = format_clock(progress.seconds) + (f" · {format_clock(left)} left" if left is not None else "")
+    left = f" · {format_clock(status.seconds_left)} left" if status.seconds_left is not None else ""
+    times = format_clock(status.seconds) + left
     line = Text(" " + describe_model(progress), style="bold")
     line.truncate(max(0, width - len(times) - 2), overflow="ellipsis", pad=True)
     return line.append(f"  {times}", style="not bold")
 
 
-def _bars(progress: FitProgress, width: int) -> list["Text"]:
-    planned, total = progress.setting("epochs"), progress.fraction()
-    label = f" epoch {progress.epoch}" + (f"/{planned}" if planned else "")
-    batch = describe_speed(progress)
-    if progress.running:
-        of = f"/{progress.batches:,}" if progress.batches else ""
-        batch = f"{'validating' if progress.validating else 'batch'} {progress.running.batch:,}{of}"
-    percent = "" if total is None else f"{100 * total:.0f} % · "
+def _bars(progress: FitProgress, status: Status, width: int) -> list["Text"]:
+    planned = progress.setting("epochs")
+    label = f" epoch {status.epoch}" + (f"/{planned}" if planned else "")
+    batch = describe_speed(status)
+    if status.batch:
+        of = f"/{status.batches:,}" if status.batches else ""
+        batch = f"{'validating' if status.phase == 'valid' else 'batch'} {status.batch:,}{of}"
+    percent = "" if status.fraction is None else f"{100 * status.fraction:.0f} % · "
     label_width = max(len(label), 7)
     bar_width = max(10, width - label_width - 28)
     return [
-        _bar(f"{label:<{label_width}}", progress.epoch_fraction(), bar_width, batch),
-        _bar(f"{' total':<{label_width}}", total, bar_width, f"{percent}{progress.updates:,} updates"),
+        _bar(f"{label:<{label_width}}", status.phase_fraction, bar_width, batch),
+        _bar(f"{' total':<{label_width}}", status.fraction, bar_width, f"{percent}{status.update:,} updates"),
     ]
 
 
@@ -146,38 +161,37 @@ def _bar(label: str, fraction: float | None, width: int, text: str) -> "Text":
 
     full = 0 if fraction is None else math.floor(fraction * width)
     line = Text(f"{label}  ")
-    line.append("━" * full, style="green" if fraction is not None and fraction >= 1 else "cyan")
+    line.append("━" * full, style="green" if full == width else "cyan")
     line.append("─" * (width - full), style=_GREY)
     return line.append(f"  {text}")
 
 
-def _other_values(progress: FitProgress, width: int) -> "Text":
+def _other_values(rows: list[MetricRow], status: Status, width: int) -> "Text":
     from rich.text import Text
 
-    parts = [describe_speed(progress)]
-    for name, value in progress.other_values().items():
-        unit = progress.record.unit(name)
-        parts.append(f"{name} {format_short(value)}{f' {unit}' if unit else ''}")
-    line = Text(" " + " · ".join(filter(None, parts)), style=_GREY)
+    values = [escape_control(f"{row.name} {format_short(row.values[''])} {row.unit}".rstrip()) for row in rows]
+    line = Text(" " + " · ".join(filter(None, [describe_speed(status), *values])), style=_GREY)
     line.truncate(width, overflow="ellipsis")
     return line
 
 
-def _table(progress: FitProgress, rows: list[Row], room: int) -> list["Text"]:
+def _table(progress: FitProgress, rows: list[MetricRow], status: Status, room: int) -> list["Text"]:
     """A header and one line per metric, as many as fit."""
     from rich.text import Text
 
     if not rows or room < 2:
         return []
-    names = min(_NAME_WIDTH, max(len(row.name) for row in rows))
-    head = "".join(f"{shorten(name, _VALUE_WIDTH - 2):>{_VALUE_WIDTH - 1}} " for name in progress.sets)
+    sets = progress.sets(status)
+    names = min(_NAME_WIDTH, max(len(escape_control(row.name)) for row in rows))
+    head = "".join(f"{shorten(escape_control(name), _VALUE_WIDTH - 2):>{_VALUE_WIDTH - 1}} " for name in sets.names)
     lines = [Text(f" {'':<{names}}{head}{'best':>{_BEST_WIDTH - 5}}", style=_GREY)]
     for row in rows[: room - 1]:
-        line = Text(f" {shorten(row.name, names):<{names}}")
-        for group in progress.sets:
-            improved = row.improved and group == progress.monitored_set
-            text = format_number(row.values.get(group))
-            line.append(f"{text:>{_VALUE_WIDTH - 1}}{'*' if improved else ' '}", style="bold green" if improved else "")
+        line = Text(f" {shorten(escape_control(row.name), names):<{names}}")
+        for group in sets.names:
+            value = row.values.get(group)
+            improved = group == sets.monitored and progress.is_improvement(f"{group}/{row.name}", value)
+            mark, style = ("*", "bold green") if improved else (" ", "")
+            line.append(f"{format_number(value):>{_VALUE_WIDTH - 1}}{mark}", style=style)
         if row.best is not None:
             line.append(f"{format_number(row.best.value):>{_BEST_WIDTH - 5}}")
             line.append(f" @{row.best.epoch}", style=_GREY)
@@ -185,31 +199,18 @@ def _table(progress: FitProgress, rows: list[Row], room: int) -> list["Text"]:
     return lines
 
 
-def _curves(progress: FitProgress, width: int, height: int, *, ascii_only: bool, colors: bool) -> list["Text"]:
+def _curves(
+    progress: FitProgress, status: Status, width: int, height: int, *, ascii_only: bool, colors: bool
+) -> list["Text"]:
     """The losses as a chart under its legend; empty if there is no room or no curve."""
-    over, curves = progress.loss_curves()
+    over, curves, log = progress.loss_curves(status)
     if not curves or width < MIN_WIDTH + 8 or height < MIN_HEIGHT:
         return []
     styles = line_styles(curves)
     lines = [
-        Line(name.removesuffix("/loss"), np.array(x, float), np.array(y, float), styles[name].color)
+        Line(escape_control(name.removesuffix("/loss")), np.array(x, float), np.array(y, float), styles[name].color)
         for name, (x, y) in curves.items()
     ]
-    log = use_log_scale(value for _, y in curves.values() for value in y)
     head = legend(lines, ascii_only=ascii_only, colors=colors)
     head.append(f"  loss by {over}{', log' if log else ''}", style=_GREY)
     return [head, *chart(lines, width, height, log=log, ascii_only=ascii_only, colors=colors)]
-
-
-def _side_by_side(left: list["Text"], right: list["Text"], width: int) -> list["Text"]:
-    """Two columns of lines; the left one is `width` wide."""
-    from rich.text import Text
-
-    lines: list[Text] = []
-    for place in range(max(len(left), len(right))):
-        line = left[place] if place < len(left) else Text()
-        if place < len(right):
-            line.truncate(width, pad=True)
-            line.append_text(right[place])
-        lines.append(line)
-    return lines

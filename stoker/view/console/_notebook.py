@@ -3,9 +3,10 @@
 import sys
 from html import escape
 
-from stoker._text import format_duration, format_number, format_short
-from stoker.record import Event, Record, line_styles, use_log_scale
+from stoker._text import escape_surrogates, format_duration, format_number, format_short
+from stoker.record import Event, Record, Status, line_styles
 from stoker.view._svg import SvgLine, svg_chart
+from stoker.view._tables import DataSets, MetricRow
 from stoker.view.console._progress import (
     FitProgress,
     describe_end,
@@ -50,13 +51,13 @@ class NotebookConsole:
         elif event.kind == "end":
             self.close()
             return
-        if self._progress.begin and self._pace.is_due():
+        if self._progress.plan is not None and self._pace.is_due():
             with self._pace.measure():
                 self._show()
 
     def close(self) -> None:
         """Shows how the fit ended; a second call does nothing."""
-        if not self._closed and self._progress.begin:
+        if not self._closed and self._progress.plan is not None:
             self._closed = True
             self._show()
 
@@ -71,24 +72,23 @@ class NotebookConsole:
 
 def _render(progress: FitProgress, notes: list[str], *, ended: bool) -> str:
     """The fit as HTML: title, progress bars (or how it ended), table, loss curves and notes."""
+    status = progress.record.status()
+    metrics, others = progress.rows(status)
     parts = [f"<div><b>{escape(describe_model(progress))}</b></div>"]
     if ended:
         parts += [f"<div>{escape(text)}</div>" for text in (describe_reason(progress), describe_end(progress)) if text]
     else:
-        left = progress.seconds_left()
-        times = format_duration(progress.seconds) + (f", {format_duration(left)} left" if left is not None else "")
+        left = f", {format_duration(status.seconds_left)} left" if status.seconds_left is not None else ""
         planned = progress.setting("epochs")
-        epoch = f"epoch {progress.epoch}" + (f"/{planned}" if planned else "")
-        parts += [
-            _bar(epoch, progress.epoch_fraction(), describe_speed(progress)),
-            _bar("total", progress.fraction(), times),
-        ]
-    others = " · ".join(f"{name} {format_short(value)}" for name, value in progress.other_values().items())
-    parts.append(f'<div style="opacity:.6">{escape(others)}</div>')
-    columns = f"{_table(progress)}{_curves(progress)}"
+        epoch = f"epoch {status.epoch}" + (f"/{planned}" if planned else "")
+        parts.append(_bar(epoch, status.phase_fraction, describe_speed(status)))
+        parts.append(_bar("total", status.fraction, format_duration(status.seconds) + left))
+    texts = [f"{row.name} {format_short(row.values[''])}" for row in others]
+    parts.append(f'<div style="opacity:.6">{escape(" · ".join(texts))}</div>')
+    columns = f"{_table(progress, metrics, progress.sets(status))}{_curves(progress, status)}"
     parts.append(f'<div style="display:flex;gap:2em;align-items:flex-start">{columns}</div>')
     parts += [f"<div>{escape(note)}</div>" for note in notes]
-    return f'<div style="{_STYLE}">{"".join(parts)}</div>'
+    return escape_surrogates(f'<div style="{_STYLE}">{"".join(parts)}</div>')
 
 
 def _bar(label: str, fraction: float | None, text: str) -> str:
@@ -101,29 +101,28 @@ def _bar(label: str, fraction: float | None, text: str) -> str:
     )
 
 
-def _table(progress: FitProgress) -> str:
-    rows = progress.rows()
+def _table(progress: FitProgress, rows: list[MetricRow], sets: DataSets) -> str:
     if not rows:
         return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("", *progress.sets, "best", "epoch"))
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("", *sets.names, "best", "epoch"))
     lines = [f"<tr>{head}</tr>"]
     for row in rows:
         cells = [f'<td style="text-align:left">{escape(row.name)}</td>']
-        for group in progress.sets:
-            text = format_number(row.values.get(group))
-            improved = row.improved and group == progress.monitored_set
+        for group in sets.names:
+            value = row.values.get(group)
+            text = format_number(value)
+            improved = group == sets.monitored and progress.is_improvement(f"{group}/{row.name}", value)
             cells.append(f"<td><b>{text}*</b></td>" if improved else f"<td>{text}</td>")
         best = (format_number(row.best.value), row.best.epoch) if row.best else ("", "")
         lines.append(f"<tr>{''.join(cells)}<td>{best[0]}</td><td>{best[1]}</td></tr>")
     return f"<table>{''.join(lines)}</table>"
 
 
-def _curves(progress: FitProgress) -> str:
+def _curves(progress: FitProgress, status: Status) -> str:
     """The losses as an SVG chart; "" before there are any."""
-    over, curves = progress.loss_curves()
+    over, curves, log = progress.loss_curves(status)
     if not curves:
         return ""
     styles = line_styles(curves)
     lines = [SvgLine(name, x, y, styles[name]) for name, (x, y) in curves.items()]
-    log = use_log_scale(value for _, y in curves.values() for value in y)
     return svg_chart("loss", lines, width=400, height=150, log=log, x_label=over)

@@ -6,7 +6,7 @@ from typing import Any
 from stoker._text import format_duration, format_number, format_time
 from stoker.errors import InvalidArgument
 from stoker.record import LineStyle, flatten_config, group_by_metric, line_styles, run_settings
-from stoker.view._configs import compare_configs
+from stoker.view._tables import compare_configs
 from stoker.view.report._html import Html, element, note, page, pairs, section, table
 from stoker.view.report._reader import RunLike, RunReader, open_run
 from stoker.view.report._report import curve_line, draw_charts
@@ -34,9 +34,9 @@ def compare_html(*runs: RunLike) -> str:
         element("span", run.name, class_="key", style=f"--own:{style.color}")
         for run, style in zip(readers, styles, strict=True)
     ]
-    same, different = compare_configs({place: _config(run) for place, run in enumerate(readers)})
+    same, different = compare_configs({number: _config(run) for number, run in enumerate(readers)})
     rows = [
-        (name, *(values.get(place, _MISSING) for place in range(len(readers)))) for name, values in different.items()
+        (name, *(values.get(number, _MISSING) for number in range(len(readers)))) for name, values in different.items()
     ]
     title = f"{len(readers)} runs"
     return page(
@@ -64,9 +64,9 @@ def _results(runs: Sequence[RunReader], keys: Sequence[Html]) -> Html:
 def _last_values(runs: Sequence[RunReader], keys: Sequence[Html]) -> Html:
     rows = []
     for name in _names(runs):
-        points = [run.points(name, source="epochs") for run in runs]
-        if any(map(len, points)):
-            rows.append((name, *(format_number(float(each.value[-1])) if len(each) else _MISSING for each in points)))
+        values = [run.summary["last"].get(name) for run in runs]
+        if any(value is not None for value in values):
+            rows.append((name, *(_MISSING if value is None else format_number(value) for value in values)))
     return table(("last", *keys), rows, numbers=True) if rows else Html("")
 
 
@@ -93,7 +93,7 @@ def _names(runs: Sequence[RunReader]) -> list[str]:
 
 def _config(run: RunReader) -> dict[str, Any]:
     """The run's config and settings, and the facts of its environment that can make a difference."""
-    settings = run.facts.get("settings") or {}
+    settings = run_settings(None, run.facts)
     facts = {"parameters": run.summary.get("parameters"), **{name: run.facts.get(name) for name in _FACTS}}
-    facts = {name: value for name, value in facts.items() if value is not None and name not in settings}
+    facts = {name: value for name, value in facts.items() if value is not None and f"settings.{name}" not in settings}
     return run_settings(run.config, run.facts) | dict(flatten_config({"(run)": facts}))

@@ -45,7 +45,7 @@ class Evaluation:
 
     def with_inputs(self, inputs: Any) -> "Evaluation":
         """Adds the values of the worst samples; `inputs[place]` gives the sample at a place."""
-        return replace(self, worst=[each._replace(value=np.asarray(inputs[each.place])) for each in self.worst])
+        return replace(self, worst=[sample._replace(value=np.asarray(inputs[sample.place])) for sample in self.worst])
 
 
 def evaluate_predictions(
@@ -55,17 +55,19 @@ def evaluate_predictions(
     inputs: Any = None,
     labels: Sequence[str] | None = None,
     task: Task | None = None,
+    probabilities: bool | None = None,
     worst: int = 12,
 ) -> Evaluation:
     """Compares a model's predictions with the targets.
 
-    >>> found = evaluate_predictions([[2.0, 0.0], [0.0, 3.0], [1.0, 0.0]], [0, 1, 1], labels=["cat", "dog"])
-    >>> found.confusion.tolist(), found.worst[0].place, found.worst[0].answer
+    >>> evaluation = evaluate_predictions([[2.0, 0.0], [0.0, 3.0], [1.0, 0.0]], [0, 1, 1], labels=["cat", "dog"])
+    >>> evaluation.confusion.tolist(), evaluation.worst[0].place, evaluation.worst[0].answer
     ([[1.0, 0.0], [1.0, 1.0]], 2, 'cat, 73.1 %')
 
     `scores` are [samples, classes] with class numbers as targets (negative targets are ignored), one value per sample
     with targets 0 and 1 (`task="binary"`, the default for such targets), or values in the shape of the targets
-    (`task="regression"`). Scores may be logits or probabilities. The loss is the cross entropy or the squared error.
+    (`task="regression"`). Scores may be logits or probabilities; of one score per sample, `probabilities` says
+    which, by default those that are all between 0 and 1. The loss is the cross entropy or the squared error.
     """
     scores, targets = np.asarray(scores, dtype=np.float64), np.asarray(targets)
     kind = task or _guess_task(scores, targets)
@@ -73,7 +75,7 @@ def evaluate_predictions(
         result = _evaluate_regression(scores, targets, worst)
     else:
         if kind == "binary":
-            scores = _two_class_scores(scores.reshape(len(scores), -1), targets)
+            scores = _two_class_scores(scores.reshape(len(scores), -1), targets, probabilities)
         result = _evaluate_classes(kind, scores, targets.reshape(-1).astype(np.int64), labels, worst)
     return result if inputs is None else result.with_inputs(inputs)
 
@@ -91,10 +93,10 @@ def measure_calibration(probabilities: Any, targets: Any, *, bins: int = 15) -> 
     _check_calibration(given, truth, bins)
     confidence = given.max(1) if given.ndim == 2 else given
     correct = (given.argmax(1) == truth if given.ndim == 2 else truth).astype(np.float64)
-    place = np.clip(np.searchsorted(np.linspace(0, 1, bins + 1), confidence, side="right") - 1, 0, bins - 1)
-    count = np.bincount(place, minlength=bins)
+    bin_of = np.clip(np.searchsorted(np.linspace(0, 1, bins + 1), confidence, side="right") - 1, 0, bins - 1)
+    count = np.bincount(bin_of, minlength=bins)
     with np.errstate(invalid="ignore"):  # empty bins: 0 / 0
-        confidence, accuracy = (np.bincount(place, each, bins) / count for each in (confidence, correct))
+        confidence, accuracy = (np.bincount(bin_of, values, bins) / count for values in (confidence, correct))
     error = np.nansum(np.abs(confidence - accuracy) * count) / count.sum()
     return Calibration(confidence, accuracy, count, float(error))
 
@@ -102,7 +104,7 @@ def measure_calibration(probabilities: Any, targets: Any, *, bins: int = 15) -> 
 def class_names(labels: Sequence[str] | None, classes: int) -> list[str]:
     """The labels, or the class numbers if there are none."""
     if labels is None:
-        return [str(place) for place in range(classes)]
+        return [str(number) for number in range(classes)]
     if len(labels) != classes:
         raise InvalidArgument(f"{len(labels)} labels for {classes} classes; expected one label per class")
     return [str(label) for label in labels]
@@ -118,8 +120,8 @@ def top_mistakes(counts: np.ndarray, *, most: int = 10) -> list[tuple[int, int, 
     """The highest counts off the diagonal: (true class, predicted class, count)."""
     wrong = np.where(np.eye(len(counts), dtype=bool), 0, np.nan_to_num(counts))
     order = np.argsort(-wrong, axis=None, kind="stable")[:most]
-    places = zip(*np.unravel_index(order, wrong.shape), strict=True)
-    return [(int(row), int(column), float(wrong[row, column])) for row, column in places if wrong[row, column] > 0]
+    cells = zip(*np.unravel_index(order, wrong.shape), strict=True)
+    return [(int(row), int(column), float(wrong[row, column])) for row, column in cells if wrong[row, column] > 0]
 
 
 def format_values(value: np.ndarray, *, most: int = 6) -> str:
@@ -129,7 +131,7 @@ def format_values(value: np.ndarray, *, most: int = 6) -> str:
     ('0, 1, 2, 3, 4, 5, …', '0.5')
     """
     flat = np.asarray(value).reshape(-1)
-    texts = [f"{each:.4g}" if np.issubdtype(flat.dtype, np.number) else str(each) for each in flat[:most].tolist()]
+    texts = [f"{item:.4g}" if np.issubdtype(flat.dtype, np.number) else str(item) for item in flat[:most].tolist()]
     return ", ".join([*texts, "…"] if flat.size > most else texts)
 
 
@@ -157,17 +159,17 @@ def _evaluate_classes(
             f"evaluate_predictions: a target is class {too_large[0]}, but the scores have {classes} classes "
             f"(0 to {classes - 1})"
         )
-    places = np.flatnonzero(targets >= 0)
-    if not places.size:
+    counted = np.flatnonzero(targets >= 0)
+    if not counted.size:
         raise InvalidArgument("evaluate_predictions: every target is negative (ignored); expected at least one class")
-    probabilities, targets = _probabilities(scores[places]), targets[places]
+    probabilities, targets = _probabilities(scores[counted]), targets[counted]
     predicted = probabilities.argmax(1)
     with np.errstate(divide="ignore"):  # log(0) is the infinite loss of an impossible class
         losses = -np.log(probabilities[np.arange(len(targets)), targets])
     counts = np.bincount(targets * classes + predicted, minlength=classes**2).reshape(classes, classes)
     samples = [
         Sample(
-            int(places[at]),
+            int(counted[at]),
             float(losses[at]),
             names[targets[at]],
             f"{names[predicted[at]]}, {100 * probabilities[at, predicted[at]]:.1f} %",
@@ -206,19 +208,20 @@ def _probabilities(scores: np.ndarray) -> np.ndarray:
     return powers / powers.sum(1, keepdims=True)
 
 
-def _two_class_scores(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def _two_class_scores(scores: np.ndarray, targets: np.ndarray, probabilities: bool | None) -> np.ndarray:
     """One score per sample, [samples, 1], as scores of two classes."""
     if scores.shape[1] != 1 or scores.size != targets.size:
         raise InvalidArgument(
             "evaluate_predictions: a binary task needs one score and one target per sample; "
             f"got scores {list(scores.shape)} and targets {list(targets.shape)}"
         )
-    is_probability = (scores >= 0).all() and (scores <= 1).all()
-    return np.hstack([1 - scores if is_probability else np.zeros_like(scores), scores])
+    if probabilities is None:
+        probabilities = bool((scores >= 0).all() and (scores <= 1).all())
+    return np.hstack([1 - scores if probabilities else np.zeros_like(scores), scores])
 
 
 def _highest(losses: np.ndarray, most: int) -> np.ndarray:
-    """The places of the highest losses; NaN counts as the highest."""
+    """The counted of the highest losses; NaN counts as the highest."""
     return np.argsort(-np.nan_to_num(losses, nan=np.inf), kind="stable")[:most]
 
 

@@ -8,17 +8,15 @@ import numpy as np
 from stoker.errors import InvalidArgument
 from stoker.record import (
     History,
-    Points,
     Record,
     escape_label,
     figure_of,
     line_styles,
-    matrix_sizes,
     new_figure,
     use_log_scale,
 )
 from stoker.view.report._evaluation import Calibration, Evaluation, class_names, measure_calibration, row_shares
-from stoker.view.report._reader import RecordReader, RunReader
+from stoker.view.report._reader import RecordReader, recorded_matrices
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,27 +121,8 @@ def lr_curve(
     return figure_of(axes)
 
 
-def recorded_matrices(run: RunReader) -> dict[str, np.ndarray]:
-    """The confusion matrices that a run recorded, in its best epoch or else its last; rows are the true classes."""
-    best = run.summary.get("best") or {}
-    matrices: dict[str, np.ndarray] = {}
-    for name, size in matrix_sizes(run.names).items():
-        matrices[name] = np.full((size, size), np.nan)
-        for row, column in np.ndindex(size, size):
-            points = run.points(f"{name}/{row}/{column}", source="epochs")
-            matrices[name][row, column] = _value_at(points, best.get("update"))
-    return matrices
-
-
-def _value_at(points: Points, update: float | None) -> float:
-    """The value at an update, else the last one."""
-    places = np.flatnonzero(points.update == update)
-    return float(points.value[places[-1] if len(places) else -1]) if len(points) else float("nan")
-
-
 def _plot_lr(record: Record, ax: "Axes | None") -> "Figure":
-    run = RecordReader(record)
-    rates = {name: run.points(name) for name in run.names if name.split("/")[0] == "lr"}
+    rates = {name: record.points(name) for name in record.names if name.split("/")[0] == "lr"}
     if not rates:
         raise InvalidArgument(
             "plot: the run recorded no learning rate; add metrics.LearningRate() to the learner's metrics"
@@ -171,14 +150,14 @@ def _plot_confusion(record: Record, evaluation: Evaluation | None, ax: "Axes | N
     return confusion(recorded[0], ax=ax)
 
 
-def _draw_calibration(found: Calibration, ax: "Axes | None") -> "Figure":
+def _draw_calibration(result: Calibration, ax: "Axes | None") -> "Figure":
     axes = new_figure(4.5, 4.5).subplots() if ax is None else ax
-    filled = found.count > 0
-    confidence, share = found.confidence[filled], found.count[filled] / found.count.sum()
+    filled = result.count > 0
+    confidence, share = result.confidence[filled], result.count[filled] / result.count.sum()
     axes.plot([0, 1], [0, 1], "--", color=_GREY, label="perfect calibration")
-    axes.plot(confidence, found.accuracy[filled], "o-", color=_COLOR, label="accuracy")
-    axes.bar(confidence, share, 0.6 / len(found.count), color=_GREY, alpha=0.4, label="share of samples")
+    axes.plot(confidence, result.accuracy[filled], "o-", color=_COLOR, label="accuracy")
+    axes.bar(confidence, share, 0.6 / len(result.count), color=_GREY, alpha=0.4, label="share of samples")
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
-    axes.set_title(f"calibration error {found.error:.3f}")
+    axes.set_title(f"calibration error {result.error:.3f}")
     axes.legend()
     return figure_of(axes)

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from stoker.view._svg import escape_surrogates
+from stoker._text import escape_surrogates
 
 _STYLE_SHEET = Path(__file__).parent / "report.css"  # light, dark and printed pages
 _VOID = ("img", "meta")  # elements without an end tag
@@ -60,11 +60,11 @@ def note(text: str) -> Html:
 def table(
     head: Sequence[Any], rows: Iterable[Sequence[Any]], *, bold: int | None = None, numbers: bool = False
 ) -> Html:
-    """A table whose first column holds the row headings; `bold` is the place of a highlighted row."""
+    """A table whose first column holds the row headings; `bold` is the number of a highlighted row."""
     lines = [element("tr", *(element("th", cell, scope="col") for cell in head))] if head else []
-    for place, (first, *rest) in enumerate(rows):
+    for number, (first, *rest) in enumerate(rows):
         cells = (element("td", cell) for cell in rest)
-        class_ = "best" if place == bold else None
+        class_ = "best" if number == bold else None
         lines.append(element("tr", element("th", first, scope="row"), *cells, class_=class_))
     return element("div", element("table", *lines), class_="wide numbers" if numbers else "wide")
 

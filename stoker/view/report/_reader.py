@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import WrongType
-from stoker.record import Best, Direction, Event, Follower, Points, Record, Run, Source
+import numpy as np
 
-_MESSAGES = ("note", "warning", "stop", "error", "resume", "checkpoint")
+from stoker.errors import WrongType
+from stoker.record import Best, Follower, Record, Run, matrix_sizes
 
 
 class RecordReader:
@@ -21,22 +21,8 @@ class RecordReader:
         self.log: list[str] = []
         self.summary = record.summary()
         self.state, self.reason = self.summary["state"], self.summary["reason"]
-        begins = record.events_of("begin")
-        self.begin: Event | None = begins[-1] if begins else None
-        self.messages = [event for event in record.events if event.kind in _MESSAGES]
-        self.names = record.names
-
-    def points(self, name: str, *, source: Source = "all") -> Points:
-        """The values of a name over the run."""
-        return self._record.points(name, source=source)
-
-    def direction(self, name: str) -> Direction | None:
-        """Whether "min" or "max" is better, if known."""
-        return self._record.direction(name)
-
-    def unit(self, name: str) -> str:
-        """The unit of a name's values."""
-        return self._record.unit(name)
+        self.begin, self.messages = record.begin, record.messages
+        self.names, self.points, self.direction, self.unit = record.names, record.points, record.direction, record.unit
 
     def best(self, name: str) -> Best | None:
         """The best value of a name; `None` if its direction is unknown."""
@@ -60,3 +46,16 @@ def open_run(run: RunLike) -> RunReader:
     follower = Follower(run.path if isinstance(run, Run) else Path(run))
     follower.refresh()
     return follower
+
+
+def recorded_matrices(run: RunReader) -> dict[str, np.ndarray]:
+    """The confusion matrices that a run recorded, in its best epoch or else its last; rows are the true classes."""
+    best = (run.summary.get("best") or {}).get("update")
+    matrices: dict[str, np.ndarray] = {}
+    for name, size in matrix_sizes(run.names).items():
+        matrices[name] = np.full((size, size), np.nan)
+        for row, column in np.ndindex(size, size):
+            points = run.points(f"{name}/{row}/{column}", source="epochs")
+            at_best = points.value[points.update == best]
+            matrices[name][row, column] = [np.nan, *points.value, *at_best][-1]
+    return matrices

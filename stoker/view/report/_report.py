@@ -14,7 +14,6 @@ from stoker.errors import BadFile
 from stoker.record import (
     History,
     LineStyle,
-    Points,
     Record,
     flatten_config,
     group_by_metric,
@@ -31,9 +30,8 @@ from stoker.view.report._evaluation import (
     row_shares,
     top_mistakes,
 )
-from stoker.view.report._figures import recorded_matrices
 from stoker.view.report._html import Html, element, join, note, page, pairs, section, table, to_html
-from stoker.view.report._reader import RunLike, RunReader, open_run
+from stoker.view.report._reader import RunLike, RunReader, open_run, recorded_matrices
 
 # What exceeds these limits is folded or left out.
 _MAX_CHARTS, _MAX_LINES, _MAX_MATRICES = 24, 8, 4
@@ -125,16 +123,17 @@ def draw_charts(charts: Sequence[tuple[str, Sequence[SvgLine], bool]], left_out:
     return join([element("div", *figures, class_="grid"), more])
 
 
-def curve_line(run: RunReader, label: str, name: str, style: LineStyle) -> SvgLine:
-    """A name's values per epoch (all values if there are few epochs), with the best one marked."""
-    points = run.points(name, source="epochs")
-    return _line(run, label, name, points if len(points) >= _MIN_CURVE else run.points(name), style)
+def curve_line(run: RunReader, label: str, name: str, style: LineStyle, *, running: bool = False) -> SvgLine:
+    """A name's values per epoch (all values if there are few epochs), with the best one marked.
 
-
-def _line(run: RunReader, label: str, name: str, points: Points, style: LineStyle) -> SvgLine:
+    With `running`, its running values as a faint background.
+    """
+    points = run.points(name, source="running" if running else "epochs")
+    if not running and len(points) < _MIN_CURVE:
+        points = run.points(name)
     points, best = points.downsample(_MAX_POINTS), run.summary.get("best") or {}
-    marker = (best["update"], best["value"]) if best.get("name") == name else None
-    return SvgLine(label, points.update.tolist(), points.value.tolist(), style, marker)
+    marker = (best["update"], best["value"]) if best.get("name") == name and not running else None
+    return SvgLine(label, points.update.tolist(), points.value.tolist(), style, marker, faint=running)
 
 
 def _heading(run: RunReader) -> Html:
@@ -171,9 +170,9 @@ def _curves(run: RunReader) -> Html:
         lines = []
         for name, style in line_styles(names).items():
             lines.append(curve_line(run, name, name, style))
-            running = run.points(name, source="running")
-            if len(running) >= _MIN_CURVE and len(run.points(name, source="epochs")) >= _MIN_CURVE:
-                lines.append(_line(run, name, name, running, style)._replace(faint=True, best=None))
+            background = curve_line(run, name, name, style, running=True)
+            if len(background.x) >= _MIN_CURVE and len(run.points(name, source="epochs")) >= _MIN_CURVE:
+                lines.append(background)
         charts.append((title, lines, all(run.direction(name) == "min" for name in names)))
     return draw_charts(charts, len(groups) - len(charts))
 
@@ -187,19 +186,19 @@ def _numbers(run: RunReader) -> Html:
     """The last and the best value of every name."""
     rows = []
     for name in _names(run):
-        points = run.points(name, source="epochs")
-        points = points if len(points) else run.points(name)
+        last = run.summary["last"].get(name)
+        if last is None:  # only running values so far
+            last = next(iter(run.points(name).value[-1:].tolist()), None)
         best, unit = run.best(name), run.unit(name)
-        last = format_number(float(points.value[-1])) if len(points) else ""
         best_cells = (format_number(best.value), best.epoch) if best is not None else ("", "")
-        rows.append((f"{name} [{unit}]" if unit else name, last, *best_cells))
+        rows.append((f"{name} [{unit}]" if unit else name, format_number(last), *best_cells))
     shown = table(("name", "last", "best", "in epoch"), rows, numbers=True) if rows else ""
     return section("Numbers", shown, folded=len(rows) > _MAX_NUMBERS)
 
 
 def _epochs(run: RunReader) -> Html:
     """The first and last epochs and the best one."""
-    names = [name for name in _names(run) if len(run.points(name, source="epochs"))]
+    names = [name for name in _names(run) if name in run.summary["last"]]
     columns = names[:_MAX_COLUMNS]
     values: dict[int, dict[str, float]] = {}
     for name in columns:
@@ -241,7 +240,7 @@ def _environment(run: RunReader) -> Html:
 
 def _texts(value: Any) -> list[str]:
     """The strings of a list out of a file, which may hold something else."""
-    return [str(each) for each in value] if isinstance(value, list | tuple) else []
+    return [str(item) for item in value] if isinstance(value, list | tuple) else []
 
 
 def _messages(run: RunReader) -> Html:
@@ -263,9 +262,10 @@ def _checkpoints(run: RunReader) -> Html:
     rows = []
     for event in events[-_MAX_CHECKPOINTS:]:
         extra = event.extra
-        size = format_size(extra["bytes"]) if isinstance(extra.get("bytes"), int) else ""
-        place = (event.epoch, f"{event.update:,}")
-        rows.append((extra.get("name", ""), *place, extra.get("reason", ""), size, format_time(event.time)))
+        size = extra.get("bytes")
+        size = format_size(size) if isinstance(size, int) and 0 <= size < 1 << 63 else ""
+        position = (event.epoch, f"{event.update:,}")
+        rows.append((extra.get("name", ""), *position, extra.get("reason", ""), size, format_time(event.time)))
     more = note(f"the newest of {len(events):,} that were written" if len(events) > len(rows) else "")
     shown = table(("name", "epoch", "update", "reason", "size", "time"), rows) if rows else ""
     return section("Checkpoints", shown, more, folded=True)
@@ -279,15 +279,19 @@ def _recorded_matrices(run: RunReader) -> Html:
     return join([*parts, note(f"{left_out} more matrices are left out" if left_out else "")])
 
 
-def _evaluation(found: Evaluation) -> Html:
+def _evaluation(evaluation: Evaluation) -> Html:
     """The model's results on a data set: confusion matrix, calibration and the worst samples."""
-    parts = [section("Predictions", element("p", f"{found.count:,} samples, mean loss {format_number(found.loss)}"))]
-    if found.confusion is not None:
-        parts.append(section("Confusion matrix", _confusion(found.confusion, found.labels)))
-    if found.calibration is not None:
-        parts.append(section("Calibration", _calibration(found.calibration)))
-    if found.worst:
-        samples = element("div", *map(_sample, found.worst), class_="samples")
+    parts = [
+        section(
+            "Predictions", element("p", f"{evaluation.count:,} samples, mean loss {format_number(evaluation.loss)}")
+        )
+    ]
+    if evaluation.confusion is not None:
+        parts.append(section("Confusion matrix", _confusion(evaluation.confusion, evaluation.labels)))
+    if evaluation.calibration is not None:
+        parts.append(section("Calibration", _calibration(evaluation.calibration)))
+    if evaluation.worst:
+        samples = element("div", *map(_sample, evaluation.worst), class_="samples")
         parts.append(section("Worst samples", note("highest loss first"), samples))
     return join(parts)
 
@@ -310,18 +314,18 @@ def _confusion(counts: np.ndarray, names: Sequence[str]) -> Html:
     return join([element("div", element("table", *lines, class_="matrix"), class_="wide"), listed])
 
 
-def _calibration(found: Calibration) -> Html:
-    filled = found.count > 0
-    confidence = found.confidence[filled].tolist()
-    share = (found.count[filled] / found.count.sum()).tolist()
+def _calibration(calibration: Calibration) -> Html:
+    filled = calibration.count > 0
+    confidence = calibration.confidence[filled].tolist()
+    share = (calibration.count[filled] / calibration.count.sum()).tolist()
     lines = [
         SvgLine("perfect", [0.0, 1.0], [0.0, 1.0], LineStyle(_GREY, 1)),
-        SvgLine("accuracy", confidence, found.accuracy[filled].tolist(), LineStyle(_BLUE)),
+        SvgLine("accuracy", confidence, calibration.accuracy[filled].tolist(), LineStyle(_BLUE)),
         SvgLine("share of samples", confidence, share, LineStyle(_GREY, 2)),
     ]
     text = (
         "How often predictions of a given confidence are correct; "
-        f"the expected calibration error is {100 * found.error:.2g} %."
+        f"the expected calibration error is {100 * calibration.error:.2g} %."
     )
     svg = svg_chart("accuracy over confidence", lines, width=350, height=260)
     return join([element("p", text), element("div", element("figure", Html(svg)), class_="grid")])

@@ -1,17 +1,51 @@
 """Server-sent events for one open page: rows of the list that changed, and the progress of the runs it shows."""
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
 from stoker.errors import MissingFile
-from stoker.record import Follower
-from stoker.view.ui._json import MAX_MESSAGES, Row, make_messages, make_row, make_status, to_json
-from stoker.view.ui._runs import OpenRun, RunFolder, RunList
+from stoker.view.ui._json import MAX_MESSAGES, Row, RunReport, to_json
+from stoker.view.ui._runs import RunFolder, make_failed_row
 
 _DELETED = "the run's directory does not exist any more"
 _SLICE = 0.3  # seconds of reading for the list, and for the shown runs
+_INTERVAL = 0.5  # seconds between two looks
+_KEEP_ALIVE = 15.0  # seconds without events after which a comment is sent
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events until the page disconnects; then `on_close` is called, even if nothing was sent."""
+
+    def __init__(self, folder: RunFolder, shown: Sequence[str], on_close: Callable[[], None]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(_send_events(PageEvents(folder, shown)), headers=headers, media_type="text/event-stream")
+        self._on_close = on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_close()
+
+
+async def _send_events(page: "PageEvents") -> AsyncIterator[bytes]:
+    silent = 0.0
+    yield b"retry: 2000\n\n"
+    while True:
+        messages = await run_in_threadpool(page.collect)
+        for message in messages:
+            yield message
+        silent = 0.0 if messages else silent + _INTERVAL
+        if silent >= _KEEP_ALIVE:
+            silent = 0.0
+            yield b": keep-alive\n\n"
+        await asyncio.sleep(_INTERVAL)
 
 
 class PageEvents:
@@ -21,117 +55,84 @@ class PageEvents:
     not queued for a slow page; it gets fewer and larger ones.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        run_list: RunList,
-        shown: Sequence[str],
-        on_failure: Callable[[str, Exception], Row],
-    ) -> None:
+    def __init__(self, folder: RunFolder, shown: Sequence[str]) -> None:
         self._folder = folder
-        self._list = run_list
         self._rows: dict[str, Row] | None = None
-        self._shown = deque(ShownRun(name) for name in shown)
-        self._on_failure = on_failure
+        self._shown = [ShownRun(run_id) for run_id in shown]
 
     def collect(self) -> list[bytes]:
         """The messages since the last call."""
-        return [*self._list_messages(), *self._run_messages()]
+        listed = list(self._list_messages())
+        changes = [self._change_of(shown) for shown in self._shown]
+        return [*listed, *(_format_message("run", change) for change in changes if change is not None)]
 
     def _list_messages(self) -> Iterator[bytes]:
-        now, before = self._list.refresh(seconds=_SLICE), self._rows
+        now, before = self._folder.rows(seconds=_SLICE), self._rows
         self._rows = now
         if before is None:
-            yield format_message("runs", {"runs": list(now.values()), "gone": []})
-        elif now != before:
-            changed = [row for name, row in now.items() if before.get(name) != row]
-            yield format_message("runs", {"runs": changed, "gone": [name for name in before if name not in now]})
-
-    def _run_messages(self) -> Iterator[bytes]:
-        """The changes of as many shown runs as there is time for; the next call continues with the others."""
-        end = time.monotonic() + _SLICE
-        for _ in range(len(self._shown)):
-            shown = self._shown[0]
-            self._shown.rotate(-1)
-            change = self._change_of(shown)
-            if change is not None:
-                yield format_message("run", change)
-            if time.monotonic() > end:
-                return
+            yield _format_message("runs", {"runs": list(now.values()), "gone": []})
+        elif now is not before:
+            changed = [row for run_id, row in now.items() if before.get(run_id) != row]
+            gone = [run_id for run_id in before if run_id not in now]
+            if changed or gone:
+                yield _format_message("runs", {"runs": changed, "gone": gone})
 
     def _change_of(self, shown: "ShownRun") -> dict[str, Any] | None:
-        if shown.name not in self._folder.find().runs:  # checked first: an unknown name searches for similar ones
-            return shown.report_deleted()
         try:
-            with self._folder.open(shown.name) as opened:
-                return shown.report_change(opened)
+            if shown.id not in self._folder.find().runs:  # checked first: an unknown id searches for similar ones
+                return shown.report_deleted()
+            report = self._folder.report(shown.id, seconds=_SLICE / len(self._shown))
+            return shown.report_change(report) if report is not None else None
         except MissingFile:
             return shown.report_deleted()
         except Exception as error:  # one run that can't be read must not hide the others
-            return shown.report_without_values(self._on_failure(shown.name, error))
+            return shown.report_unreadable(make_failed_row(shown.id, error))
 
 
 class ShownRun:
     """What a page knows about one run."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._version: tuple[int, int] | None = None  # None: the page knows nothing that is still valid
-        self._last: dict[str, Any] = {"row": {"id": name, "name": name.rpartition("/")[2]}, "status": {}}
-        self._messages: list[dict[str, Any]] = []
-        self._lengths: dict[str, object] = {}
+    def __init__(self, run_id: str) -> None:
+        self.id = run_id
+        self._known: RunReport | None = None  # None: the page knows nothing that is still valid
+        self._sent: dict[str, Any] = {"row": {"id": run_id, "name": run_id.rpartition("/")[2]}, "status": {}}
 
-    def report_change(self, opened: OpenRun) -> dict[str, Any] | None:
+    def report_change(self, report: RunReport) -> dict[str, Any] | None:
         """What is new; `None` if nothing is."""
-        version, run = (id(opened), opened.version), opened.run
-        if version == self._version:
+        known = self._known
+        if known is not None and known.version == report.version:
             return None
-        messages, lengths = make_messages(run.messages), _curve_lengths(run)
         # The known messages are invalid after a resume, or because only a sample of the file had been read.
-        invalid = self._messages != messages[: len(self._messages)]
-        reset = self._version is None or (invalid and not self._last["behind"])
-        new = messages if reset or invalid else messages[len(self._messages) :]
-        change = {
-            "id": self.name,
-            "row": make_row(self.name, run),
-            "status": make_status(run),
+        continues = known is not None and known.messages == report.messages[: len(known.messages)]
+        reset = known is None or not (continues or known.behind)
+        counts = known.counts if known is not None and not reset else {}
+        new = report.messages[len(known.messages) :] if known is not None and continues else report.messages
+        self._known = report
+        self._sent = {
+            "id": self.id,
+            "row": report.row,
+            "status": report.status,
             "messages": new[-MAX_MESSAGES:],
-            "updated": [name for name, length in lengths.items() if reset or self._lengths.get(name) != length],
+            "updated": [name for name, count in report.counts.items() if counts.get(name) != count],
             "reset": reset,
-            "problem": run.problem,
-            "behind": run.has_unread,
+            "problem": report.problem,
+            "behind": report.behind,
         }
-        self._version, self._last, self._messages, self._lengths = version, change, messages, lengths
-        return change
+        return self._sent
 
     def report_deleted(self) -> dict[str, Any] | None:
         """That the run was deleted; `None` if the page knows it already."""
-        return self.report_without_values({**self._last["row"], "state": "gone", "reason": _DELETED})
+        return self.report_unreadable({**self._sent["row"], "state": "gone", "reason": _DELETED})
 
-    def report_without_values(self, row: Row) -> dict[str, Any] | None:
+    def report_unreadable(self, row: Row) -> dict[str, Any] | None:
         """A row of a run that can't be read; `None` if the page knows it already."""
-        self._version = None  # if the run comes back, everything is reported
-        if self._last["row"].get("reason") == row["reason"]:
+        self._known = None  # if the run comes back, everything is reported
+        if self._sent["row"].get("reason") == row["reason"]:
             return None
         empty = {"messages": [], "updated": [], "reset": False, "behind": False}
-        change = {**self._last, **empty, "id": self.name, "row": row, "problem": row["reason"]}
-        self._last = change
-        return change
+        self._sent = {**self._sent, **empty, "id": self.id, "row": row, "problem": row["reason"]}
+        return self._sent
 
 
-def _curve_lengths(run: Follower) -> dict[str, object]:
-    """Something per curve that changes when the curve gets more points."""
-    latest = run.status.latest
-    return {
-        name: (len(run.points(name, source="epochs")), len(run.points(name, source="running")), str(latest.get(name)))
-        for name in run.names
-    }
-
-
-def format_message(kind: str, data: object) -> bytes:
-    r"""A server-sent event.
-
-    >>> format_message("runs", {"gone": ["a"]})
-    b'event: runs\ndata: {"gone":["a"]}\n\n'
-    """
+def _format_message(kind: str, data: object) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), to_json(data))

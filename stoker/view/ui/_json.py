@@ -3,16 +3,16 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import asdict
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from stoker._text import escape_surrogates
 from stoker.errors import BadFile
-from stoker.record import Event, Follower, Points, group_by_metric, list_checkpoints, run_settings
+from stoker.record import Event, Follower, Points, Source, group_by_metric, list_checkpoints, run_settings
 
 Row = dict[str, Any]
-Source = Literal["all", "epochs", "running"]
 MAX_MESSAGES = 1000  # in one answer: the last ones
 _MAX_DEPTH = 64  # of nested mappings and lists
 _CHECKPOINT_FIELDS = ("name", "update", "epoch", "reason", "bytes", "time")
@@ -36,19 +36,10 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
     if depth > _MAX_DEPTH:
         return "…"
     if isinstance(value, Mapping):
-        return {to_text(str(key)): to_plain(each, depth=depth + 1) for key, each in value.items()}
+        return {escape_surrogates(str(key)): to_plain(inner, depth=depth + 1) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [to_plain(each, depth=depth + 1) for each in value]
-    return to_text(str(value))
-
-
-def to_text(text: str) -> str:
-    r"""The text with lone surrogates, as damaged file names have them, written as escapes.
-
-    >>> to_text("run\udce9"), to_text("été")
-    ('run\\udce9', 'été')
-    """
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+        return [to_plain(inner, depth=depth + 1) for inner in value]
+    return escape_surrogates(str(value))
 
 
 def make_row(run_id: str, run: Follower) -> Row:
@@ -79,17 +70,8 @@ def make_row(run_id: str, run: Follower) -> Row:
 def make_unread_row(run_id: str, *, state: str = "unread", reason: str = "not read yet") -> Row:
     """The row of a run that was not read yet, or can't be read."""
     unknown = dict.fromkeys(("began", "seconds", "epoch", "epochs", "update", "fraction", "best", "device", "model"))
-    name = run_id.rpartition("/")[2]
-    return {
-        "id": run_id,
-        "name": name,
-        "state": state,
-        "reason": reason,
-        **unknown,
-        "problem": "",
-        "last": {},
-        "config": {},
-    }
+    known = {"id": run_id, "name": run_id.rpartition("/")[2], "state": state, "reason": reason, "problem": ""}
+    return {**known, **unknown, "last": {}, "config": {}}
 
 
 def make_details(run_id: str, run: Follower) -> dict[str, Any]:
@@ -122,6 +104,25 @@ def make_status(run: Follower) -> dict[str, Any]:
     return to_plain({**asdict(run.status), "best": best._asdict() if best is not None else None})
 
 
+class RunReport(NamedTuple):
+    """A run for the pages that show it; `counts` are the numbers of points of its curves."""
+
+    version: int
+    row: Row
+    status: dict[str, Any]
+    messages: list[dict[str, Any]]
+    counts: dict[str, int]
+    problem: str
+    behind: bool
+
+
+def make_report(run_id: str, run: Follower, version: int) -> RunReport:
+    """The present state of a run."""
+    counts = {name: run.count(name) for name in run.names}
+    row, status = make_row(run_id, run), make_status(run)
+    return RunReport(version, row, status, make_messages(run.messages), counts, run.problem, run.has_unread)
+
+
 def make_messages(events: Iterable[Event]) -> list[dict[str, Any]]:
     """Notes, warnings, errors, stops, resumes and checkpoints."""
     return [
@@ -139,35 +140,26 @@ def make_messages(events: Iterable[Event]) -> list[dict[str, Any]]:
 def _make_checkpoints(run: Follower) -> list[dict[str, Any]]:
     """The checkpoints, oldest first; empty if they can't be read."""
     try:
-        found = list_checkpoints(run.path, run.facts)
+        checkpoints = list_checkpoints(run.path, run.facts)
     except BadFile:
         return []
-    return [{name: getattr(each, name) for name in _CHECKPOINT_FIELDS} for each in found]
+    return [{name: getattr(checkpoint, name) for name in _CHECKPOINT_FIELDS} for checkpoint in checkpoints]
 
 
-class Curves(Protocol):
-    """A source of curves: a run, or the thinned curves that are kept of one."""
-
-    @property
-    def names(self) -> list[str]: ...
-    def points(self, name: str, *, source: Source = "all") -> Points: ...
-
-
-@dataclass(frozen=True, slots=True)
-class CurveQuery:
+class CurveQuery(NamedTuple):
     """Which curves, over what, in which range, with how many points at most."""
 
     names: tuple[str, ...]
-    most: int = 1000
-    source: Source = "all"
-    by: Literal["update", "epoch", "time"] = "update"
-    start: float = -np.inf
-    end: float = np.inf
+    most: int
+    source: Source
+    by: Literal["update", "epoch", "time"]
+    start: float
+    end: float
 
 
-def make_curves(run: Curves, query: CurveQuery) -> dict[str, dict[str, list[Any]]]:
+def make_curves(run: Follower, query: CurveQuery) -> dict[str, dict[str, list[Any]]]:
     """The curves of a query, each as `x` (ascending) and `y` (`None` interrupts the line)."""
-    originals = {to_text(name): name for name in run.names}
+    originals = {escape_surrogates(name): name for name in run.names}
     return {name: _curve(run.points(originals.get(name, name), source=query.source), query) for name in query.names}
 
 

@@ -2,22 +2,22 @@
 
 import os
 import stat
+import sys
 import threading
 import time
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numpy as np
-
+from stoker._text import escape_surrogates
 from stoker.errors import InvalidArgument, MissingFile, did_you_mean
-from stoker.record import Follower, Points
-from stoker.view.ui._json import CurveQuery, Row, Source, make_row, make_unread_row, to_text
+from stoker.record import Follower
+from stoker.view.ui._json import Row, RunReport, make_report, make_row, make_unread_row
 
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 Stamp = tuple[int, int, int]  # of an events file: inode, size and modification time
 
 _EVENTS = "events.jsonl"
@@ -25,10 +25,8 @@ _FILES = (_EVENTS, "run.json", "config.json", "log.txt", "control.json", "checkp
 _INTERVAL = 0.4  # seconds between two reads of the same thing, however many requests there are
 _SCAN_REST = 10.0  # times the duration of a scan of the folder, before the next: a slow disk is asked less often
 _SLICE, _FIRST_SLICE = 0.3, 0.01  # seconds of reading: a large run is shown before all of it is read
-_IDLE = 120.0  # seconds after which an open run that no page asked for is closed
-_MAX_OPEN = 160 << 20  # bytes of events in open runs; in memory they take about as much
-_MAX_THINNED = 128 << 20  # bytes of thinned curves
-_MAX_POINTS = 1000  # of a thinned curve
+_IDLE = 120.0  # seconds after which a run that nobody reads is closed
+_MAX_OPEN = 400 << 20  # bytes of events in open runs; in memory they take about as much
 _SAMPLE = 3 << 20  # bytes of events that are read first of a large run
 _MAX_NAME = 200  # characters of a name for which a similar one is suggested
 
@@ -45,18 +43,18 @@ def find_runs(folder: Path) -> FoundRuns:
 
     A run's id is its path in the folder; a folder that is itself a run has its own name as the id.
     """
-    found = FoundRuns({}, [])
-    for place, below, files in os.walk(folder):
-        below.sort()
+    result = FoundRuns({}, [])
+    for directory, subdirectories, files in os.walk(folder):
+        subdirectories.sort()
         if _EVENTS in files:
-            below.clear()  # a run contains checkpoints, not runs
-            path = Path(place)
-            name = to_text(path.relative_to(folder).as_posix() if path != folder else folder.name)
+            subdirectories.clear()  # a run contains checkpoints, not runs
+            path = Path(directory)
+            name = escape_surrogates(path.relative_to(folder).as_posix() if path != folder else folder.name)
             if bad := _find_foreign_file(path, folder):
-                found.problems.append(f"{name} is not shown: its {bad} is not a regular file inside the folder")
+                result.problems.append(f"{name} is not shown: its {bad} is not a regular file inside the folder")
             else:
-                found.runs[name] = path
-    return found
+                result.runs[name] = path
+    return result
 
 
 def _find_foreign_file(path: Path, folder: Path) -> str:
@@ -76,48 +74,54 @@ def _find_foreign_file(path: Path, folder: Path) -> str:
     return ""
 
 
-class ThinnedCurves:
-    """Every curve of an ended run with few points, so that the curves of hundreds of runs can stay in memory."""
-
-    def __init__(self, run: Follower) -> None:
-        self.names = run.names
-        self._curves = {name: run.points(name).downsample(_MAX_POINTS) for name in self.names}
-        self.bytes = sum(4 * points.value.nbytes for points in self._curves.values())
-
-    def points(self, name: str, *, source: Source = "all") -> Points:
-        """The thinned values of a name."""
-        return self._curves.get(name, Points(*np.empty((4, 0))))
-
-    @staticmethod
-    def can_answer(query: CurveQuery) -> bool:
-        """Whether the kept points are enough for a query."""
-        whole = query.start == -np.inf and query.end == np.inf
-        return query.source == "all" and query.most <= _MAX_POINTS and whole
+def _stamp_of(path: Path) -> Stamp | None:
+    """Changes whenever a run's events do; `None` if there are none."""
+    try:
+        status = (path / _EVENTS).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class OpenRun:
     """A run that is being read; its lock must be held."""
+
+    _versions = count(1)
 
     def __init__(self, path: Path, folder: Path) -> None:
         self.path = path
         self.run = Follower(path, inside=folder)
         self.lock = threading.Lock()
         self.stamp: Stamp | None = None  # of the file, before it was read the last time
-        self.version = 0  # grows with every change
-        self.requested: float | None = None  # when a page asked for it; `None` if only the list has read it
-        self.read = -_INTERVAL
+        self.is_requested = False  # by a page; otherwise only the list has read it
+        self.read_at = time.monotonic() - _INTERVAL
+        self._version = next(OpenRun._versions)  # another one after every change, never that of another run
+        self._report: RunReport | None = None
 
     def refresh(self, seconds: float) -> None:
         """Reads new events for about `seconds`; with 0, only a sample of a large file."""
-        self.stamp = stamp_of(self.path)
-        self.version += self.run.refresh(seconds=seconds)
-        self.read = time.monotonic()
+        self.stamp = _stamp_of(self.path)
+        if self.run.refresh(seconds=seconds):
+            self._version = next(OpenRun._versions)
+        self.read_at = time.monotonic()
+
+    def report(self, run_id: str) -> RunReport:
+        """What pages that show the run are told; made once for all of them."""
+        if self._report is None or self._report.version != self._version:
+            self._report = make_report(run_id, self.run, self._version)
+        return self._report
 
     @property
     def weight(self) -> int:
         """About how many bytes of events are in memory."""
         size = self.stamp[1] if self.stamp is not None else 0
         return min(size, _SAMPLE) if self.run.has_unread else size
+
+
+class _ListedRun(NamedTuple):
+    row: Row
+    stamp: Stamp | None  # of the file that it was read from
+    complete: bool  # the file was read to its end
 
 
 class RunFolder:
@@ -129,11 +133,14 @@ class RunFolder:
             raise InvalidArgument(
                 f"there is no folder {str(path)!r}; give the folder of your runs, or create a run with `stoker demo`"
             )
-        self._lock = threading.Lock()  # for the fields below
+        self._lock = threading.Lock()  # for the next three fields
         self._found = FoundRuns({}, [])
         self._next_scan = 0.0
-        self._open = BoundedCache[str, OpenRun](_MAX_OPEN, lambda opened: opened.weight)
-        self._thinned = BoundedCache[tuple[str, Stamp], ThinnedCurves](_MAX_THINNED, lambda curves: curves.bytes)
+        self._open: OrderedDict[str, OpenRun] = OrderedDict()
+        self._list_lock = threading.Lock()  # for the next three fields: one thread reads the list
+        self._listed: dict[str, _ListedRun] = {}
+        self._rows: dict[str, Row] | None = None
+        self._next_list = 0.0
 
     def find(self) -> FoundRuns:
         """The runs that exist now."""
@@ -142,9 +149,9 @@ class RunFolder:
             if now >= self._next_scan:
                 self._found = find_runs(self.path)
                 self._next_scan = now + max(_INTERVAL, _SCAN_REST * (time.monotonic() - now))
-                self._open.keep_if(
-                    lambda name, each: name in self._found.runs and now - (each.requested or now) < _IDLE
-                )
+                for name, opened in list(self._open.items()):
+                    if name not in self._found.runs or now - opened.read_at >= _IDLE:
+                        del self._open[name]
             return self._found
 
     def path_of(self, run_id: str) -> Path:
@@ -155,160 +162,137 @@ class RunFolder:
             raise MissingFile(f"there is no run {run_id!r} in {str(self.path)!r}{hint}")
         return runs[run_id]
 
-    def thinned_curves(self, run_id: str) -> ThinnedCurves | None:
-        """The kept curves of a run in its present state; `None` if it was not read to its end."""
-        stamp = stamp_of(self.path_of(run_id))
-        with self._lock:
-            return self._thinned.get((run_id, stamp)) if stamp is not None else None
-
     @contextmanager
     def open(self, run_id: str) -> Iterator[OpenRun]:
         """A run for a page, read up to now; a large one as far as there was time."""
         with self._borrow(run_id) as opened:
-            now = time.monotonic()
-            if opened.run.has_unread or now - opened.read >= _INTERVAL:
-                opened.refresh(_SLICE if opened.requested is not None else _FIRST_SLICE)
-                self._keep_curves(run_id, opened)
-            opened.requested = now
+            self._refresh(opened, _SLICE)
             yield opened
 
-    @contextmanager
-    def open_briefly(self, run_id: str, *, seconds: float = 0.0) -> Iterator[OpenRun]:
-        """A run for the list: a large one is read for `seconds`, and an ended one is closed afterwards."""
-        with self._borrow(run_id) as opened:
-            opened.refresh(seconds)
-            if seconds:
-                self._keep_curves(run_id, opened)
-            yield opened
-            unfinished = opened.run.state == "running" or (seconds and opened.run.has_unread)
-            if opened.requested is None and not unfinished:
-                self._close(opened)
+    def report(self, run_id: str, *, seconds: float) -> RunReport | None:
+        """What a page that shows the run is told, after reading for `seconds`; `None` while another thread reads."""
+        opened = self._opened(run_id)
+        if not opened.lock.acquire(blocking=False):
+            return None
+        with self._release(opened):
+            self._refresh(opened, seconds)
+            return opened.report(run_id)
 
-    def _keep_curves(self, run_id: str, opened: OpenRun) -> None:
-        """An ended run will not change, and reading it again is expensive."""
-        if opened.run.has_unread or opened.stamp is None or opened.run.state == "running":
-            return
-        key = (run_id, opened.stamp)
-        with self._lock:
-            known = self._thinned.get(key) is not None
-        if not known:
-            curves = ThinnedCurves(opened.run)
-            with self._lock:
-                self._thinned.put(key, curves)
+    def rows(self, *, seconds: float, first: Collection[str] = ()) -> dict[str, Row]:
+        """A row per run, after reading for about `seconds`; the remaining runs follow with the next call.
 
-    @contextmanager
-    def _borrow(self, run_id: str) -> Iterator[OpenRun]:
-        """The open run with its lock held."""
+        Changed runs are read before new ones, those in `first` before others, and a sample of every run before all of
+        one: while a run has no row yet, large ones are not read further. However many pages ask, one thread reads,
+        and the others get the rows that it had before.
+        """
+        known = self._rows
+        if not self._list_lock.acquire(blocking=known is None or bool(first)):
+            return known or {}
+        try:
+            if self._rows is None or first or time.monotonic() >= self._next_list:
+                self._rows = self._read_rows(time.monotonic() + seconds, first)
+            return self._rows
+        finally:
+            self._list_lock.release()
+
+    def _read_rows(self, end: float, first: Collection[str]) -> dict[str, Row]:
+        runs = self.find().runs
+        self._listed = {name: listed for name, listed in self._listed.items() if name in runs}
+        has_new = len(self._listed) < len(runs)
+        for name in sorted(runs, key=lambda name: (name not in self._listed, name not in first)):
+            if self._is_stale(name, runs[name]) and time.monotonic() < end:
+                self._list(name, runs[name])
+        for name in sorted(self._listed, key=lambda name: name not in first):
+            if has_new and name not in first:
+                break
+            while not self._listed[name].complete and (left := end - time.monotonic()) > 0:
+                self._list(name, runs[name], seconds=left)
+        is_complete = len(self._listed) == len(runs) and all(listed.complete for listed in self._listed.values())
+        self._next_list = time.monotonic() + _INTERVAL if is_complete else 0.0
+        return {name: self._listed[name].row if name in self._listed else make_unread_row(name) for name in runs}
+
+    def _is_stale(self, name: str, path: Path) -> bool:
+        listed = self._listed.get(name)
+        if listed is None or listed.row["state"] in ("running", "gone"):  # these can change without a new event
+            return True
+        return listed.stamp != _stamp_of(path)
+
+    def _list(self, name: str, path: Path, *, seconds: float = 0.0) -> None:
+        """Reads a run for the list: a large one for `seconds`; an ended one is closed afterwards."""
+        try:
+            with self._borrow(name) as opened:
+                opened.refresh(seconds)
+                row = make_row(name, opened.run)
+                if not opened.is_requested and row["state"] != "running" and not seconds:
+                    self._close(opened)  # it is read again in no time
+                self._listed[name] = _ListedRun(row, opened.stamp, not opened.run.has_unread)
+        except MissingFile:  # deleted meanwhile
+            self._listed[name] = _ListedRun(make_unread_row(name), None, True)
+        except Exception as error:  # one run that can't be read must not hide the others
+            self._listed[name] = _ListedRun(make_failed_row(name, error), _stamp_of(path), True)
+
+    def _refresh(self, opened: OpenRun, seconds: float) -> None:
+        if opened.run.has_unread or time.monotonic() - opened.read_at >= _INTERVAL:
+            opened.refresh(seconds if opened.is_requested else _FIRST_SLICE)
+        opened.is_requested = True
+
+    def _opened(self, run_id: str) -> OpenRun:
         path = self.path_of(run_id)
         with self._lock:
-            opened = self._open.get(run_id)
-            if opened is None:
-                opened = OpenRun(path, self.path)
-                self._open.put(run_id, opened)
-        with opened.lock:
-            try:
-                yield opened
-            except Exception:  # its state is unknown: the next request reads it from the start
-                self._close(opened)
-                raise
+            if run_id not in self._open:
+                self._open[run_id] = OpenRun(path, self.path)
+            self._open.move_to_end(run_id)
+            return self._open[run_id]
+
+    def _borrow(self, run_id: str) -> AbstractContextManager[OpenRun]:
+        """The open run with its lock held."""
+        opened = self._opened(run_id)
+        opened.lock.acquire()
+        return self._release(opened)
+
+    @contextmanager
+    def _release(self, opened: OpenRun) -> Iterator[OpenRun]:
+        """Releases the lock of a run in the end."""
+        try:
+            yield opened
+        except Exception:  # its state is unknown: the next request reads it from the start
+            self._close(opened)
+            raise
+        finally:
+            opened.lock.release()
+            self._trim()
+
+    def _trim(self) -> None:
+        """Closes the least recently used runs if too much is in memory, but never the newest."""
         with self._lock:
-            self._open.trim()
+            weight = sum(opened.weight for opened in self._open.values())
+            while weight > _MAX_OPEN and len(self._open) > 1:
+                weight -= self._open.popitem(last=False)[1].weight
 
     def _close(self, opened: OpenRun) -> None:
         with self._lock:
-            self._open.keep_if(lambda _, each: each is not opened)
+            for name in [name for name, other in self._open.items() if other is opened]:
+                del self._open[name]
 
 
-def stamp_of(path: Path) -> Stamp | None:
-    """Changes whenever a run's events do; `None` if there are none."""
-    try:
-        found = (path / _EVENTS).stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+_printed: set[tuple[str, str, int | None]] = set()
 
 
-class BoundedCache(Generic[K, V]):
-    """Values up to a total weight; the least recently used are dropped first, the newest never.
-
-    Weights are computed again at every change, since the values may grow.
-    """
-
-    def __init__(self, most: int, weigh: Callable[[V], int]) -> None:
-        self._most = most
-        self._weigh = weigh
-        self._values: OrderedDict[K, V] = OrderedDict()
-
-    def get(self, key: K) -> V | None:
-        if key in self._values:
-            self._values.move_to_end(key)
-        return self._values.get(key)
-
-    def put(self, key: K, value: V) -> None:
-        self._values[key] = value
-        self._values.move_to_end(key)
-        self.trim()
-
-    def trim(self) -> None:
-        """Drops values until the rest fits."""
-        weight = sum(map(self._weigh, self._values.values()))
-        while weight > self._most and len(self._values) > 1:
-            _, dropped = self._values.popitem(last=False)
-            weight -= self._weigh(dropped)
-
-    def keep_if(self, wanted: Callable[[K, V], bool]) -> None:
-        """Drops all other values."""
-        for key in [key for key, value in self._values.items() if not wanted(key, value)]:
-            del self._values[key]
+def print_once(error: Exception) -> None:
+    """Prints an unexpected error in the server's terminal, once per place in the code: pages ask twice a second."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    key = (type(error).__name__, frame.filename, frame.lineno)
+    if key not in _printed:
+        _printed.add(key)
+        traceback.print_exception(error, file=sys.stderr)
 
 
-class _KnownRow(NamedTuple):
-    row: Row
-    stamp: Stamp | None  # of the file that it was read from
-    complete: bool  # the file was read to its end
+def describe_failure(error: Exception) -> str:
+    """What the page shows for an unexpected error."""
+    return f"stoker ui failed with {type(error).__name__}; its terminal shows the traceback"
 
 
-class RunList:
-    """A row for each run of a folder; only runs that changed are read again."""
-
-    def __init__(self, folder: RunFolder, on_failure: Callable[[str, Exception], Row]) -> None:
-        self._folder = folder
-        self._on_failure = on_failure  # the row of a run that can't be read because of an unexpected error
-        self._lock = threading.Lock()  # one thread reads, the others wait for it
-        self._known: dict[str, _KnownRow] = {}
-
-    def refresh(self, *, seconds: float, first: Collection[str] = ()) -> dict[str, Row]:
-        """The rows by id, after reading for about `seconds`; the remaining runs follow with the next call.
-
-        Changed runs are read before new ones, those in `first` before others, and a sample of every run before all of
-        one: while a run has no row yet, large ones are not read further.
-        """
-        with self._lock:
-            end = time.monotonic() + seconds
-            runs = self._folder.find().runs
-            self._known = {name: known for name, known in self._known.items() if name in runs}
-            has_new = len(self._known) < len(runs)
-            for name in sorted(runs, key=lambda name: (name not in self._known, name not in first)):
-                if self._is_stale(name, runs[name]) and time.monotonic() < end:
-                    self._read(name, runs[name])
-            for name in sorted(self._known, key=lambda name: name not in first):
-                if has_new and name not in first:
-                    break
-                while not self._known[name].complete and (left := end - time.monotonic()) > 0:
-                    self._read(name, runs[name], seconds=left)
-            return {name: self._known[name].row if name in self._known else make_unread_row(name) for name in runs}
-
-    def _is_stale(self, name: str, path: Path) -> bool:
-        known = self._known.get(name)
-        if known is None or known.row["state"] in ("running", "gone"):  # these can change without a new event
-            return True
-        return known.stamp != stamp_of(path)
-
-    def _read(self, name: str, path: Path, *, seconds: float = 0.0) -> None:
-        try:
-            with self._folder.open_briefly(name, seconds=seconds) as opened:
-                self._known[name] = _KnownRow(make_row(name, opened.run), opened.stamp, not opened.run.has_unread)
-        except MissingFile:  # deleted meanwhile
-            self._known[name] = _KnownRow(make_unread_row(name), None, True)
-        except Exception as error:  # one run that can't be read must not hide the others
-            self._known[name] = _KnownRow(self._on_failure(name, error), stamp_of(path), True)
+def make_failed_row(run_id: str, error: Exception) -> Row:
+    """Prints an unexpected error and returns the row that the list shows for the run."""
+    print_once(error)
+    return make_unread_row(run_id, state="died", reason=describe_failure(error))

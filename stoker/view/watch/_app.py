@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.style import Style
 from rich.text import Text
@@ -19,8 +19,7 @@ from stoker._text import escape_control
 from stoker.record import Follower
 from stoker.view._chart import QUIET
 from stoker.view.watch import _panes as panes
-from stoker.view.watch._reader import Reader
-from stoker.view.watch._snapshot import OTHERS, TRAIN, VALID, Kind, Snapshot, View
+from stoker.view.watch._reader import KINDS, OTHERS, SMOOTHING, TRAIN, VALID, Answer, Kind, Reader, Snapshot, View
 
 DARK = Theme(
     "stoker-dark",
@@ -111,7 +110,7 @@ class Dashboard(App[None]):
         Binding("escape", "page('run')", "back", show=False),
         Binding("t", "theme", "light or dark", show=False),
         Binding("question_mark", "help", "help", key_display="?"),
-        *(Binding(str(place), f"tab({place - 1})", show=False) for place in range(1, 10)),
+        *(Binding(str(number), f"tab({number - 1})", show=False) for number in range(1, 10)),
     ]
 
     def __init__(self, followers: Sequence[Follower], *, light: bool | None = None) -> None:
@@ -119,12 +118,7 @@ class Dashboard(App[None]):
         self.snapshot: Snapshot | None = None
         self.failure: BaseException | None = None
         self.view = View()
-        self._reader = Reader(
-            followers,
-            on_snapshot=lambda snapshot: self._call_soon(self._show, snapshot),
-            on_answer=lambda text, is_error: self._call_soon(self._show_answer, text, is_error),
-            on_failure=lambda error: self._call_soon(self._fail, error),
-        )
+        self._reader = Reader(followers, self._receive)
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = LIGHT.name if (_terminal_is_light() if light is None else light) else DARK.name
@@ -160,10 +154,21 @@ class Dashboard(App[None]):
         """Stops reading without waiting for the disk."""
         self._reader.close()
 
-    def _call_soon(self, function: Callable[..., object], *args: object) -> None:
-        """Calls a function in the screen's thread; does nothing once the screen is closed."""
+    def _receive(self, message: Snapshot | Answer | BaseException) -> None:
+        """Takes a message of the reader's thread to the screen's; does nothing once the screen is closed."""
         if self.is_running:
-            self.call_later(function, *args)
+            self.call_later(self._handle, message)
+
+    def _handle(self, message: Snapshot | Answer | BaseException) -> None:
+        if isinstance(message, Snapshot):
+            self._show(message)
+        elif isinstance(message, Answer):
+            self.notify(
+                escape_control(message.text), severity="error" if message.is_error else "information", markup=False
+            )
+        else:  # `watch` raises it after the terminal is restored
+            self.failure = message
+            self.exit(return_code=1)
 
     def _show(self, snapshot: Snapshot) -> None:
         if snapshot.view != self.view:  # the user has changed the view since; the next snapshot is on its way
@@ -184,14 +189,6 @@ class Dashboard(App[None]):
             banner.display = text is not None
             banner.update(text or "")
 
-    def _show_answer(self, text: str, is_error: bool) -> None:
-        self.notify(text, severity="error" if is_error else "information", markup=False)
-
-    def _fail(self, error: BaseException) -> None:
-        """Exits with an error of the reader's thread; `watch` raises it after the terminal is restored."""
-        self.failure = error
-        self.exit(return_code=1)
-
     def _update_page(self) -> None:
         """Fills the page of text (log or settings) if one is open."""
         page = self.query_one("#pages", ContentSwitcher).current
@@ -204,46 +201,44 @@ class Dashboard(App[None]):
         elif self.snapshot is not None and page == "settings":
             self.query_one("#settings-text", Static).update(panes.settings(self.snapshot.run))
 
-    def _set_view(self, view: View) -> None:
-        self.view = view
-        self._reader.set_view(view)
+    def _change_view(self, **changes: Any) -> None:
+        self.view = replace(self.view, **changes)
+        self._reader.set_view(self.view)
 
-    @property
-    def _tabs(self) -> Sequence[str]:
-        return self.snapshot.tabs if self.snapshot is not None else ()
-
-    def action_tab(self, place: int) -> None:
-        """Selects a metric by its place."""
-        if place < len(self._tabs):
-            self._set_view(self.view.with_tab(self._tabs[place]))
+    def action_tab(self, number: int) -> None:
+        """Selects a metric by its number."""
+        if self.snapshot is not None and number < len(self.snapshot.tabs):
+            self._change_view(tab=self.snapshot.tabs[number], log=None)
 
     def action_metric(self, by: int) -> None:
         """Selects the next or previous metric."""
-        self._set_view(self.view.move_tab(by, self._tabs))
+        tabs = self.snapshot.tabs if self.snapshot is not None else ()
+        if tabs:
+            self.action_tab(((tabs.index(self.view.tab) if self.view.tab in tabs else 0) + by) % len(tabs))
 
     def action_kind(self, kind: Kind) -> None:
         """Selects history, recent or epochs."""
-        self._set_view(replace(self.view, kind=kind))
+        self._change_view(kind=kind)
 
     def action_move_kind(self, by: int) -> None:
         """Selects the next or previous of history, recent and epochs."""
-        self._set_view(self.view.move_kind(by))
+        self._change_view(kind=KINDS[(KINDS.index(self.view.kind) + by) % len(KINDS)])
 
     def action_smooth(self, by: int) -> None:
         """Smooths more or less."""
-        self._set_view(self.view.change_smoothing(by))
+        self._change_view(smoothing=min(max(0, self.view.smoothing + by), len(SMOOTHING) - 1))
 
     def action_log(self) -> None:
         """Switches between a linear and a logarithmic y axis."""
-        self._set_view(replace(self.view, log=not (self.snapshot is not None and self.snapshot.log)))
+        self._change_view(log=not (self.snapshot is not None and self.snapshot.log))
 
     def action_by(self) -> None:
         """Switches the x axis between updates and time."""
-        self._set_view(self.view.toggle_x_axis())
+        self._change_view(by="time" if self.view.by == "update" else "update")
 
-    def action_run(self, place: int) -> None:
+    def action_run(self, number: int) -> None:
         """Shows the status, log and progress of another run."""
-        self._set_view(replace(self.view, run=place % len(self._reader.followers)))
+        self._change_view(run=number % len(self._reader.followers))
 
     def action_next_run(self) -> None:
         """Shows the next run."""

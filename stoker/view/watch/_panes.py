@@ -8,12 +8,13 @@ from rich.text import Text
 from stoker._text import escape_control, format_clock, format_count, format_number, shorten
 from stoker.record import Status, line_styles
 from stoker.view._chart import MIN_HEIGHT, MIN_WIDTH, QUIET, bars, chart, legend
-from stoker.view.watch._snapshot import KINDS, OTHERS, SMOOTHING, TRAIN, VALID, Row, RunSnapshot, Snapshot
+from stoker.view._tables import MetricRow
+from stoker.view.watch._reader import KINDS, OTHERS, SMOOTHING, TRAIN, VALID, RunSnapshot, Snapshot
 
 BAD = OTHERS[3]  # vermilion: failed runs and errors
-_STATE_COLOURS = {"running": OTHERS[2], "finished": OTHERS[0], "stopped": VALID, "interrupted": VALID}
+_STATE_COLORS = {"running": OTHERS[2], "finished": OTHERS[0], "stopped": VALID, "interrupted": VALID}
 _PHASES = {"train": "training", "valid": "validating", "over": "ended"}
-_LOG_COLOURS = {"warning": VALID, "error": BAD}
+_LOG_COLORS = {"warning": VALID, "error": BAD}
 _TIMESTAMP = len("2026-01-31 12:00:00  ")  # before each line of a log
 _DATE = len("2026-01-31 ")
 _DIGITS = str.maketrans("123456789", "000000000")
@@ -113,7 +114,7 @@ def log(snapshot: Snapshot, width: int, height: int) -> Text:
 
 def log_lines(run: RunSnapshot, most: int = 1000) -> list[Text]:
     """The last lines of the log with warnings, errors and stops highlighted."""
-    colors = {**_LOG_COLOURS, "stopped": _state_color(run.state if run.state == "finished" else "stopped")}
+    colors = {**_LOG_COLORS, "stopped": _state_color(run.state if run.state == "finished" else "stopped")}
     lines = [Text(escape_control(line)) for line in (run.log[-most:] if most else ())]
     for line in lines:
         word = line.plain[_TIMESTAMP:].partition(": ")[0]
@@ -139,7 +140,7 @@ def metrics(snapshot: Snapshot, width: int, height: int) -> Text:
     run = snapshot.run
     if not run.rows:
         return Text()
-    sets = [group for group in run.sets if any(group in row.values for row in run.rows)]
+    sets = [group for group in run.sets.names if any(group in row.values for row in run.rows)]
     fitting = max(1, (width - 8) // _VALUE)
     with_best = fitting > len(sets)
     sets = sets[:fitting]
@@ -151,13 +152,13 @@ def metrics(snapshot: Snapshot, width: int, height: int) -> Text:
         head.append(f"{shorten(escape_control(group), _VALUE - 1):>{_VALUE}}", style=styles[group].color)
     head.append(f"{'best':>{_VALUE}}" if with_best else "", style=QUIET)
     room = max(0, height - 1)
-    chosen = next((place for place, row in enumerate(run.rows) if row.name == snapshot.tab), 0)
+    chosen = next((number for number, row in enumerate(run.rows) if row.name == snapshot.tab), 0)
     first = min(max(0, chosen - room // 2), max(0, len(run.rows) - room))  # scrolled to the chosen metric
     rows = [_metric_row(snapshot, row, sets, names, with_best=with_best) for row in run.rows[first : first + room]]
     return _stack([head, *rows], width, height)
 
 
-def _metric_row(snapshot: Snapshot, row: Row, sets: Sequence[str], names: int, *, with_best: bool) -> Text:
+def _metric_row(snapshot: Snapshot, row: MetricRow, sets: Sequence[str], names: int, *, with_best: bool) -> Text:
     bold = "bold" if row.name == snapshot.tab else ""
     line = Text(f"{shorten(escape_control(row.name), names):<{names}}", style=_tab_link(snapshot, row.name, bold))
     if "" in row.values:
@@ -178,10 +179,10 @@ def _metrics_of_runs(snapshot: Snapshot, width: int, height: int) -> Text:
     values = max(_VALUE, min(len(tab), width - names - _VALUE - 1))
     lines = [Text(f"{'':<{names}}{'state':>{_VALUE}} {shorten(tab, values):>{values}}", style=QUIET)]
     styles = {line.name: line.style for line in snapshot.lines if line.name}
-    for place, run in enumerate(snapshot.runs):
+    for number, run in enumerate(snapshot.runs):
         name = escape_control(run.name)
-        bold = "bold " if place == snapshot.view.run % len(snapshot.runs) else ""
-        style = Style.parse(f"{bold}{styles.get(name, QUIET)}") + _link(f"app.run({place})")
+        bold = "bold " if number == snapshot.view.run % len(snapshot.runs) else ""
+        style = Style.parse(f"{bold}{styles.get(name, QUIET)}") + _link(f"app.run({number})")
         line = Text().append(f"{shorten(name, names - 1):<{names}}", style=style)
         line.append(f"{shorten(run.state, _VALUE - 1):>{_VALUE}}", style=_state_color(run.state))
         lines.append(line.append(f" {format_number(run.status.latest.get(snapshot.tab)):>{values}}"))
@@ -192,13 +193,13 @@ def tabs(snapshot: Snapshot, width: int, _: int = 1) -> Text:
     """The metrics around the chosen one, as many as fit; ‹ and › lead to the others."""
     if snapshot.tab not in snapshot.tabs:
         return Text(" no metrics yet", style=QUIET)
-    names = [f" {place} {shorten(escape_control(name), 24)} " for place, name in enumerate(snapshot.tabs, 1)]
+    names = [f" {number} {shorten(escape_control(name), 24)} " for number, name in enumerate(snapshot.tabs, 1)]
     chosen = snapshot.tabs.index(snapshot.tab)
     shown = _fit_around(chosen, [len(name) for name in names], width - 2)
     line = Text().append("‹" if shown.start else " ", style=_link("app.metric(-1)"))
-    for place in shown:
-        style = "bold reverse" if place == chosen else ""
-        line.append(names[place], _tab_link(snapshot, snapshot.tabs[place], style))
+    for number in shown:
+        style = "bold reverse" if number == chosen else ""
+        line.append(names[number], _tab_link(snapshot, snapshot.tabs[number], style))
     return line.append("›" if shown.stop < len(names) else "", style=_link("app.metric(1)"))
 
 
@@ -237,7 +238,7 @@ def draw_chart(snapshot: Snapshot, width: int, height: int, *, ascii_only: bool 
 
 
 def _fit_around(chosen: int, sizes: list[int], room: int) -> range:
-    """The largest range around the chosen place whose sizes fit, grown to both sides in turn."""
+    """The largest range around the chosen number whose sizes fit, grown to both sides in turn."""
     first, after = chosen, chosen + 1
     while True:
         before = (first, after)
@@ -250,7 +251,7 @@ def _fit_around(chosen: int, sizes: list[int], room: int) -> range:
 
 
 def _state_color(state: str) -> str:
-    return _STATE_COLOURS.get(state, BAD)
+    return _STATE_COLORS.get(state, BAD)
 
 
 def _badge(text: str, color: str) -> Text:

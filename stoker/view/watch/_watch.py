@@ -11,7 +11,7 @@ from stoker._text import escape_control
 from stoker.errors import MissingExtra, MissingFile
 from stoker.record import Follower
 from stoker.view.watch import _panes as panes
-from stoker.view.watch._snapshot import Snapshot, View, take_snapshot
+from stoker.view.watch._reader import Snapshot, View, take_snapshot
 
 _EVENTS = "events.jsonl"
 _MAX_DEPTH = 4  # folders below the one where the search starts
@@ -56,7 +56,7 @@ def page(followers: Sequence[Follower], *, width: int = 100, ascii_only: bool = 
     time     0:00
     >>> run.close()
     """
-    snapshots = [take_snapshot(followers, View(run=place)) for place in range(len(followers))]
+    snapshots = [take_snapshot(followers, View(run=number)) for number in range(len(followers))]
     parts = [part for snapshot in snapshots for part in _describe_run(snapshot, width)]
     if snapshots and snapshots[0].lines:
         parts.append(panes.draw_chart(snapshots[0], width, _CHART_LINES, ascii_only=ascii_only, colors=False))
@@ -85,28 +85,29 @@ def newest(folder: str | os.PathLike[str]) -> Path | None:
 
 def wait_for(*paths: str | os.PathLike[str], every: float = 0.2) -> Path:
     """Waits until a run starts at one of the paths and returns that path."""
-    places = [Path(path) for path in paths]
+    candidates = [Path(path) for path in paths]
     while True:
-        for place in places:
-            if (place / _EVENTS).exists():
-                return place
-        if not any(place.absolute().parent.is_dir() for place in places):
+        for path in candidates:
+            if (path / _EVENTS).exists():
+                return path
+        if not any(path.absolute().parent.is_dir() for path in candidates):
+            first = candidates[0]
             raise MissingFile(
-                f"no run can start at {str(places[0])!r}: the folder {str(places[0].parent)!r} does not exist; check "
+                f"no run can start at {str(first)!r}: the folder {str(first.parent)!r} does not exist; check "
                 "the path, or create the folder"
             )
         time.sleep(every)
 
 
 def _runs_under(folder: Path) -> Iterator[Path]:
-    for place, below, files in os.walk(folder):
-        here = Path(place)
+    for directory, subdirectories, files in os.walk(folder):
+        path = Path(directory)
         if _EVENTS in files:
-            below.clear()  # a run contains checkpoints, not runs
-            yield here
-        if len(here.relative_to(folder).parts) >= _MAX_DEPTH:
-            below.clear()
-        below[:] = [name for name in below if not name.startswith(".")]
+            subdirectories.clear()  # a run contains checkpoints, not runs
+            yield path
+        if len(path.relative_to(folder).parts) >= _MAX_DEPTH:
+            subdirectories.clear()
+        subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
 
 
 def _last_write(run: Path) -> float:

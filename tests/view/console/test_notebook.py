@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from stoker.record import Event, Record
 from stoker.view.console import console
-from tests.view.console.scenes import begin, cut_short, end, epoch, progress, resume
+from tests.view.console.scenes import begin, end, epoch, progress
 
 
 @pytest.fixture
@@ -42,10 +42,11 @@ def test_one_output_is_updated_in_place(outputs):
     begin(record)
     progress(record, 1, 5, at=1002.0)
     assert "epoch 1/4" in page(outputs[-1]) and "12.3k samples/s" in page(outputs[-1]) and "left" in page(outputs[-1])
-    epoch(record, 1, valid={"loss": 0.5, "<b>": 0.5}, lr=0.01)
+    epoch(record, 1, valid={"loss": 0.5, "<b>": 0.5, "\ud800": 1.0}, lr=0.01)
     epoch(record, 2, valid={"loss": 0.25, "<b>": 0.5}, lr=0.01)
     record.append(Event("warning", text="hot & cold"))
     shown = page(outputs[-1])
+    assert outputs[-1]["data"]["text/html"].encode(), "it holds no lone surrogates"
     assert "loss 0.5000 0.2500* 0.2500 2" in shown and "lr 0.01" in shown and "warning: hot &amp; cold" in shown
     assert "<polyline" in outputs[-1]["data"]["text/html"] and "&lt;b&gt;" in shown
     end(record, 2, best=(2, 0.25))
@@ -76,18 +77,6 @@ def test_a_failure_is_shown(outputs):
     assert "failed in epoch 2, batch 3: RuntimeError: boom" in page(outputs[-1])
 
 
-def test_plain_lines_on_request(outputs, capsys):
-    record = Record()
-    record.subscribe(console(record, live=False))
-    begin(record)
-    assert outputs == [] and capsys.readouterr().out.startswith("Net (1,234 parameters)")
-
-
-def test_closing_before_the_beginning_shows_nothing(outputs):
-    console(Record()).close()
-    assert outputs == []
-
-
 @pytest.mark.parametrize("imported", [True, False])
 def test_outside_of_a_notebook_it_prints_lines(monkeypatch, capsys, imported):
     if not imported:
@@ -96,14 +85,3 @@ def test_outside_of_a_notebook_it_prints_lines(monkeypatch, capsys, imported):
     record.subscribe(console(record))
     begin(record)
     assert capsys.readouterr().out.startswith("Net (1,234 parameters)")
-
-
-def test_a_resumed_fit_shows_where_it_resumed(outputs):
-    record = Record()
-    kept = cut_short(record)
-    record.subscribe(console(record, interval=0))
-    resume(record, kept)
-    begin(record, at=5001.0)
-    shown = page(outputs[-1])
-    assert "resumed from 00000025: epoch 3, batch 5 of 10, update 25" in shown and "epoch 3/4" in shown
-    assert "0.2500" in shown and "0.1250" not in shown

@@ -81,7 +81,7 @@ def test_a_short_epoch_prints_no_progress(record, output):
     assert len(output.lines) == 1
 
 
-@pytest.mark.parametrize("seconds", [40.0, 600.0, 36_000.0])
+@pytest.mark.parametrize("seconds", [40.0, 36_000.0])
 def test_a_long_epoch_prints_a_few_progress_lines(record, output, seconds):
     begin(record, batches=1000)
     for batch in range(1, 1001):
@@ -143,11 +143,6 @@ def test_closing_early_reports_the_interruption_once(record, output):
     assert output.lines[-2:] == ["interrupted in epoch 2", "1 epoch, 13 updates in 3.00 s"]
 
 
-def test_closing_before_the_beginning_prints_nothing(output):
-    output.listener.close()
-    assert output.lines == []
-
-
 def test_a_resumed_fit_continues_its_best_and_its_time(record):
     kept = cut_short(record)
     output = Output(record)
@@ -188,7 +183,7 @@ def test_an_error_replaces_the_reason_of_a_stop(record, output):
     assert output.lines[1] == "failed in epoch 1, batch 2: NotFinite: the loss"
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_characters_that_the_stream_lacks_are_replaced(record, encoding):
     raw = io.BytesIO()
     record.subscribe(console(record, stream=io.TextIOWrapper(raw, encoding=encoding, newline="")))

@@ -26,15 +26,11 @@ def test_results_curves_and_different_settings(runs):
     titles = [text for text in page.texts if text.startswith(("valid/", "train/")) or text == "lr"]
     assert {"valid/loss", "train/loss", "lr"} <= set(titles)
     assert len(page.all("svg")) == 5 and len(page.all("polyline")) == 15
+    colors = ["#009E73", "#CC79A7", "#56B4E9"]  # of the runs, in every chart
+    assert [line["stroke"] for line in page.all("polyline")] == 5 * colors
+    assert {each["style"] for each in page.all("span") if each.get("class") == "key"} == {f"--own:{x}" for x in colors}
     at = page.texts.index("Different settings")
     assert page.texts[at + 1 : at + 9] == ["field", "small", "wide", "none", "model.hidden", "64", "128", "–"]
-
-
-def test_a_run_has_one_color(runs):
-    page = Page(compare_html(*runs))
-    keys = [each["style"] for each in page.all("span") if each.get("class") == "key"][:3]
-    assert keys == ["--own:#009E73", "--own:#CC79A7", "--own:#56B4E9"]
-    assert [line["stroke"] for line in page.all("polyline")][:3] == ["#009E73", "#CC79A7", "#56B4E9"]
 
 
 def test_runs_of_the_same_name_and_hostile_names(tmp_path):

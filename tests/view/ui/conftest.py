@@ -2,13 +2,10 @@
 
 import os
 import shutil
-import threading
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
-
-from stoker.view.ui import Server
 
 VIOLATIONS = """window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));"""
@@ -66,17 +63,3 @@ def visit(browser):
             context.close()
 
     return visit
-
-
-@contextmanager
-def served(folder, *, port=0, **how):
-    """A server in a thread."""
-    server = Server(folder, port=port, **how)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        thread.join(30)
-        assert not thread.is_alive(), "the server did not end"

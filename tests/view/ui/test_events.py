@@ -1,6 +1,5 @@
 """Server-sent events for a page that stays connected, and how large folders are read."""
 
-import json
 import os
 import shutil
 import socket
@@ -10,15 +9,14 @@ from contextlib import contextmanager
 import pytest
 
 from stoker.record import Event, Run
-from stoker.view.ui import _api
-from stoker.view.ui._runs import BoundedCache
+from stoker.view.ui import _app, _events
 from tests.record.examples import append_fit
 from tests.view.ui.serving import EventReader, long_run, make, rows_of, serving
 
 
 @pytest.fixture(autouse=True)
 def _faster(monkeypatch):
-    monkeypatch.setattr(_api, "_EVENT_INTERVAL", 0.05)  # seconds
+    monkeypatch.setattr(_events, "_INTERVAL", 0.05)  # seconds
 
 
 @pytest.fixture
@@ -67,14 +65,6 @@ def test_the_first_messages_hold_everything_and_later_ones_the_changes(tmp_path,
         assert [each["text"] for each in data["messages"]] == ["look out"] and data["updated"] == []
 
 
-def test_a_run_that_dies_is_reported(tmp_path, run):
-    with listening(tmp_path, "live") as events:
-        first_of(events, "live")
-        run.close()
-        data = events.until("run", lambda data: data["row"]["state"] == "died")
-        assert data["row"]["reason"] == "the process ended without finishing the run"
-
-
 def test_a_resume_invalidates_earlier_messages(tmp_path, run):
     kept = len(run.record)
     run.record.append(Event("note", text="lost"))
@@ -105,17 +95,9 @@ def test_a_run_that_is_deleted_and_created_again(tmp_path, run):
         assert "lr" in {name for change in changes for name in change["updated"]}
 
 
-def test_a_run_that_is_replaced_is_read_again(tmp_path, run):
-    with listening(tmp_path, "live") as events:
-        first_of(events, "live")
-        (run.path / "events.jsonl").write_text(json.dumps({"kind": "note", "time": 1.0, "text": "new"}) + "\n")
-        data = events.until("run", lambda data: [each["text"] for each in data["messages"]] == ["new"])
-        assert "replaced" in data["problem"]
-
-
 def test_without_changes_only_keep_alive_comments_are_sent(tmp_path, run, monkeypatch):
     run.record.append(Event("valid", epoch=3, update=30, values={"valid/loss": float("nan")}))  # not equal to itself
-    monkeypatch.setattr(_api, "_KEEP_ALIVE", 0.2)
+    monkeypatch.setattr(_events, "_KEEP_ALIVE", 0.2)
     with serving(tmp_path) as (_, client), client.stream("GET", "api/events?id=live") as answer:
         lines = [line for line, _ in zip(answer.iter_lines(), range(30), strict=False) if line]
     assert lines.count(": keep-alive") >= 8
@@ -147,7 +129,7 @@ def test_a_page_that_reads_nothing_does_not_slow_the_others(tmp_path, run):
 
 
 def test_the_number_of_streams_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr(_api, "_MAX_STREAMS", 1)
+    monkeypatch.setattr(_app, "_MAX_STREAMS", 1)
     with serving(tmp_path) as (_, client):
         with client.stream("GET", "api/events") as answer:
             events = EventReader(answer)  # dropping it would close the stream
@@ -180,21 +162,6 @@ def test_only_runs_that_changed_are_read_again(tmp_path):
             time.sleep(0.05)
 
 
-def test_curves_of_ended_runs_are_kept_in_memory_until_the_run_changes(tmp_path):
-    path = make(tmp_path / "a") / "events.jsonl"
-
-    def curve(client):
-        return client.get("api/points/a?name=valid/loss").json()["series"]["valid/loss"]["y"]
-
-    with serving(tmp_path) as (_, client):
-        before = curve(client)
-        assert before == pytest.approx([0.7, 0.6, 0.5, 0.6, 0.7]) and curve(client) == before
-        with path.open("a") as file:
-            file.write('{"kind": "valid", "time": 1, "epoch": 6, "update": 60, "values": {"valid/loss": 9}}\n')
-        while curve(client)[-1] != 9:
-            time.sleep(0.05)
-
-
 def test_a_large_run_is_listed_at_once_and_is_correct_in_the_end(tmp_path):
     """Its best epoch is somewhere in 12 MB, where a sample may miss it."""
     path = long_run(tmp_path / "large", names=1, points=1)
@@ -214,17 +181,3 @@ def test_a_large_run_is_listed_at_once_and_is_correct_in_the_end(tmp_path):
         found = client.get("api/points/large?name=valid/loss").json()
         assert not found["behind"] and len(found["series"]["valid/loss"]["y"]) <= 1000
         assert min(found["series"]["valid/loss"]["y"]) == -5.0
-
-
-def test_a_cache_drops_the_least_recently_used_but_never_the_newest():
-    cache = BoundedCache[str, list[int]](3, len)  # bounds the memory of the server
-    for key in "abc":
-        cache.put(key, [1])
-    assert cache.get("a") == [1]
-    cache.put("d", [1])
-    assert cache.get("b") is None and cache.get("a") == [1]
-    cache.get("d").extend([2, 3])
-    cache.trim()
-    assert cache.get("c") is None and cache.get("d") == [1, 2, 3], "values that grew are weighed again"
-    cache.put("e", [1] * 9)
-    assert cache.get("d") is None and cache.get("e") == [1] * 9

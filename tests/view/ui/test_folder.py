@@ -81,45 +81,19 @@ def test_a_link_that_appears_later_is_not_followed(folder):
 
 
 PATHS = [
-    "../secret.txt",
-    "..%2fsecret.txt",
-    "%2e%2e/secret.txt",
-    "%2e%2e%2fsecret.txt",
-    "..%5csecret.txt",
-    "..%252fsecret.txt",
-    "../other/hidden",
-    "%2e%2e%2fother%2fhidden",
-    "digits/../../other/hidden",
-    "digits%2f..%2f..%2fother%2fhidden",
-    "./digits",
-    "digits/",
-    "digits%00",
-    "digits%00/../../other/hidden",
-    "%00",
-    ".",
-    "..",
-    "",
-    "/",
-    "//",
-    "%2f",
-    "/etc/passwd",
-    "%2fetc%2fpasswd",
-    "file:///etc/passwd",
-    "digits/log.txt",
-    "digits/events.jsonl",
-    "~",
-    "%ff%fe",
-    "link/hidden",
-    "DIGITS%20",
-    "x" * 5000,
-]
+    "../secret.txt", "..%2fsecret.txt", "%2e%2e/secret.txt", "%2e%2e%2fsecret.txt", "..%5csecret.txt",
+    "..%252fsecret.txt", "../other/hidden", "%2e%2e%2fother%2fhidden", "digits/../../other/hidden",
+    "digits%2f..%2f..%2fother%2fhidden", "./digits", "digits/", "digits%00", "digits%00/../../other/hidden",
+    "%00", ".", "..", "/", "//", "%2f", "/etc/passwd", "%2fetc%2fpasswd", "file:///etc/passwd",
+    "digits/log.txt", "digits/events.jsonl", "~", "%ff%fe", "link/hidden", "DIGITS%20",
+]  # fmt: skip
 
 
 def test_no_url_leads_out_of_the_folder(folder):
     (folder / "link").symlink_to(folder.parent / "other")
     with serving(folder) as (server, _):
         for place in ("/api/run/", "/api/points/", "/static/", "/api/compare?id=digits&id="):
-            for path in PATHS:
+            for path in (*PATHS, "", "x" * 5000):
                 status, answer = get_raw(server, f"{place}{path}{'?name=lr' if 'points' in place else ''}")
                 assert status in (400, 404), (place, path, answer)
                 assert SECRET not in answer and "root:" not in answer and set(json.loads(answer)) == {"error"}

@@ -7,8 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.view.ui.conftest import served
-from tests.view.ui.page_runs import train, wide
+from tests.view.ui.serving import long_run, serving, train
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +15,7 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, lr, hidden in (("slow", 0.003, 32), ("medium", 0.01, 64), ("fast", 0.1, 64)):
         train(folder / name, lr=lr, hidden=hidden, epochs=3)
-    with served(folder) as server:
+    with serving(folder) as (server, _):
         yield server
 
 
@@ -80,25 +79,25 @@ def test_comparing_fewer_than_two_runs(server, visit):
 
 @pytest.mark.soak
 def test_many_runs_and_metrics_stay_bounded(tmp_path, visit):
-    """100 runs with 50 numbers; four of them with 10,000 points of each, the same file by several names."""
-    for kind, points in (("long", 10_000), ("short", 20)):
-        made = wide(tmp_path / f"{kind}-00", points=points)
-        for number in range(1, 4 if kind == "long" else 96):
+    """40 runs with 30 numbers; four of them with 3,000 points of each, the same file by several names."""
+    for kind, points, copies in (("long", 3000, 4), ("short", 20, 36)):
+        made = long_run(tmp_path / f"{kind}-00", names=30, points=points)
+        for number in range(1, copies):
             copy = tmp_path / f"{kind}-{number:02}"
             copy.mkdir()
             (copy / "config.json").write_text(json.dumps({"seed": number}))
             os.link(made / "events.jsonl", copy / "events.jsonl")
     runs = [path.name for path in sorted(tmp_path.iterdir())]
-    with served(tmp_path) as server, visit(server) as page:
-        expect(page.locator("tbody tr")).to_have_count(100)
+    with serving(tmp_path) as (server, _), visit(server) as page:
+        expect(page.locator("tbody tr")).to_have_count(40)
         page.goto(f"{server.address}#/compare?{'&'.join(f'id={name}' for name in runs)}")
-        first = page.get_by_role("region", name="train/m00", exact=True)
+        first = page.get_by_role("region", name="train/m0", exact=True)
         first.scroll_into_view_if_needed()
         expect(first.locator("canvas")).to_be_visible()
-        expect(page.get_by_text("The first 12 are drawn, 88 more are not")).to_be_visible()
+        expect(page.get_by_text("The first 12 are drawn, 28 more are not")).to_be_visible()
         drawn(page, lines=12, points=12 * 400)
         page.goto(f"{server.address}#/run/long-00")
-        expect(page.locator(".panel")).to_have_count(50)
+        expect(page.locator(".panel")).to_have_count(30)
         expect(page.locator(".panel canvas").first).to_be_visible()
         drawn(page, lines=1, points=1200)
         assert page.locator(".panel canvas").count() < 20, "plots outside of the window are not loaded"

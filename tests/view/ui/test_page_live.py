@@ -11,8 +11,7 @@ from playwright.sync_api import expect
 
 from stoker.record import Event, Run
 from tests.record.examples import WITHOUT_TORCH
-from tests.view.ui.conftest import served
-from tests.view.ui.page_runs import train
+from tests.view.ui.serving import serving, train
 
 # A training process: appends a point for every line that it is sent.
 PROGRAM = (
@@ -48,7 +47,7 @@ def tell(process, loss):
 
 
 def test_points_and_the_end_of_another_process_appear(tmp_path, process, visit):
-    with served(tmp_path) as server, visit(server) as page:
+    with serving(tmp_path) as (server, _), visit(server) as page:
         row = page.locator("tbody tr")
         expect(row).to_contain_text("●running")
         tell(process, 0.75)
@@ -71,7 +70,7 @@ def test_points_and_the_end_of_another_process_appear(tmp_path, process, visit):
 def test_a_request_is_shown_until_the_run_has_done_it(tmp_path, visit):
     path = tmp_path / "going"
     run = train(path, epochs=1, planned=4, end=False)
-    with served(tmp_path) as server, visit(server, "#/run/going") as page:
+    with serving(tmp_path) as (server, _), visit(server, "#/run/going") as page:
         save, stop = page.get_by_role("button", name="Save a checkpoint"), page.get_by_role("button", name="Stop")
         save.click()
         page.get_by_label("Token").fill(server.token)
@@ -121,7 +120,7 @@ def test_facts_do_not_flicker_between_two_epochs(tmp_path, visit):
     write(Event("progress", 101.0, batch=10, update=10, extra={"phase": "train", "batches": 25}, **at))
     pace = {"phase": "train", "batches": 25, "samples_per_second": 640.0}
     write(Event("progress", 102.0, batch=20, update=20, extra=pace, **at))
-    with served(tmp_path) as server, visit(server, "#/run/going") as page:
+    with serving(tmp_path) as (server, _), visit(server, "#/run/going") as page:
         facts = page.locator(".facts")
         expect(facts).to_contain_text("batch 20 / 25")
         expect(facts).to_contain_text("Samples / s640")
@@ -136,7 +135,7 @@ def test_facts_do_not_flicker_between_two_epochs(tmp_path, visit):
 @pytest.mark.soak
 def test_runs_appear_and_disappear_in_the_list(tmp_path, visit):
     train(tmp_path / "first", epochs=1)
-    with served(tmp_path) as server, visit(server) as page:
+    with serving(tmp_path) as (server, _), visit(server) as page:
         expect(page.locator("tbody tr")).to_have_count(1)
         page.get_by_role("link", name="first").focus()
         train(tmp_path / "second", epochs=1)
@@ -149,7 +148,7 @@ def test_runs_appear_and_disappear_in_the_list(tmp_path, visit):
 @pytest.mark.soak
 def test_a_run_that_is_deleted_while_it_is_shown(tmp_path, visit):
     train(tmp_path / "digits", epochs=2)
-    with served(tmp_path) as server, visit(server, "#/run/digits", expected=["404"]) as page:
+    with serving(tmp_path) as (server, _), visit(server, "#/run/digits", expected=["404"]) as page:
         expect(page.locator(".panel canvas").first).to_be_visible()
         shutil.rmtree(tmp_path / "digits")
         expect(page.locator(".title .state")).to_have_text("○gone")
@@ -162,12 +161,12 @@ def test_a_lost_connection_is_shown_and_restored(tmp_path, visit):
     train(tmp_path / "digits", epochs=2)
     lost = ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE"]
     with ExitStack() as stack:
-        with served(tmp_path) as server:
+        with serving(tmp_path) as (server, _):
             page = stack.enter_context(visit(server, expected=lost))
             expect(page.locator("tbody tr")).to_have_count(1)
         expect(page.locator("#lost")).to_contain_text("Connection lost")
         shutil.rmtree(tmp_path / "digits")
         train(tmp_path / "meanwhile", epochs=1)
-        stack.enter_context(served(tmp_path, port=server.port))
+        stack.enter_context(serving(tmp_path, port=server.port))
         expect(page.locator("tbody tr th")).to_have_text(["meanwhile"])
         expect(page.locator("#lost")).to_be_hidden()

@@ -9,8 +9,7 @@ from playwright.sync_api import expect
 
 from stoker import metrics
 from stoker.record import Event, Run
-from tests.view.ui.conftest import served
-from tests.view.ui.page_runs import PLAN, train
+from tests.view.ui.serving import PLAN, serving, train
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def server(tmp_path_factory):
     run.record.append(Event("end", epoch=4, update=200, extra={"epochs": 4, "seconds": 20.0}))
     run.close()
     going = train(folder / "going", epochs=2, planned=4, end=False)
-    with served(folder) as server:
+    with serving(folder) as (server, _):
         yield server
     going.close()
 
@@ -97,7 +96,7 @@ def test_the_tabs_of_a_run(server, visit):
 def test_words_are_quoted_for_a_shell_and_unknown_facts_are_left_out(tmp_path, visit):
     command = ["python", "train.py", "--name", "it's a", "--lr=0.1", ""]
     Run.create(tmp_path / "request", facts={"command": command, "git": None}).close()
-    with served(tmp_path) as server, visit(server, "#/run/request?tab=config") as page:
+    with serving(tmp_path) as (server, _), visit(server, "#/run/request?tab=config") as page:
         expect(page.get_by_role("row", name=re.compile("^command"))).to_have_text(
             r"commandpython train.py --name 'it'\''s a' --lr=0.1 ''"
         )
@@ -123,9 +122,8 @@ def test_the_table_of_epochs(server, visit):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("width", [375, 1280])
-def test_the_progress_bar_is_as_wide_as_the_page(server, visit, width):
-    with visit(server, "#/run/going", width=width) as page:
+def test_the_progress_bar_is_as_wide_as_the_page(server, visit):
+    with visit(server, "#/run/going", width=375) as page:
         bar = page.get_by_role("progressbar", name="Progress of the run")
         expect(bar).to_be_visible()
         assert bar.bounding_box()["width"] == page.locator(".run").bounding_box()["width"]
@@ -258,7 +256,7 @@ def test_stop_and_save_need_the_token_once(server, visit):
 
 @pytest.mark.soak
 def test_a_read_only_page_has_no_buttons(server, visit):
-    with served(server.folder, read_only=True) as reading, visit(reading, "#/run/going") as page:
+    with serving(server.folder, read_only=True) as (reading, _), visit(reading, "#/run/going") as page:
         expect(page.locator(".title .state")).to_have_text("●running")
         drawn(page, "loss")
         expect(page.get_by_role("button", name="Stop")).to_be_hidden()

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 import stoker
 from stoker.record import Event, Run
-from tests.view.ui.conftest import served
+from tests.view.ui.serving import serving
 
 PAGE = Path(stoker.__file__).parent / "view" / "ui" / "page"
 FILES = sorted(path for path in PAGE.rglob("*") if path.suffix in (".js", ".html", ".css"))
@@ -32,7 +32,7 @@ def server(tmp_path_factory):
             run.record.append(Event("epoch", epoch=epoch, update=epoch, values=values))
         run.record.append(Event("error", epoch=2, text=f"{NAME} failed"))
         run.close()
-    with served(folder) as server:
+    with serving(folder) as (server, _):
         yield server
 
 
@@ -84,12 +84,11 @@ def test_hostile_names_in_a_comparison(server, visit):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "fragment", ["#/run/%E0%A4%A", "#/nothing", "#/run/../../etc", "#/runs?sort=__proto__&where=x&col=__proto__"]
-)
-def test_odd_urls_do_no_harm(server, visit, fragment):
-    with visit(server, fragment, expected=["404"]) as page:
-        expect(page.locator("h1")).to_have_text(re.compile("Runs|can't be shown"))
+def test_odd_urls_do_no_harm(server, visit):
+    with visit(server, expected=["404"]) as page:
+        for fragment in ("run/%E0%A4%A", "nothing", "run/../../etc", "runs?sort=__proto__&where=x&col=__proto__"):
+            page.goto(f"{server.address}#/{fragment}")
+            expect(page.locator("h1")).to_have_text(re.compile("Runs|can't be shown"))
 
 
 @pytest.mark.soak
@@ -105,7 +104,7 @@ def test_extreme_values_can_be_drawn(tmp_path, visit):
         values = {f"train/{name}": numbers[place] for name, numbers in odd.items()}
         run.record.append(Event("epoch", epoch=place + 1, update=place + 1, values=values))
     run.close()
-    with served(tmp_path) as server, visit(server, "#/run/odd?smooth=0.5") as page:
+    with serving(tmp_path) as (server, _), visit(server, "#/run/odd?smooth=0.5") as page:
         expect(page.locator(".panel")).to_have_count(len(odd))
         for log in (False, True):
             for name in odd:
@@ -115,6 +114,20 @@ def test_extreme_values_can_be_drawn(tmp_path, visit):
             below = page.get_by_role("region", name="below", exact=True).locator(".message")
             expect(below).to_have_text("no positive values for a logarithmic scale" if log else "")
             page.keyboard.press("l")
+
+
+@pytest.mark.soak
+def test_many_metrics_are_found_with_the_search(tmp_path, visit):
+    run = Run.create(tmp_path / "wide")
+    run.record.append(Event("epoch", epoch=1, update=1, values={f"train/m{number}": 1.0 for number in range(3000)}))
+    run.close()
+    with serving(tmp_path) as (server, _), visit(server, "#/run/wide") as page:
+        expect(page.locator(".panel")).to_have_count(200)
+        more = page.locator(".panels > .empty")
+        expect(more).to_have_text("2,800 more charts are not shown: search for their names.")
+        page.get_by_role("searchbox", name="Search metrics").fill("m2999")
+        expect(page.locator(".panel")).to_have_count(1)
+        expect(more).to_have_count(0)
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)

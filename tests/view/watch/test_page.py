@@ -29,22 +29,11 @@ def test_a_run_as_text(tmp_path, ascii_only):
     assert text.isascii() or not ascii_only
 
 
-def test_a_run_that_died(tmp_path):
-    make(tmp_path / "digits", epochs=1).close()
-    assert "the process ended without finishing the run" in page_of(tmp_path / "digits")
-
-
 def test_several_runs(tmp_path):
     make(tmp_path / "a", epochs=1, end=True)
     make(tmp_path / "b", epochs=2, end=True)
     text = page_of(tmp_path / "a", tmp_path / "b")
     assert "a: stopped" in text and "b: stopped" in text and "━ a  o b" in text
-
-
-def test_a_run_without_values(tmp_path):
-    run = make(tmp_path / "a", epochs=0)
-    assert "phase    starting" in page_of(tmp_path / "a")
-    run.close()
 
 
 def facts_in(text):

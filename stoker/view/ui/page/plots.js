@@ -1,7 +1,10 @@
 // The charts of a view: a bar of settings, a grid of panels, and the keys for all of them.
-import { el } from "./dom.js";
+import { el, say } from "./dom.js";
 import { Panel } from "./panel.js";
 import { moveRange, SettingsBar, settingsOf } from "./settings.js";
+import { count } from "./text.js";
+
+const MOST_PANELS = 200; // further ones are found with the search
 
 export class Plots {
   /** `change(changes, { replace })` changes the URL; `more` are additional controls. */
@@ -9,6 +12,7 @@ export class Plots {
     Object.assign(this, { change, group, panels: new Map(), settings: settingsOf(new URLSearchParams()) });
     this.bar = new SettingsBar((changes) => change(changes, { replace: true }), more);
     this.grid = el("div", { class: "panels" });
+    this.more = el("p", { class: "empty", role: "status" });
     this.on = { zoom: (from, to) => this.zoom(from, to), reset: () => this.reset() };
     this.repaint = () => this.panels.forEach((panel) => panel.repaint());
     window.addEventListener("themechange", this.repaint);
@@ -20,8 +24,9 @@ export class Plots {
     for (const panel of this.panels.values()) panel.set(this.settings);
   }
 
-  /** Shows these charts, [{ key, title, note, lines, load }], in this order; existing ones are kept. */
-  show(wanted) {
+  /** Shows the first of these charts, [{ key, title, note, lines, load }], in this order; existing ones are kept. */
+  show(all) {
+    const wanted = all.slice(0, MOST_PANELS);
     const keys = new Set(wanted.map(({ key }) => key));
     for (const [key, panel] of this.panels) {
       if (keys.has(key)) continue;
@@ -36,6 +41,10 @@ export class Plots {
       const { element } = this.panels.get(each.key);
       if (this.grid.children[place] !== element) this.grid.insertBefore(element, this.grid.children[place] ?? null);
     });
+    this.more.remove();
+    if (wanted.length === all.length) return;
+    say(this.more, `${count(all.length - wanted.length)} more charts are not shown: search for their names.`);
+    this.grid.append(this.more);
   }
 
   zoom(from, to) {

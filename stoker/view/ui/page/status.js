@@ -2,18 +2,15 @@
 import { el, refill, say } from "./dom.js";
 import { count, duration, number, of, when } from "./text.js";
 
-const PACE = ["samples_per_second", "updates_per_second", "seconds_left"]; // not known between two epochs
-
 export class StatusPane {
   constructor() {
     this.element = el("dl", { class: "facts" });
     this.shown = "";
     this.values = new Map();
-    this.known = {};
   }
 
   show({ row, status }) {
-    const facts = factsOf({ row, status: this.steady(row, status) });
+    const facts = factsOf({ row, status });
     const names = facts.map(([name]) => name).join("\n");
     if (names !== this.shown) {
       this.shown = names;
@@ -24,13 +21,6 @@ export class StatusPane {
       say(this.values.get(name).value, text);
       say(this.values.get(name).note, small);
     }
-  }
-
-  /** The status with the last known speed while a run trains, so that nothing flickers. */
-  steady({ state }, status) {
-    if (state !== "running") return status;
-    for (const name of PACE) if (Number.isFinite(status[name])) this.known[name] = status[name];
-    return { ...status, ...this.known };
   }
 }
 

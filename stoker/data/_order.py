@@ -1,0 +1,156 @@
+"""The order in which an epoch reads numbered samples: a pure function of (seed, epoch)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.data._rng import DRAW, MIX, permutation, random_key
+from stoker.errors import InvalidArgument, WrongType
+
+
+@dataclass(frozen=True)
+class Order:
+    """Every sample once: in the order of the source, or with a seed in another order in each epoch."""
+
+    samples: int  # in the source
+    seed: int | None
+
+    @property
+    def length(self) -> int:
+        """Samples that an epoch reads."""
+        return self.samples
+
+    @property
+    def has_repeats(self) -> bool:
+        """Whether an epoch may read a sample more than once."""
+        return False
+
+    def draw(self, epoch: int) -> Tensor | None:
+        """Returns the sample numbers of an epoch (int64, on the CPU), or None for all of them in their own order."""
+        return None if self.seed is None else permutation(self.samples, self.seed, epoch=epoch)
+
+
+@dataclass(frozen=True)
+class Cycled(Order):
+    """The epochs of another order one after the other, cut into epochs of `count` samples.
+
+    >>> order = repeat_order(Order(3, None), 4)
+    >>> order.draw(0).tolist(), order.draw(1).tolist()
+    ([0, 1, 2, 0], [1, 2, 0, 1])
+    """
+
+    count: int
+    passes: Order
+
+    @property
+    def length(self) -> int:
+        return self.count
+
+    @property
+    def has_repeats(self) -> bool:
+        return True
+
+    def draw(self, epoch: int) -> Tensor:
+        length = self.passes.length
+        start, stop = epoch * self.count, (epoch + 1) * self.count
+        first, last = start // length, -(-stop // length)
+        drawn = [self.passes.draw(number) for number in range(first, last)]
+        passes = [torch.arange(length, device="cpu") if each is None else each for each in drawn]
+        return torch.cat(passes)[start - first * length : stop - first * length]
+
+
+def repeat_order(order: Order, count: int) -> Cycled:
+    """Repeats an order, in epochs of `count` samples; of one with every sample once, none comes more often."""
+    return Cycled(order.samples, order.seed, count, order)
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn(Order):
+    """As many samples as the source has, each drawn with replacement in proportion to its weight."""
+
+    weights: Tensor  # float64 [samples], on the CPU
+
+    @property
+    def has_repeats(self) -> bool:
+        return True
+
+    def draw(self, epoch: int) -> Tensor:
+        assert self.seed is not None
+        generator = torch.Generator("cpu").manual_seed(random_key(DRAW, self.seed, epoch))
+        ends = self.weights.cumsum(0)
+        places = torch.rand(self.samples, generator=generator, dtype=torch.float64, device="cpu") * ends[-1]
+        last = self.weights.nonzero()[-1, 0]  # a place that was rounded up to the end belongs to it
+        return torch.searchsorted(ends, places, right=True).clamp(max=last)
+
+
+@dataclass(frozen=True)
+class Mixed(Order):
+    """Samples of several joined sources, each with its own number of samples in every epoch, in a random order."""
+
+    parts: tuple[Cycled, ...]
+
+    @property
+    def length(self) -> int:
+        return sum(part.length for part in self.parts)
+
+    @property
+    def has_repeats(self) -> bool:
+        return True
+
+    def draw(self, epoch: int) -> Tensor:
+        owners = draw_owners([part.length for part in self.parts], self.seed, epoch)
+        order = torch.empty_like(owners)
+        starts = accumulate((part.samples for part in self.parts), initial=0)
+        for number, (part, start) in enumerate(zip(self.parts, starts, strict=False)):
+            order[owners == number] = part.draw(epoch) + start
+        return order
+
+
+def draw_owners(counts: Sequence[int], seed: int | None, epoch: int) -> Tensor:
+    """Returns which source each place of an epoch belongs to, each as often as its count says: int64, on the CPU.
+
+    The places are in random order, or without a seed as evenly spaced as the counts allow.
+    """
+    if seed is None:
+        return interleave(counts)
+    owners = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), torch.tensor(counts, device="cpu"))
+    return owners[permutation(len(owners), seed, epoch=epoch, purpose=MIX)]
+
+
+def interleave(counts: Sequence[int]) -> Tensor:
+    """Assigns places to parts as evenly as their counts allow: [4, 2] gives 0, 1, 0, 0, 1, 0."""
+    total = sum(counts)
+    ideal = np.concatenate([(np.arange(count) + 0.5) * total / max(count, 1) for count in counts])
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return torch.from_numpy(owner[ideal.argsort(stable=True)])
+
+
+def apportion(total: int, fractions: Sequence[float]) -> list[int]:
+    """Divides a total in proportion to fractions that sum to 1, rounded by the largest remainder."""
+    exact = [each * total for each in fractions]
+    counts = [int(each) for each in exact]
+    by_remainder = sorted(range(len(counts)), key=lambda part: counts[part] - exact[part])
+    for part in by_remainder[: total - sum(counts)]:
+        counts[part] += 1
+    return counts
+
+
+def as_sampling_weights(weights: Any, samples: int) -> Tensor:
+    """Checks the weights for drawing samples: one for each, none negative, not all zero."""
+    try:
+        found = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise WrongType(f"sampling_weights are numbers, one for each sample; got {type(weights).__name__}") from None
+    if found.shape != (samples,):
+        raise InvalidArgument(
+            f"sampling_weights need one weight for each of the {samples} samples; got shape {list(found.shape)}"
+            + "; of class weights use class_weights[labels]" * (found.ndim == 1)
+        )
+    if not found.isfinite().all() or bool((found < 0).any()) or not bool(found.any()):
+        raise InvalidArgument("sampling_weights are at least 0 and finite, and one of them is more than 0")
+    return found

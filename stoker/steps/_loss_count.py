@@ -1,0 +1,372 @@
+"""What the loss that a model or a step computes is a mean over, found out from its graph."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stoker._dispatch import WatchingMode
+from stoker._text import pluralize
+from stoker.steps._losses import is_traced
+from stoker.steps._outputs import count_targets
+from stoker.steps._samples import is_one_per_sample
+
+_SAME = ("Add", "Sub", "Neg", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone", "Alias")
+_JOINS = ("Stack", "Cat")  # of the terms of a loss, before they are added up
+TARGET_NAMES = ("labels", "label", "targets", "target")
+_DEPTH = 3  # of a batch, in which targets are looked for
+
+
+class TargetCount(NamedTuple):
+    """Counts the targets of a cross-entropy that are not ignored."""
+
+    path: tuple[Any, ...]  # of the targets in a batch
+    shift: int  # 1 if the first target of every row does not count: the model predicts the next token
+    ignore_index: int
+
+    def targets(self, batch: Any) -> Any:
+        """The targets of a batch; None if it has none there."""
+        for key in self.path:
+            try:
+                batch = batch[key]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return batch
+
+    def __call__(self, targets: Tensor) -> Tensor:
+        """The number of targets that count, on the device."""
+        return count_targets(targets, self.shift, self.ignore_index)
+
+
+class CrossEntropyCall(NamedTuple):
+    """A cross-entropy that is a mean."""
+
+    targets: Tensor
+    ignore_index: int
+    loss: Tensor | None = None
+
+    def gave(self, loss: Tensor) -> bool:
+        """Whether a loss is its result, or a copy of it."""
+        return self.loss is not None and bool((self.loss == loss).all() | (self.loss.isnan() & loss.isnan()).all())
+
+
+class WatchCrossEntropies(WatchingMode):
+    """Collects the cross-entropies that are computed: without gradients there is no graph that shows them.
+
+    >>> with WatchCrossEntropies() as watched:
+    ...     loss = F.cross_entropy(torch.zeros(2, 3), torch.tensor([1, -100]))
+    >>> watched.calls[0].targets, watched.calls[0].gave(loss)
+    (tensor([   1, -100]), True)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[CrossEntropyCall] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("nll_loss_forward", "nll_loss2d_forward"):
+            _, targets, weight, reduction, ignore_index = args
+            if weight is None and reduction == 1:
+                self.calls.append(CrossEntropyCall(targets, ignore_index, result[0]))
+        return result
+
+
+class LossCount:
+    """Finds out from the first loss of a step what it is a mean over, and counts that in later batches.
+
+    >>> count = LossCount("step")
+    >>> logits, labels = torch.randn(2, 3, 7, requires_grad=True), torch.tensor([[1, 2, -100], [3, -100, -100]])
+    >>> loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    >>> count.observe(loss, {"labels": labels}, samples=2)
+    >>> count({"labels": labels[:1]})
+    tensor(2.)
+
+    A cross-entropy is a mean over the targets that are not ignored, if the batch holds its targets. Every other loss is
+    taken for a mean over the samples, which `None` stands for. If the graph of the loss shows that it may not be one,
+    `warn` gets a text about it, once. Batches of another layout (of another source, for example) are found out anew.
+    """
+
+    __slots__ = ("_has_warned", "_name", "_targets", "_unclear", "_warn")
+
+    def __init__(self, name: str, warn: Callable[[str], None] = warnings.warn) -> None:
+        self._name, self._warn, self._has_warned = name, warn, False
+        self._targets: dict[str, TargetCount | None] = {}  # by the layout of a batch; None: the samples count
+        # Layouts of which a later batch has to show more, with the divisors that a batch of one sample had.
+        self._unclear: dict[str, list[float]] = {}
+
+    def __call__(self, batch: Any) -> Tensor | None:
+        """What the loss of a batch is a mean over; None for the number of samples."""
+        count = self.targets(batch)
+        targets = None if count is None else count.targets(batch)
+        return count(targets) if count is not None and isinstance(targets, Tensor) else None
+
+    def targets(self, batch: Any) -> TargetCount | None:
+        """Where the targets of batches like this one are, if they are what counts."""
+        return self._targets.get(_describe_layout(batch))
+
+    def knows(self, batch: Any) -> bool:
+        """Whether it is known what the loss of batches like this one is a mean over."""
+        layout = _describe_layout(batch)
+        if layout not in self._targets or layout in self._unclear:
+            return False
+        count = self._targets[layout]
+        return count is None or isinstance(count.targets(batch), Tensor)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known for all batches so far."""
+        return bool(self._targets) and not self._unclear
+
+    def count_samples(self, batch: Any) -> None:
+        """Takes the losses of batches like this one for means over the samples, or over what their outputs say."""
+        self._targets[_describe_layout(batch)] = None
+        self._unclear.pop(_describe_layout(batch), None)
+
+    def observe(
+        self,
+        loss: Tensor | None,
+        batch: Any,
+        samples: int,
+        calls: Sequence[CrossEntropyCall] = (),
+        predictions: Any = None,
+    ) -> None:
+        """Looks at a loss and its batch, unless an earlier one like it has shown all. It may wait for the device.
+
+        A loss without a graph is compared with the `calls` of cross-entropies that were watched. One whose graph shows
+        nothing (of a compiled model, or of a fused kernel) is compared with a cross-entropy of the `predictions`.
+        """
+        if loss is None or is_traced() or self.knows(batch):
+            return
+        terms = [] if loss.grad_fn is None else _find_terms(loss.grad_fn)
+        calls = [*(term.call for term in terms if term.call is not None), *(call for call in calls if call.gave(loss))]
+        found = _targets_of_call(calls[0], batch) if calls else []
+        if not found and all(term.kind == "other" for term in terms):
+            found = _find_by_value(loss.detach(), predictions, batch)
+            terms = [] if found else terms
+        layout, targets = _describe_layout(batch), found[0] if found else None
+        self._targets[layout] = targets
+        seen = self._unclear.pop(layout, [])
+        if len({each.shift for each in found}) > 1:  # all are ignored: the next batch shows whether they are shifted
+            self._unclear[layout] = []
+        elif not terms and seen:
+            self._unclear[layout] = seen
+        elif terms and not self._has_warned:
+            divisors = [] if samples > 1 or targets is not None else [term.divisor for term in terms if term.divisor]
+            doubt = self._doubt(terms, max(samples, 1), targets)
+            if not doubt and seen and divisors and seen != divisors:
+                reason = f"of one sample it is a mean over {_join(seen)} elements, of another over {_join(divisors)}"
+                doubt = self._describe_doubt(reason, targets)
+            if doubt:
+                self._has_warned = True
+                self._warn(doubt)
+            elif {*divisors} - {1} and not seen and not _is_mean_of_losses(terms, samples):
+                self._unclear[layout] = divisors  # every number is a multiple of one sample: looks at another one
+
+    @property
+    def saved(self) -> list[Any] | None:
+        """What was found out, as plain values; None if nothing was."""
+        known = [(layout, found) for layout, found in self._targets.items() if layout not in self._unclear]
+        saved = [[layout] if found is None else [layout, list(found.path), *found[1:]] for layout, found in known]
+        return [*saved, *([layout, divisors] for layout, divisors in self._unclear.items() if divisors)] or None
+
+    def load(self, saved: list[Any] | None) -> None:
+        """Restores what `saved` was."""
+        self._targets, self._unclear = {}, {}
+        for layout, *found in saved or ():
+            self._targets[layout] = TargetCount(tuple(found[0]), *found[1:]) if len(found) > 1 else None
+            if len(found) == 1:
+                self._unclear[layout] = found[0]
+
+    def _doubt(self, terms: "list[_Term]", samples: int, targets: TargetCount | None) -> str:
+        if all(term.kind == "sum" for term in terms):
+            return (
+                f"{self._name} returned a sum over the batch, which is taken for a mean over its samples: reported "
+                "losses depend on the batch size. Divide it by the number of samples"
+            )
+        if targets is None and _is_mean_of_losses(terms, samples):
+            return ""
+        counts = [term.divisor for term in terms if term.divisor is not None]
+        if len(counts) == len(terms):
+            own = next((term.divisor for term in terms if term.call is not None), None)
+            if targets is None or own is None:
+                is_clear = all(count % samples == 0 for count in counts) and not _depends_on_values(terms)
+            else:
+                is_clear = all(count == own or (own == samples and count % samples == 0) for count in counts)
+            if is_clear:
+                return ""
+            reason = f"of a batch of {pluralize(samples, 'sample')} it is a mean over {_join(counts)} elements"
+            reason += ", which depends on values" if _depends_on_values(terms) else ""
+        else:
+            reason = f"it ends in {', '.join(dict.fromkeys(term.name for term in terms if term.divisor is None))}"
+        return self._describe_doubt(reason, targets)
+
+    def _describe_doubt(self, reason: str, targets: TargetCount | None) -> str:
+        weighed = "the targets that are not ignored" if targets is not None else "the samples"
+        return (
+            f"it is not clear what the loss of {self._name} is a mean over ({reason}). It is taken for a mean over "
+            f"{weighed}: if it is not, then reported losses, accumulate= and several processes weigh batches wrongly. "
+            "To say what it is a mean over, return an output with .loss and .count, for example from a function: "
+            "Learner(step=fn), fn(model, batch)"
+        )
+
+
+class _Term(NamedTuple):
+    """A term of a loss."""
+
+    kind: Literal["mean", "sum", "other"]
+    name: str  # of its operation
+    divisor: float | None = None  # what a mean is over, in this batch
+    call: CrossEntropyCall | None = None  # if it is one
+    depends_on_values: bool = False  # the divisor does, and not only on shapes
+    averaged: int | None = None  # how many terms the mean was taken of, this one among them
+
+
+def _depends_on_values(terms: list[_Term]) -> bool:
+    """Whether a divisor does, of which no shape shows that it has this value."""
+    by_shapes = {term.divisor for term in terms if not term.depends_on_values}
+    return any(term.depends_on_values and term.divisor not in by_shapes for term in terms)
+
+
+def _is_mean_of_losses(terms: list[_Term], samples: int) -> bool:
+    """Whether terms are the losses of the samples, of which the mean is taken."""
+    is_alike = len({term.name for term in terms}) == 1 and not _depends_on_values(terms)
+    return is_alike and all(term.averaged == samples for term in terms)
+
+
+def _join(numbers: list[float]) -> str:
+    return " and ".join(f"{number:g}" for number in dict.fromkeys(numbers))
+
+
+def _find_terms(node: Any) -> list[_Term]:
+    """The terms that a loss is the sum of, by its graph; factors do not matter."""
+    name = node.name().rstrip("0123456789").removesuffix("Backward")
+    below = [function for function, _ in node.next_functions if function is not None]
+    if name in _SAME or (name == "Mul" and len(below) == 1):
+        return [term for each in below for term in _find_terms(each)]
+    if name in ("Sum", "Mean"):
+        joined = [inner for inner in below if inner.name().startswith(_JOINS)]
+        if joined:  # torch.stack(losses).sum()
+            inner = [function for function, _ in joined[0].next_functions if function is not None]
+            terms = [term for each in inner for term in _find_terms(each)]
+            return terms if name == "Sum" else _divide(terms, name, torch.Size(node._saved_self_sym_sizes).numel())
+        if name == "Sum":
+            return [_Term("sum", name)]
+        return [_Term("mean", name, torch.Size(node._saved_self_sym_sizes).numel())]
+    if name == "Div" and len(below) == 1:
+        terms = _find_terms(below[0])
+        other = node._saved_other
+        divisor = other.item() if isinstance(other, Tensor) and not other.dim() else other
+        if not isinstance(divisor, int | float):
+            return [_Term("other", name)]
+        return _divide(terms, name, divisor, depends_on_values=not _was_python_number(other))
+    reduction = getattr(node, "_saved_reduction", None)
+    if reduction == 2:
+        return [_Term("sum", name)]
+    if reduction == 1 and name.startswith("NllLoss"):
+        call = CrossEntropyCall(node._saved_target, _signed(node._saved_ignore_index))
+        is_weighted, divisor = node._saved_weight is not None, node._saved_total_weight.item()
+        return [_Term("mean", name, divisor, None if is_weighted else call, divisor != call.targets.numel())]
+    if reduction == 1 and isinstance(getattr(node, "_saved_self", None), Tensor):
+        return [_Term("mean", name, node._saved_self.numel())]
+    return [_Term("other", name)]
+
+
+def _divide(terms: list[_Term], name: str, divisor: float, *, depends_on_values: bool = False) -> list[_Term]:
+    """Terms that are divided by a number: sums become means over it, and means remain what they are."""
+    averaged = len(terms) if divisor == len(terms) else None
+    mean = _Term("mean", name, divisor, depends_on_values=depends_on_values)
+    return [(mean if term.kind == "sum" else term)._replace(averaged=averaged or term.averaged) for term in terms]
+
+
+def _was_python_number(divisor: Any) -> bool:
+    """Whether autograd has saved a number as a tensor. Such tensors do not take part in type promotion."""
+    if not isinstance(divisor, Tensor):
+        return True
+    narrow = torch.float16 if divisor.is_floating_point() else torch.int8
+    return torch.result_type(torch.zeros((), dtype=narrow, device=divisor.device), divisor) != divisor.dtype
+
+
+def _targets_of_call(call: CrossEntropyCall, batch: Any) -> list[TargetCount]:
+    """Finds the targets of a cross-entropy in a batch; both ways to count them, if their values do not show which."""
+    ignore_index, used = call.ignore_index, call.targets.reshape(-1)
+    for path, leaf in sorted(_integer_leaves(batch), key=lambda leaf: not {*leaf[0]} & {*TARGET_NAMES}):
+        shifts = [shift for shift, values in _layouts(leaf, ignore_index) if _equal(values, used)]
+        if shifts:
+            return [TargetCount(path, shift, ignore_index) for shift in shifts]
+    return []
+
+
+def _find_by_value(loss: Tensor, predictions: Any, batch: Any) -> list[TargetCount]:
+    """Finds targets in a batch whose cross-entropy has the value of a loss."""
+    if not isinstance(predictions, Tensor) or predictions.dim() < 2 or not predictions.is_floating_point():
+        return []
+    ignore_index, classes = -100, predictions.shape[-1]
+    for path, leaf in _integer_leaves(batch):
+        is_class = (leaf >= 0) & (leaf < classes)
+        if leaf.shape != predictions.shape[:-1] or not bool((is_class | (leaf == ignore_index)).all()):
+            continue
+        for shift, values in _layouts(leaf.to(predictions.device), ignore_index):
+            if values.shape == leaf.shape:
+                scores = predictions.detach().reshape(-1, classes).float()
+                value = F.cross_entropy(scores, values.reshape(-1).long(), ignore_index=ignore_index)
+                if torch.isclose(value, loss.to(value), rtol=1e-3):
+                    return [TargetCount(path, shift, ignore_index)]
+    return []
+
+
+def _describe_layout(value: Any, depth: int = 0, *, is_part: bool = False) -> str:
+    """The names and the number of the parts of a batch, but not of its samples.
+
+    >>> _describe_layout({"text": (torch.ones(4, 2), torch.ones(4))}), _describe_layout(([1, 2, 3], [4, 5, 6]))
+    ("{'text': [., .]}", '[[.], [.]]')
+
+    `is_part`: the value is a part of a list or tuple, so that its own parts may be samples.
+    """
+    if depth > _DEPTH:
+        return "."
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_describe_layout(part, depth + 1)}" for key, part in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        parts = [_describe_layout(part, depth + 1, is_part=True) for part in value]
+        return f"[{', '.join(dict.fromkeys(parts) if is_part or is_one_per_sample(value) else parts)}]"
+    return "."
+
+
+def has_integers(batch: Any) -> bool:
+    """Whether a batch has a tensor of whole numbers, which may be targets of which some are ignored.
+
+    >>> has_integers((torch.ones(4), torch.ones(4))), has_integers({"labels": torch.tensor([1, -100])})
+    (False, True)
+    """
+    return next(_integer_leaves(batch), None) is not None
+
+
+def _layouts(targets: Tensor, ignore_index: int) -> Iterator[tuple[int, Tensor]]:
+    """Yields how a model may pass targets on: as they are, or shifted by one, with or without a new last column."""
+    yield 0, targets
+    if targets.dim() > 1:
+        yield 1, targets[..., 1:]
+        yield 1, F.pad(targets, (0, 1), value=ignore_index)[..., 1:]
+
+
+def _equal(values: Tensor, used: Tensor) -> bool:
+    return values.numel() == used.numel() and bool((values.reshape(-1).to(used.device) == used).all())
+
+
+def _integer_leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Yields integer tensors with their place in a batch, the last one first: targets usually follow the inputs."""
+    if isinstance(value, Tensor):
+        if not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or value.is_nested):
+            yield path, value
+    elif len(path) < _DEPTH and isinstance(value, Mapping | tuple | list):
+        items = list(value.items()) if isinstance(value, Mapping) else list(enumerate(value))
+        for key, part in reversed(items):
+            yield from _integer_leaves(part, (*path, key))
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number  # autograd shows it as an unsigned number

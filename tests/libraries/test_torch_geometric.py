@@ -1,0 +1,90 @@
+"""Graph classification with PyTorch Geometric: batches are its own class, and their loader too."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.libraries.checks import (
+    Case,
+    check_evaluation,
+    check_executors,
+    check_resume,
+    check_summary,
+    check_training,
+    check_view,
+)
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),  # while it is imported
+]
+
+
+def graph(number):
+    from torch_geometric.data import Data
+
+    generator = torch.Generator().manual_seed(number)
+    nodes = 3 + number % 4
+    edges = torch.randint(0, nodes, (2, 2 * nodes), generator=generator)
+    return Data(x=torch.randn(nodes, 4, generator=generator), edge_index=edges, y=torch.tensor([number % 3]))
+
+
+class Classifier(nn.Module):
+    def __init__(self, kind):
+        from torch_geometric import nn as layers
+
+        super().__init__()
+        self.body = getattr(layers, kind)(4, 8, num_layers=2, out_channels=8, dropout=0.2)
+        self.pool, self.head = layers.aggr.MeanAggregation(), nn.Linear(8, 3)
+
+    def forward(self, graphs):
+        return self.head(self.pool(self.body(graphs.x, graphs.edge_index), graphs.batch))
+
+
+def loss(model, graphs):
+    return F.cross_entropy(model(graphs), graphs.y)
+
+
+def case(kind):
+    from torch_geometric.loader import DataLoader
+
+    return Case(
+        lambda: Classifier(kind),
+        DataLoader([graph(number) for number in range(10)], batch_size=4),
+        loss,
+        {"step": loss},
+        batch_size=None,
+        predict=lambda model, graphs: model(graphs),
+        count=lambda graphs: graphs.num_graphs,
+    )
+
+
+@pytest.fixture(params=["GCN", "GAT"])
+def kind(request):
+    return request.param
+
+
+def test_a_view_computes_what_eval_mode_computes(kind):
+    check_view(case(kind))
+
+
+def test_a_summary_and_an_explanation(kind):
+    check_summary(case(kind))
+
+
+def test_a_fit_has_the_weights_of_a_plain_loop(kind):
+    check_training(case(kind))
+
+
+def test_a_crashed_run_resumes_to_the_same_bits(kind, tmp_path):
+    check_resume(case(kind), tmp_path)
+
+
+def test_evaluation_and_predictions(kind):
+    check_evaluation(case(kind))
+
+
+@pytest.mark.cuda
+def test_a_captured_step_has_the_bits_of_an_eager_one(kind):
+    print(check_executors(case(kind)))

@@ -2,23 +2,28 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 READY := $(VENV)/.ready
 JOBS ?= 2
 
-.PHONY: help demo test soak torture lint format types bench docs clean
+.PHONY: help demo test soak torture lint format types bench docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## lists the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(READY): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(READY): $(CORE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## trains on digits drawn by code, evaluates and saves the model
+demo: $(CORE)  ## trains on digits drawn by code, evaluates and saves the model
 	$(BIN)/stoker demo
 
 test: $(READY)  ## the tests that a change could plausibly break, in 5 minutes
@@ -54,9 +59,16 @@ bench: $(VENV)/.bench  ## compares stoker with plain torch and other libraries, 
 	$(BIN)/python -m benchmarks.record
 	$(BIN)/python -m benchmarks.viewers
 
-docs: $(READY)  ## the API reference from docstrings, in site/
-	$(BIN)/pdoc stoker --output-directory site
+$(VENV)/.docs: $(CORE)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs  ## builds the documentation in site/; a warning is an error
+	$(BIN)/zensical build --strict --clean
 	@echo "open site/index.html"
+
+docs-serve: $(VENV)/.docs  ## shows the documentation on this machine, and follows changes
+	$(BIN)/zensical serve
 
 clean:  ## removes the environment and all caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site dist

@@ -13,6 +13,8 @@ import sys
 
 import pytest
 
+import stoker
+from stoker import callbacks, cli, errors, metrics, schedule
 from tests.conftest import ROOT
 from tests.distributed.processes import launched
 from torture.processes import Child
@@ -26,7 +28,27 @@ PROGRAMS = [
     pytest.param(path, marks=pytest.mark.soak if path.name in LONG else ())
     for path in [*sorted((ROOT / "examples" / "tour").glob("*.py")), ROOT / "examples" / "own_loop.py"]
 ]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+LONG_PAGES: tuple[str, ...] = ()  # relative to docs/; they run in `make soak`
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def python_blocks(page, title=""):
+    """The Python code of a page: blocks without a title, or with this one."""
+    marker = f' title="{re.escape(title)}"' if title else ""
+    return re.findall(rf"^```python{marker}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def headings(page):
+    """The anchors of a page, as the site makes them: of its headings, with code fences left out."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in found)
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -92,19 +114,87 @@ def test_the_program_for_several_processes_gives_the_scores_of_one():
     assert len(alone) == 4 and first == pytest.approx(alone, rel=1e-4, abs=1e-5) and second == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.soak if name_of(page).removeprefix("docs/") in LONG_PAGES else ())
+        for page in PAGES
+        if python_blocks(page)
+    ],
+    ids=name_of,
+)
 def test_the_code_of_a_page_runs(page, tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    if not blocks:
-        pytest.skip("no code on this page")
-    (tmp_path / "page.py").write_text("\n".join(blocks))
+    (tmp_path / "page.py").write_text("\n".join(python_blocks(page)))
     run_in(tmp_path, tmp_path / "page.py")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
-def test_links_of_a_page_lead_to_files(page):
-    for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
-        assert (page.parent / link).exists(), link
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
+def test_links_and_included_files_of_a_page_exist(page):
+    """Pages of the site link to files of the site: the rest of the repository is not on it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for link, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)\s]+))?\)", text):
+        target = (page.parent / link).resolve() if link else page
+        assert target.exists(), link
+        assert page.parent == ROOT or target.is_relative_to(DOCS), f"{link} leads out of docs/; name it in `code`"
+        if anchor and not target.is_relative_to(DOCS / "reference"):  # those have headings from docstrings
+            assert anchor in headings(target), f"{link}#{anchor}"
+    for name in re.findall(r'--8<-- "([^"]+)"', page.read_text()):
+        assert (ROOT / name).is_file() or page.name == "CONTRIBUTING.md", name
+
+
+def test_the_navigation_of_the_site_names_files_that_exist():
+    entries = re.findall(r'= "([^"]+\.md)"', (ROOT / "zensical.toml").read_text())
+    assert len(entries) == len(set(entries)) > 50
+    assert [entry for entry in entries if not (DOCS / entry).is_file()] == []
+
+
+def reference(name):
+    return (DOCS / "reference" / f"{name}.md").read_text()
+
+
+def test_the_reference_has_every_public_name():
+    """Every name of `stoker` is documented by a `:::` line of a package, with all its members or this one."""
+    documented = set()
+    for page in (DOCS / "reference").glob("*.md"):
+        for module, options in re.findall(
+            r"^::: stoker\.(\S+)\n((?:    .*\n?)*)", page.read_text(), flags=re.MULTILINE
+        ):
+            members = re.search(r"members: \[(.*)\]", options)
+            names = re.findall(r"\w+", members[1]) if members else importlib.import_module(f"stoker.{module}").__all__
+            documented |= set(names)
+    assert set(stoker.__all__) - set(stoker._PACKAGES) - documented == set()
+
+
+def test_the_tables_of_the_reference_are_complete(capsys):
+    """Hooks in their order, all metrics and schedules, and every command with its options."""
+    assert tuple(re.findall(r"^\| `(on_\w+)` \|", reference("callbacks"), flags=re.MULTILINE)) == callbacks.HOOK_NAMES
+    kinds = (metrics.Metric, metrics.Meter)
+    public = {name: getattr(metrics, name) for name in metrics.__all__ if name not in ("Metric", "Meter")}
+    for name in [name for name, value in public.items() if isinstance(value, type) and issubclass(value, kinds)]:
+        assert f"[`{name}`][stoker.metrics.{name}]" in reference("metrics"), name
+    others = {"Schedule", "ScheduleLike", "as_schedule", "plot"}
+    for name in set(schedule.__all__) - others:
+        assert f"[`{name}`][stoker.schedule.{name}]" in reference("schedules"), name
+    for command in [[], *([name] for name in commands(capsys))]:
+        for option in re.findall(r"(--[a-z-]+)", help_text(command, capsys)):
+            line = next(line for line in reference("cli").splitlines() if f"`stoker {' '.join(command)}" in line)
+            assert option in (line if command else reference("cli")) or option == "--help", f"{command} {option}"
+
+
+def help_text(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--help"])
+    return capsys.readouterr().out
+
+
+def commands(capsys):
+    return re.findall(r"^    ([a-z]+) ", help_text([], capsys), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_has_its_cause_and_remedy(name):
+    text = getattr(errors, name).__doc__
+    assert name == "StokerError" or ("*Cause:*" in text and "*Remedy:*" in text)
 
 
 def test_the_tests_that_guard_a_promise_exist():
@@ -117,10 +207,10 @@ def test_the_tests_that_guard_a_promise_exist():
             assert f"def {name}(" in (ROOT / path).read_text(), f"{path} has no {name}"
 
 
-def test_the_readme_has_a_map_of_the_repository():
+def test_contributing_has_a_map_of_the_repository():
     """Every path on the map exists, and every package and top-level directory is on the map."""
-    drawn = re.search(r"```text\n(stoker/.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert drawn, "the README has no map"
+    drawn = re.search(r"```text\n(stoker/.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    assert drawn, "CONTRIBUTING.md has no map"
     named, parents = set(), []
     for line in drawn.group(1).splitlines():
         if line.strip():

@@ -64,5 +64,6 @@ def test_every_example_is_tested_listed_and_shorter_than_60_lines():
     others = {"draw_digits", "own_loop"}  # a picture of the documentation, and a program with a live display
     assert {path.stem for path in EXAMPLES.glob("*.py")} - others == set(RESULTS)
     for name in RESULTS:
-        assert f"](../examples/{name}.py)" in page, name
+        assert f"](howto/{name}.md)" in page, name
+        assert f'"examples/{name}.py"' in (ROOT / "docs" / "howto" / f"{name}.md").read_text(), name
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60, name

@@ -10,7 +10,7 @@ from stoker._text import escape_control
 from stoker.cli._runs import format_epochs, open_store
 from stoker.cli._screen import find_run, new_screen
 from stoker.errors import BadFile, InvalidArgument, MissingFile, RunExists
-from stoker.record import Run
+from stoker.record import Run, is_python, python_target, read_command
 
 _BY_HAND = "start the script yourself, with resume=True"
 
@@ -53,15 +53,14 @@ def _check_resumable(run: Run) -> None:
 
 def _read_command(run: Run) -> tuple[list[str], Path]:
     """The command that started the run, with this Python, and its directory; raises if it can't be repeated."""
-    command, folder = _strings(run.facts.get("command")), _strings([run.facts.get("folder")])
-    if not command or not folder:
+    command, directory = read_command(run.facts)
+    if not command or directory is None:
         raise BadFile(f"{run.path / 'run.json'} does not say how the run was started; {_BY_HAND}")
-    directory = Path(folder[0])
     if not directory.is_dir():
         raise MissingFile(f"{str(directory)!r}, where the run was started, does not exist any more; {_BY_HAND}")
-    if not Path(command[0]).name.lower().startswith(("python", "pypy")):
+    if not is_python(command):
         return command, directory
-    option, target = _python_target(command[1:])
+    option, target = python_target(command[1:])
     if option == "-c" or target is None:
         raise InvalidArgument(f"{str(run.path)!r} was started from an interactive session or `python -c`; {_BY_HAND}")
     if option == "-m" and target.startswith("ipykernel"):
@@ -69,38 +68,6 @@ def _read_command(run: Run) -> tuple[list[str], Path]:
     if option is None and not (directory / target).exists():
         raise MissingFile(f"the script {str(directory / target)!r} does not exist any more; {_BY_HAND}")
     return [sys.executable, *command[1:]], directory
-
-
-def _python_target(arguments: list[str]) -> tuple[str | None, str | None]:
-    """What a Python command line runs: the option (`-c`, `-m`, or `None` for a file) and its target.
-
-    >>> _python_target(["-u", "-W", "error", "train.py", "-c", "1"]), _python_target(["-Om", "train"])
-    ((None, 'train.py'), ('-m', 'train'))
-    >>> _python_target(["-i"])
-    (None, None)
-    """
-    rest = iter(arguments)
-    for word in rest:
-        if word == "-":  # a program on stdin
-            break
-        if not word.startswith("-"):
-            return None, word
-        if word == "--check-hash-based-pycs":
-            next(rest, None)
-        elif not word.startswith("--"):
-            letters = word.lstrip("-")
-            index = next((index for index, letter in enumerate(letters) if letter in "cmWX"), None)
-            if index is not None:  # options with a value: the rest of the word, or the next word
-                value = letters[index + 1 :] or next(rest, None)
-                if letters[index] in "cm":
-                    return f"-{letters[index]}", value
-    return None, None
-
-
-def _strings(value: object) -> list[str]:
-    """A list of strings that a command can hold; empty if it is something else."""
-    words = value if isinstance(value, list) else []
-    return words if all(isinstance(word, str) and "\0" not in word for word in words) else []
 
 
 def _progress(run: Run) -> str:

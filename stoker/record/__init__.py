@@ -7,6 +7,7 @@ have in common: names, curves, messages, directions and units. Nothing here impo
 """
 
 from stoker.record._columns import Best, Direction, Numbers, Points, Source
+from stoker.record._command import is_python, python_target, read_command, resume_command
 from stoker.record._control import Action, Control, Request, send_request
 from stoker.record._event import Event
 from stoker.record._export import export
@@ -51,10 +52,14 @@ __all__ = [
     "flatten_config",
     "fraction_done",
     "group_by_metric",
+    "is_python",
     "line_styles",
     "list_checkpoints",
     "matrix_sizes",
     "new_figure",
+    "python_target",
+    "read_command",
+    "resume_command",
     "run_settings",
     "send_request",
     "use_log_scale",

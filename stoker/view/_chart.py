@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 MIN_WIDTH, MIN_HEIGHT = 16, 5  # the smallest chart, axes included
-QUIET = "#808080"  # axes, labels and side notes: readable on black and on white
-_GRID_LINE = "dim #808080"
+QUIET = "#767676"  # axes, labels and side notes: a contrast of 4.5 to black and to white
+_GRID_LINE = f"dim {QUIET}"
 _FRAME = {
     False: "│┤└─┬┈",
     True: "|++-+ ",
@@ -67,13 +67,14 @@ def chart(
          0            5
 
     Later lines are drawn over earlier ones; a line without a name is a background that named lines replace. `log` uses
-    a logarithmic y axis and leaves out values that are not positive; `times` reads x as seconds. Without `colors`,
-    every line but the first is drawn with a letter, which `legend` names.
+    a logarithmic y axis and leaves out values that are not positive; `times` reads x as seconds. A few values that are
+    far from all others do not stretch the y axis: ▲ or ▼ at its end marks them. Without `colors`, every line but the
+    first is drawn with a letter, which `legend` names.
     """
     _check_size("chart", width, height)
     points = [drawable_points(line.x, line.y, log=log) for line in lines]
     x_axis = Axis.around([x for x, _ in points], "time" if times else "count")
-    y_axis = Axis.around([y for _, y in points], "log" if log else "number")
+    y_axis = Axis.around([_without_outliers(y, log=log) for _, y in points], "log" if log else "number")
     is_empty = not any(np.isfinite(x).any() for x, _ in points)
     y_ticks = {} if is_empty else y_axis.ticks(max(2, (height - 2) // 3))
     canvas = _Canvas(width - 2 - max(map(len, y_ticks.values()), default=0), height - 2)
@@ -82,7 +83,11 @@ def chart(
     for number, (line, (x, y)) in enumerate(zip(lines, points, strict=True)):
         letter = _letter(number, ascii_only=ascii_only, colors=colors)
         x, y = x_axis.position(x), 1 - y_axis.position(y)
-        _draw_line(canvas, x, y, line.style, letter, dots if line.name else {})
+        inside = (y > -1e-9) & (y < 1 + 1e-9)
+        _draw_line(canvas, x, np.where(inside, y, np.nan), line.style, letter, dots if line.name else {})
+        for column, above in zip(x[~inside & np.isfinite(y)], y[~inside & np.isfinite(y)] < 0, strict=True):
+            mark = ("^" if above else "v") if ascii_only else "▲" if above else "▼"
+            canvas.cells[0 if above else -1][round(column * (canvas.width - 1))] = (mark, line.style)
     rows = {round((1 - float(y_axis.position(value))) * (canvas.height - 1)): text for value, text in y_ticks.items()}
     columns = {round(float(x_axis.position(value)) * (canvas.width - 1)): text for value, text in x_ticks.items()}
     return canvas.render(rows, columns, ascii_only=ascii_only)
@@ -285,6 +290,16 @@ def _check_size(what: str, width: int, height: int) -> None:
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         least = f"at least {MIN_WIDTH} and {MIN_HEIGHT}"
         raise InvalidArgument(f"{what}: width and height are {width} and {height}; expected {least}")
+
+
+def _without_outliers(values: NDArray[np.float64], *, log: bool) -> NDArray[np.float64]:
+    """The values (with NaN) that are not further from the middle 96 % than their range is wide."""
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return known
+    scaled = np.log(known) if log else known
+    low, high = np.quantile(scaled, [0.02, 0.98])
+    return known[(scaled >= 2 * low - high) & (scaled <= 2 * high - low)]
 
 
 def _letter(number: int, *, ascii_only: bool, colors: bool) -> str | None:

@@ -3,22 +3,23 @@
 import io
 import os
 import sys
-from collections.abc import Mapping
 from typing import Protocol, TextIO
 
 from stoker._text import escape_control, format_duration, format_number, format_short
 from stoker.errors import WrongType
-from stoker.record import Event, Record
+from stoker.record import Event, Record, matrix_sizes
 from stoker.view.console._live import LiveConsole
 from stoker.view.console._notebook import NotebookConsole, in_notebook
 from stoker.view.console._progress import (
-    FitProgress,
     describe_end,
     describe_event,
     describe_model,
     describe_plan,
-    describe_reason,
     describe_speed,
+    ends_a_row,
+    improves,
+    plan_of,
+    sets_of,
 )
 from stoker.view.console._terminal import Writer, has_block
 
@@ -44,7 +45,7 @@ def console(
 ) -> Listener:
     """Returns a listener that shows a fit: a live block on a terminal, one output in a notebook, else plain lines.
 
-    >>> from stoker.record import Event, Record
+    >>> from stoker.record import Event, Record, matrix_sizes
     >>> record = Record()
     >>> listener = console(record, live=False)
     >>> unsubscribe = record.subscribe(listener)
@@ -87,33 +88,33 @@ class PlainConsole:
     """A listener that prints lines: one at the beginning, one per epoch, a few more in long ones, one at the end."""
 
     def __init__(self, record: Record, stream: TextIO) -> None:
-        self._progress = FitProgress(record)
+        self._record = record
         self._writer = Writer(stream)
         self._phase = ("", 0)  # the phase and epoch that the next three fields describe
         self._phase_start = 0.0
         self._next_line = 0.0  # time of the next progress line
         self._part = -1  # the fifth of the phase that the last line was about
-        self._closed = False
+        self._began = self._closed = False
 
     def __call__(self, event: Event) -> None:
         """Prints the event's line, if it has one."""
         if self._closed:
             return
-        self._progress.add(event)
         line = describe_event(event)
         if event.kind == "progress":
             line = self._progress_line(event)
         elif event.kind == "epoch":
             seconds = event.extra.get("seconds")
             duration = f"  {format_duration(seconds)}" if seconds is not None else ""
-            line = f"{self._epoch(event)}  {self._values(event.values)}{duration}"
-        elif event.kind == "valid" and event.batch < (self._progress.setting("batches") or 0):  # inside an epoch
-            line = f"{self._epoch(event)}  update {event.update:,}  {self._values(event.values)}"
+            line = f"{self._epoch(event)}  {self._values(event)}{duration}"
+        elif ends_a_row(self._record, event):  # a validation inside an epoch
+            line = f"{self._epoch(event)}  update {event.update:,}  {self._values(event)}"
         elif event.kind == "begin":
-            monitor = str(self._progress.setting("monitor") or "")
+            self._began = True
+            monitor = str(plan_of(self._record).get("monitor") or "")
             is_loss = not monitor or monitor.endswith("/loss")
             chosen = "" if is_loss else f"; {escape_control(monitor)} decides which weights are kept"
-            line = f"{describe_model(self._progress)}: {describe_plan(self._progress)} (* = best so far{chosen})"
+            line = f"{describe_model(self._record)}: {describe_plan(self._record)} (* = best so far{chosen})"
         if line:
             self._writer.line(line)
         if event.kind == "end":
@@ -121,28 +122,34 @@ class PlainConsole:
 
     def close(self) -> None:
         """Prints how the fit ended; a second call does nothing."""
-        if self._closed or self._progress.plan is None:
+        if self._closed or not self._began:
             return
         self._closed = True
-        for line in (describe_reason(self._progress), describe_end(self._progress)):
+        ending = describe_end(self._record)
+        for line in (ending.reason, ending.length, *(f"{name}: {text}" for name, text in ending.files.items())):
             if line:
                 self._writer.line(line)
 
     def _epoch(self, event: Event) -> str:
-        planned = self._progress.setting("epochs")
+        planned = plan_of(self._record).get("epochs")
         return f"epoch {event.epoch:>{len(str(planned))}}/{planned}" if planned else f"epoch {event.epoch}"
 
-    def _values(self, values: Mapping[str, float]) -> str:
+    def _values(self, event: Event) -> str:
         """All values, set by set; `*` marks the best so far of the monitored set."""
-        sets = self._progress.sets(self._progress.record.status())
+        values = event.values
+        sets = sets_of(self._record, self._record.names)
+        cells = [f"{matrix}/" for matrix in matrix_sizes(values)]
         groups: dict[str, dict[str, list[str]]] = {}
         others: list[str] = []
         for name, value in values.items():
             group, _, metric = name.partition("/")
+            if name.startswith(tuple(cells)):
+                continue
             if group not in sets.names or not metric:
                 others.append(f"{escape_control(name)} {format_short(value)}")
                 continue
-            improved = group == sets.monitored and self._progress.is_improvement(name, value)
+            is_final = group == sets.monitored and event.kind != "progress"
+            improved = is_final and improves(self._record, name, event.epoch)
             text = format_number(value) + ("*" if improved else "")
             metric = "/".join(part for part in metric.split("/") if not part.isdecimal())  # the classes of a metric
             groups.setdefault(group, {}).setdefault(metric, []).append(text)
@@ -160,7 +167,7 @@ class PlainConsole:
             self._phase_start, self._next_line = event.time, event.time + _LONG_EPOCH
         if event.time < self._next_line:
             return ""
-        status = self._progress.record.status()
+        status = self._record.status()
         fraction, seconds = status.phase_fraction, event.time - self._phase_start
         if fraction is not None and (fraction == 1 or int(fraction * _PARTS) == self._part):
             return ""  # a complete epoch gets its own line
@@ -170,7 +177,7 @@ class PlainConsole:
         of = f"/{status.batches:,}" if status.batches else ""
         texts = [
             f"{self._epoch(event)}  {'validating, ' if validating else ''}batch {event.batch:,}{of}",
-            self._values(event.values),
+            self._values(event),
             describe_speed(status),
         ]
         if fraction:

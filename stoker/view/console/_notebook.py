@@ -3,21 +3,27 @@
 import sys
 from html import escape
 
-from stoker._text import escape_surrogates, format_duration, format_number, format_short
-from stoker.record import Event, Record, Status, line_styles
+from stoker._text import escape_surrogates, format_clock, format_duration, format_number, format_short
+from stoker.record import Event, Record, line_styles
 from stoker.view._svg import SvgLine, svg_chart
-from stoker.view._tables import DataSets, MetricRow
 from stoker.view.console._progress import (
-    FitProgress,
+    curves_of,
     describe_end,
     describe_event,
     describe_model,
-    describe_reason,
     describe_speed,
+    ends_a_row,
+    epoch_label,
+    improves,
+    plan_of,
+    rows_of,
+    sets_of,
+    table_columns,
 )
 from stoker.view.console._terminal import Pace
 
 _STYLE = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.5"
+_ROWS, _COLUMNS, _CHARTS = 12, 8, 2  # of the output, at most; History has them all
 
 
 def in_notebook() -> bool:
@@ -35,60 +41,106 @@ class NotebookConsole:
     def __init__(self, record: Record, *, interval: float) -> None:
         from IPython.display import HTML, DisplayHandle
 
-        self._progress = FitProgress(record)
+        self._record = record
         self._pace = Pace(interval)
         self._handle, self._html = DisplayHandle(), HTML
         self._notes: list[str] = []
-        self._shown = self._closed = False
+        self._rows: list[tuple[str, dict[str, str], str]] = []  # label, values and duration of epochs
+        self._began = self._shown = self._closed = False
 
     def __call__(self, event: Event) -> None:
         """Takes an event into account, and updates the output if an update is due."""
         if self._closed:
             return
-        self._progress.add(event)
-        if line := describe_event(event):
+        if event.kind == "begin":
+            self._began = True
+        elif line := describe_event(event):
             self._notes.append(line)
+        elif ends_a_row(self._record, event):
+            self._add_row(event)
         elif event.kind == "end":
             self.close()
             return
-        if self._progress.plan is not None and self._pace.is_due():
+        if self._began and self._pace.is_due():
             with self._pace.measure():
                 self._show()
 
     def close(self) -> None:
         """Shows how the fit ended; a second call does nothing."""
-        if not self._closed and self._progress.plan is not None:
+        if not self._closed and self._began:
             self._closed = True
             self._show()
 
+    def _add_row(self, event: Event) -> None:
+        monitored, values = sets_of(self._record, self._record.names).monitored, {}
+        for name in table_columns(self._record, event.values):
+            text = format_number(event.values[name])
+            improved = name.startswith(f"{monitored}/") and improves(self._record, name, event.epoch)
+            values[name] = f"<b>{text}*</b>" if improved else text
+        seconds = event.extra.get("seconds")
+        self._rows.append((epoch_label(self._record, event), values, "" if seconds is None else format_clock(seconds)))
+
     def _show(self) -> None:
-        output = self._html(_render(self._progress, self._notes, ended=self._closed))
+        output = self._html(self._render())
         if self._shown:
             self._handle.update(output)
         else:
             self._handle.display(output)
             self._shown = True
 
+    def _render(self) -> str:
+        """The fit as HTML: title, progress bars (or how it ended), curves, a row per epoch, and notes."""
+        parts = [f"<div><b>{escape(describe_model(self._record))}</b></div>"]
+        parts += self._ending() if self._closed else self._progress()
+        parts.append(f'<div style="display:flex;gap:1em;flex-wrap:wrap">{self._charts()}</div>{self._table()}')
+        parts += [f"<div>{escape(note)}</div>" for note in self._notes]
+        return escape_surrogates(f'<div style="{_STYLE}">{"".join(parts)}</div>')
 
-def _render(progress: FitProgress, notes: list[str], *, ended: bool) -> str:
-    """The fit as HTML: title, progress bars (or how it ended), table, loss curves and notes."""
-    status = progress.record.status()
-    metrics, others = progress.rows(status)
-    parts = [f"<div><b>{escape(describe_model(progress))}</b></div>"]
-    if ended:
-        parts += [f"<div>{escape(text)}</div>" for text in (describe_reason(progress), describe_end(progress)) if text]
-    else:
+    def _ending(self) -> list[str]:
+        ending = describe_end(self._record)
+        lines = [ending.reason, ending.length, *(f"{name}: {text}" for name, text in ending.files.items())]
+        return [f"<div>{escape(line)}</div>" for line in lines if line]
+
+    def _progress(self) -> list[str]:
+        status = self._record.status()
+        metrics, others = rows_of(self._record, status)
         left = f", {format_duration(status.seconds_left)} left" if status.seconds_left is not None else ""
-        planned = progress.setting("epochs")
-        epoch = f"epoch {status.epoch}" + (f"/{planned}" if planned else "")
-        parts.append(_bar(epoch, status.phase_fraction, describe_speed(status)))
-        parts.append(_bar("total", status.fraction, format_duration(status.seconds) + left))
-    texts = [f"{row.name} {format_short(row.values[''])}" for row in others]
-    parts.append(f'<div style="opacity:.6">{escape(" · ".join(texts))}</div>')
-    columns = f"{_table(progress, metrics, progress.sets(status))}{_curves(progress, status)}"
-    parts.append(f'<div style="display:flex;gap:2em;align-items:flex-start">{columns}</div>')
-    parts += [f"<div>{escape(note)}</div>" for note in notes]
-    return escape_surrogates(f'<div style="{_STYLE}">{"".join(parts)}</div>')
+        planned = plan_of(self._record).get("epochs")
+        values = [
+            f"{group} {row.name} {format_number(value)}" for row in metrics for group, value in row.values.items()
+        ]
+        values += [f"{row.name} {format_short(row.values[''])}" for row in others]
+        return [
+            _bar(
+                f"epoch {status.epoch}" + (f"/{planned}" if planned else ""),
+                status.phase_fraction,
+                describe_speed(status),
+            ),
+            _bar("total", status.fraction, format_duration(status.seconds) + left),
+            f'<div style="opacity:.75">{escape(" · ".join(values))}</div>',
+        ]
+
+    def _charts(self) -> str:
+        charts = []
+        for metric, lines, log in curves_of(self._record, _CHARTS):
+            drawn = [
+                SvgLine(f"{name}/{metric}", x.tolist(), y.tolist(), style) for name, (style, x, y) in lines.items()
+            ]
+            charts.append(svg_chart(metric, drawn, width=400, height=180, log=log, x_label="update"))
+        return "".join(charts)
+
+    def _table(self) -> str:
+        if not self._rows:
+            return ""
+        columns = list(self._rows[-1][1])[:_COLUMNS]
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("epoch", *columns, "time"))
+        lines = [f"<tr>{head}</tr>"]
+        if len(self._rows) > _ROWS:
+            lines.append("<tr><td>…</td></tr>")
+        for label, values, duration in self._rows[-_ROWS:]:
+            cells = (label, *(values.get(name, "") for name in columns), duration)
+            lines.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        return f"<table>{''.join(lines)}</table>"
 
 
 def _bar(label: str, fraction: float | None, text: str) -> str:
@@ -99,30 +151,3 @@ def _bar(label: str, fraction: float | None, text: str) -> str:
         f'<span style="display:block;width:{width:.1f}%;{bar};background:{color}"></span></span>'
         f"<span>{escape(text)}</span></div>"
     )
-
-
-def _table(progress: FitProgress, rows: list[MetricRow], sets: DataSets) -> str:
-    if not rows:
-        return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("", *sets.names, "best", "epoch"))
-    lines = [f"<tr>{head}</tr>"]
-    for row in rows:
-        cells = [f'<td style="text-align:left">{escape(row.name)}</td>']
-        for group in sets.names:
-            value = row.values.get(group)
-            text = format_number(value)
-            improved = group == sets.monitored and progress.is_improvement(f"{group}/{row.name}", value)
-            cells.append(f"<td><b>{text}*</b></td>" if improved else f"<td>{text}</td>")
-        best = (format_number(row.best.value), row.best.epoch) if row.best else ("", "")
-        lines.append(f"<tr>{''.join(cells)}<td>{best[0]}</td><td>{best[1]}</td></tr>")
-    return f"<table>{''.join(lines)}</table>"
-
-
-def _curves(progress: FitProgress, status: Status) -> str:
-    """The losses as an SVG chart; "" before there are any."""
-    over, curves, log = progress.loss_curves(status)
-    if not curves:
-        return ""
-    styles = line_styles(curves)
-    lines = [SvgLine(name, x, y, styles[name]) for name, (x, y) in curves.items()]
-    return svg_chart("loss", lines, width=400, height=150, log=log, x_label=over)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 _ASCII = str.maketrans({"━": "=", "╸": ">", "─": "-", "·": "|", "…": "...", "–": "-"})
-_CLEAR = "\r\x1b[J"  # from the start of this line to the end of the screen
+_ERASE_REST, _ERASE_NEXT = "\x1b[K", "\x1b[B\x1b[2K"  # the rest of this line; the line below
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronised update; terminals that don't know it ignore it
 
 
@@ -67,12 +67,16 @@ class Block:
     Between drawings the cursor waits at the top left corner of the block, on a blank line. Output that bypasses Python
     (a C library, a worker process, the echo of Ctrl-C) therefore overwrites the block and stays above its next drawing,
     a resized terminal loses nothing, and a killed process leaves a working terminal: no mode of it was changed.
+
+    Lines are erased one by one. tmux and others answer "erase to the end of the screen" in the top row by saving the
+    whole screen in the scrollback, once per drawing.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.writer = Writer(stream)
         self._lines: list[str] = []
         self._shown = False
+        self._count, self._size = 0, (0, 0)  # lines of the block that is shown, and the terminal's size at that time
         self._unfinished = False  # a print without a newline occupies the block's place
         self._foreign_bar = False  # … and it is a progress bar that returns to the line's start, so don't draw over it
         self._proxies: dict[str, _StreamAbove] = {}
@@ -100,7 +104,7 @@ class Block:
                 setattr(sys, name, proxy.stream)
         self._proxies = {}
         if lines:
-            self.writer.write(self._start() + "\n".join(lines) + "\n")
+            self.writer.write(self._start() + "".join(f"{line}{_ERASE_REST}\n" for line in lines))
         self._lines, self._shown, self._unfinished = [], False, False
 
     def print_above(self, text: str) -> None:
@@ -112,7 +116,7 @@ class Block:
     def forward(self, stream: TextIO, text: str) -> int:
         """Prints text that the program wrote to one of the redirected streams."""
         if self._shown:
-            stream.write(_CLEAR)
+            stream.write(self._start())
             self._shown = False
         written = stream.write(text)
         if text:
@@ -124,16 +128,23 @@ class Block:
         return written
 
     def _start(self) -> str:
-        """Moves the cursor to the start of a clean line."""
-        return "\n" if self._unfinished and not self._shown else _CLEAR
+        """Moves the cursor to the start of a clean line; the lines below it are clean too."""
+        if self._unfinished and not self._shown:
+            return "\n"
+        height = self.writer.size()[1]
+        return "\r\x1b7\x1b[2K" + _ERASE_NEXT * (height - 1) + "\x1b8"
 
     def _show(self) -> None:
         if not self._lines:
             return
-        up = f"\x1b[{len(self._lines) - 1}A" if len(self._lines) > 1 else ""
-        text = "\n".join(self._lines)
-        self.writer.write(f"{_BEGIN}{self._start()}{text}\r{up}{_END}")
-        self._shown, self._unfinished = True, False
+        size, count = self.writer.size(), len(self._lines)
+        start, below = self._start(), ""
+        if self._shown and size == self._size:  # overwrites the block, which flickers less than erasing it first
+            start, below = "\r", "\x1b7" + _ERASE_NEXT * (self._count - count) + "\x1b8"
+        lines = f"{_ERASE_REST}\n".join(self._lines) + _ERASE_REST
+        up = f"\x1b[{count - 1}A" if count > 1 else ""
+        self.writer.write(f"{_BEGIN}{start}{lines}{below}\r{up}{_END}")
+        self._shown, self._unfinished, self._count, self._size = True, False, count, size
 
 
 class _StreamAbove:

@@ -60,20 +60,44 @@ def table_row(lines, name):
     return next(line.split() for line in lines if line.split()[:1] == [name])
 
 
+def block(lines):
+    """The lines of the block, without those above it."""
+    return lines[next(place for place, line in enumerate(lines) if line.startswith(" Net (")) :]
+
+
 def test_the_parts_of_the_block():
-    with Screen() as screen:
+    with Screen(columns=100) as screen:
         two_and_a_half_epochs(screen.record)
         lines = screen.lines
-    assert lines[0] == ""
-    assert lines[1].startswith(" Net (1,234 parameters) on cpu") and lines[1].endswith("0:05 · 0:03 left")
-    assert lines[2].startswith(" epoch 3/4  ━") and lines[2].endswith("─  batch 5/10")
-    assert lines[3].startswith(" total      ━") and lines[3].endswith("─  62 % · 25 updates")
-    assert lines[2].count("━") * 2 + 1 == lines[2].count("━") + lines[2].count("─")
-    assert lines[4] == " 12.3k samples/s · lr 0.01 · gpu_memory 3 GB"
-    assert lines[6].split()[:3] == ["train", "valid", "best"] and "━ train  ━ valid  loss by epoch" in lines[6]
-    assert table_row(lines, "loss")[:5] == ["loss", "1.000", "0.5000*", "0.5000", "@2"]
-    assert table_row(lines, "accuracy")[:4] == ["accuracy", "0.5000*", "0.5000", "@2"]
-    assert "┤" in lines[7] and lines[-1].split() == ["1", "2"]
+    assert lines[0].split() == ["epoch", "train/loss", "valid/loss", "valid/accuracy", "lr", "gpu_memory", "time"]
+    assert lines[1].split() == ["1/4", "1.000", "1.000", "0.2500", "0.01000", "3.000", "0:02"]
+    assert lines[2].split() == ["2/4", "0.5000", "0.5000*", "0.5000*", "0.01000", "3.000", "0:02"]
+    assert lines[3] == ""
+    lines = block(lines)
+    assert lines[0].startswith(" Net (1,234 parameters) on cpu") and lines[0].endswith(" left")
+    assert lines[1].startswith(" epoch 3/4  ━") and lines[1].endswith("─  batch 5/10")
+    assert lines[2].startswith(" total      ━") and lines[2].endswith("─  62 % · 25 updates")
+    assert lines[1].count("━") * 2 + 1 == lines[1].count("━") + lines[1].count("─")
+    assert lines[3].startswith(" 12.3k samples/s")
+    assert lines[4].split()[:3] == ["train", "valid", "best"] and "━ train  ━ valid  loss by update" in lines[4]
+    assert "0.5000 @2" in lines[5] and "┤" in lines[5] and "1.000" in lines[5]
+    assert lines[-1].split()[0] == "10"
+
+
+def test_the_block_uses_the_size_it_has():
+    def charts(columns, lines):
+        with Screen(columns, lines) as screen:
+            begin(screen.record)
+            for number in (1, 2, 3):
+                epoch(screen.record, number, train={"loss": 1 / number, "accuracy": 0.5}, valid=0.5)
+            return block(screen.lines)
+
+    small, wide, tall = charts(80, 12), charts(200, 24), charts(80, 60)
+    assert len(small) <= 9 and not any("┤" in line for line in small), "bars and numbers"
+    assert any("loss by update" in line and "accuracy by update" in line for line in wide), "two charts"
+    assert max(map(len, wide)) > 180 and 30 <= len(tall) <= 36
+    narrow = charts(44, 40)
+    assert any("loss by update" in line for line in narrow), "below the table"
 
 
 def test_validation_and_fits_without_a_limit():
@@ -86,17 +110,18 @@ def test_validation_and_fits_without_a_limit():
         assert screen.lines[2].endswith("validating 2/4")
 
 
-def test_the_curve_is_the_running_loss_until_there_are_two_epochs():
+def test_the_curves_are_running_losses_and_validations_from_the_first_on():
     with Screen() as screen:
         begin(screen.record)
         for batch in range(1, 4):
-            progress(screen.record, 1, batch, at=1001.0, values={"train/loss": 1 / batch})
-        assert "━ train  loss by update" in screen.lines[6]
+            progress(screen.record, 1, batch, at=1000.0 + 2 * batch, values={"train/loss": 1 / batch})
+        assert "━ train  loss by update" in block(screen.lines)[4]
         epoch(screen.record, 1, train=0.5, valid=0.6)
+        assert "━ train  ━ valid  loss by update" in block(screen.lines)[4]
+        assert any("•" in line for line in block(screen.lines)), "one validation is a point"
         epoch(screen.record, 2, train=0.25, valid=0.3)
-        assert screen.lines[6].endswith("━ train  ━ valid  loss by epoch")
         epoch(screen.record, 3, train=0.25, valid=0.01)
-        assert screen.lines[6].endswith("loss by epoch, log"), "a loss that falls far"
+        assert block(screen.lines)[4].endswith("loss by update, log"), "a loss that falls far"
 
 
 def test_an_asterisk_marks_the_best_value_so_far():
@@ -112,8 +137,6 @@ def test_an_asterisk_marks_the_best_value_so_far():
         assert marked(screen.lines) == {"loss": False, "accuracy": True}
         epoch(record, 3, valid={"loss": 0.4, "accuracy": 0.6})
         assert marked(screen.lines) == {"loss": True, "accuracy": False}, "a tie is not an improvement"
-        progress(record, 4, 1, at=1009.0)
-        assert marked(screen.lines)["loss"], "the value on the screen is still the best one"
         epoch(record, 4, valid={"loss": math.nan, "accuracy": 0.1})
         assert marked(screen.lines) == {"loss": False, "accuracy": False}
         assert table_row(screen.lines, "loss")[-2:] == ["0.4000", "@3"]
@@ -127,7 +150,7 @@ def test_running_values_are_shown_but_are_not_the_best():
         assert "0.2500*" in table_row(screen.lines, "loss")
         progress(screen.record, 3, 1, at=1009.0, values={"train/loss": 0.125, "lr": 0.1})
         assert table_row(screen.lines, "loss")[:4] == ["loss", "0.1250", "0.2500", "@2"]
-        assert "lr 0.1" in screen.lines[4]
+        assert "lr 0.1" in block(screen.lines)[3]
 
 
 def test_data_sets_are_told_from_other_values():
@@ -137,10 +160,10 @@ def test_data_sets_are_told_from_other_values():
         screen.record.append(Event("valid", 1001.0, epoch=1, values={"b/loss": 2.0}))
         values = {"train/loss": 3.0, "lr/head": 0.1, "mine/x": 4.0, "gpu_memory": 5.0}
         screen.record.append(Event("epoch", 1002.0, epoch=1, values=values))
-        lines = screen.lines
-    assert lines[6].split() == ["train", "a", "b", "best"]
+        lines = block(screen.lines)
+    assert lines[4].split() == ["train", "a", "b", "best"]
     assert table_row(lines, "loss") == ["loss", "3.000", "1.000", "2.000", "2.000", "@1"]
-    assert lines[4] == " lr/head 0.1 · mine/x 4 · gpu_memory 5 GB"
+    assert lines[3] == " lr/head 0.1 · mine/x 4 · gpu_memory 5 GB"
 
 
 @pytest.mark.parametrize("seen_before", [True, False])
@@ -174,11 +197,11 @@ def test_the_summary_stays():
         screen.record.append(Event("warning", text="late"))
         assert screen.stream.getvalue() == before, "a closed listener is silent"
         lines = screen.lines
-    assert lines[:2] == ["", " Net (1,234 parameters) on cpu"]
-    assert table_row(lines, "loss") == ["loss", "1.000", "0.5000*", "0.5000", "@2"]
-    assert lines[-2:] == [
+    assert lines[3:] == [
+        "",
+        " Net (1,234 parameters) on cpu",
         " Early stopping at epoch 3 of 4: enough",
-        " 3 epochs, 30 updates in 6.00 s; best valid/loss 0.5000 at epoch 2",
+        " 2 epochs, 30 updates in 6.00 s; best valid/loss 0.5000 at epoch 2",
     ]
 
 
@@ -194,7 +217,7 @@ def test_the_block_never_exceeds_the_terminal(columns, lines, metrics):
             values = {f"{name * 12}/a_metric_with_a_long_name": 0.5}
             screen.record.append(Event("valid", 1001.0, epoch=1, values=values))
         shown = screen.lines
-        assert len(shown) < max(lines, 2), "nothing was scrolled off the screen"
+        assert len(shown) < max(lines, 2) + 6, "only three epochs, their header and two validations were scrolled"
         assert max(map(len, shown)) < columns
 
 
@@ -206,9 +229,12 @@ def test_drawing_is_limited_to_a_few_times_a_second():
     drawn = len(stream.getvalue())
     for batch in range(1, 11):
         progress(record, 1, batch, at=1000.0 + batch)
-    epoch(record, 1)
+    for number in range(1, 100):
+        epoch(record, number)
     assert drawn and len(stream.getvalue()) == drawn
     listener.close()
+    lines = visible(screen_of(stream.getvalue()))
+    assert [line.split()[0] for line in lines if "/4" in line] == [f"{number}/4" for number in range(90, 100)]
 
 
 def test_prints_appear_above_the_block_at_once():

@@ -47,7 +47,7 @@ def test_one_output_is_updated_in_place(outputs):
     record.append(Event("warning", text="hot & cold"))
     shown = page(outputs[-1])
     assert outputs[-1]["data"]["text/html"].encode(), "it holds no lone surrogates"
-    assert "loss 0.5000 0.2500* 0.2500 2" in shown and "lr 0.01" in shown and "warning: hot &amp; cold" in shown
+    assert "2/4 0.5000 0.2500*" in shown and "lr 0.01" in shown and "warning: hot &amp; cold" in shown
     assert "<polyline" in outputs[-1]["data"]["text/html"] and "&lt;b&gt;" in shown
     end(record, 2, best=(2, 0.25))
     listener.close()

@@ -1,11 +1,13 @@
 """The plain lines for files and pipes, word for word."""
 
 import io
+import json
 import os
+import sys
 
 import pytest
 
-from stoker.record import Event, Record
+from stoker.record import Event, Record, Run
 from stoker.view.console import console
 from tests.view.console.scenes import begin, cut_short, end, epoch, progress, resume
 
@@ -21,6 +23,14 @@ class Output:
     @property
     def lines(self):
         return self.stream.getvalue().splitlines()
+
+
+def write_checkpoint(run, name, *, epoch, update):
+    """A checkpoint that consists of its manifest."""
+    folder = run.path / "checkpoints" / name
+    folder.mkdir(parents=True)
+    facts = {"name": name, "epoch": epoch, "update": update, "reason": "epoch", "bytes": 1, "time": 1.0, "values": {}}
+    (folder / "manifest.json").write_text(json.dumps({"run": run.id, **facts}))
 
 
 @pytest.fixture
@@ -159,7 +169,7 @@ def test_a_resumed_fit_continues_its_best_and_its_time(record):
         "Net (1,234 parameters) on cpu: 4 epochs of 10 batches (* = best so far)",
         "epoch 3/4  train loss 0.3333  valid loss 0.2000*  2.00 s",
         "epoch 4/4  train loss 0.2500  valid loss 0.3000  2.00 s",
-        "4 epochs, 40 updates in 9.00 s",
+        "4 epochs, 40 updates in 9.00 s; best valid/loss 0.2000 at epoch 3",
     ]
 
 
@@ -202,3 +212,45 @@ def test_a_pipe_whose_reader_left_does_not_stop_the_fit(record):
     with pytest.raises(BrokenPipeError):  # the first line is still in the buffer
         stream.close()
     os.close(end_of_pipe)
+
+
+@pytest.mark.parametrize("state", ["done", "stopped", "failed"])
+def test_the_end_names_the_run_its_checkpoint_and_the_command_to_resume(tmp_path, monkeypatch, state):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py"])
+    (tmp_path / "train.py").touch()
+    run = Run.create("runs/digits 1")
+    output = Output(run.record)
+    begin(run.record, epochs=1 if state == "done" else 4)
+    epoch(run.record, 1, valid=0.5)
+    write_checkpoint(run, "00000010", epoch=1, update=10)
+    if state == "failed":
+        run.record.append(Event("error", 1002.0, epoch=2, batch=3, text="NotFinite: the loss"))
+    reason = {"done": "Completed 1 epochs", "stopped": "Interrupted (Ctrl-C) in epoch 1", "failed": "NotFinite"}[state]
+    run.record.append(Event("stop", 1002.0, epoch=1, text=reason))
+    end(run.record, 1, best=(1, 0.5))
+    run.close()
+    lines = dict(line.split(": ", 1) for line in output.lines[-3:])
+    assert lines["run"] == "runs/digits 1"
+    assert lines["checkpoint"] == "runs/digits 1/checkpoints/00000010 (epoch 1, update 10)"
+    if state == "done":
+        assert lines["continue"] == "raise the limit and start it again with resume=True"
+    else:
+        assert lines["resume"] == "stoker resume 'runs/digits 1'"
+
+
+def test_what_was_started_in_a_notebook_is_started_again_by_hand(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "ipykernel_launcher", "-f", "kernel.json"])
+    run = Run.create(tmp_path / "run")
+    output = Output(run.record)
+    begin(run.record)
+    output.listener.close()
+    run.close()
+    assert output.lines[-1] == "resume: start it again with resume=True"
+
+
+def test_cells_of_a_matrix_stay_out(record, output):
+    begin(record)
+    cells = {f"confusion/{row}/{column}": 1.0 for row in range(3) for column in range(3)}
+    epoch(record, 1, valid={"loss": 0.5, **cells})
+    assert output.lines[-1] == "epoch 1/4  train loss 1.000  valid loss 0.5000  2.00 s"

@@ -191,7 +191,7 @@ class Recipe:
             raise
 
 
-_ADVICE = "pass batcher= to define how samples become a batch (with padding, for example)"
+_ADVICE = "Loader(..., collate_fn=fn) defines how a list of samples becomes a batch (with padding, for example)"
 _KINDS: list[Any] = [(str, bytes), Tensor, (np.ndarray, np.generic), Number, Mapping]  # each may be mixed in a batch
 
 
@@ -244,7 +244,7 @@ def collate(samples: Sequence[Any], path: str = "", stack: Stack = torch.stack) 
         return type(first)(**{name: collate_part(f".{name}", attrgetter(name)) for name in names})
     raise BadData(
         f"a {type(first).__name__}{at} can't be stacked into a batch; use tensors, arrays, numbers or strings "
-        "(transform= can make them), or pass batcher= to define how samples become a batch"
+        f"(transform= can make them); {_ADVICE}"
     )
 
 

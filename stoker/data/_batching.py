@@ -244,7 +244,7 @@ def _with_equal_dtypes(batches: Iterator[Any]) -> Iterator[Any]:
             first, other = next(pair for pair in zip(expected, dtypes, strict=True) if pair[0] != pair[1])
             raise BadData(
                 f"{other} was made of the samples of batch {place}, and {first} of those of the first one; give every "
-                "sample the same type: with a transform= that converts it (float(y), for example), or a batcher="
+                "sample the same type: with a transform= that converts it (float(y), for example), or a collate_fn="
             )
         yield batch
 

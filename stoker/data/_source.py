@@ -414,13 +414,13 @@ def _as_column(value: Any, path: str) -> Tensor | np.ndarray:
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_nested:
             kind = "nested" if value.is_nested else str(value.layout)
-            advice = "pass a list of its tensors, and a batcher=" if value.is_nested else "use .to_dense()"
+            advice = "pass a list of its tensors, and a collate_fn=" if value.is_nested else "use .to_dense()"
             raise BadData(f"{name} is a {kind} tensor, which has no rows to index; {advice}")
         return value
     if value.dtype.kind in "OSUVMmT":
         raise BadData(
             f"{name} has dtype {value.dtype}, which is not numeric; encode it as numbers, leave it out, or pass a list "
-            "of samples and a batcher= that handles them"
+            "of samples and a collate_fn= that handles them"
         )
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))

@@ -18,7 +18,7 @@ def to_plain(answer: Any) -> Any:
     """Copies an answer to the CPU, as tensors and plain values in dicts, tuples and lists.
 
     A copy, because a model may write its next output into the same memory. 16-bit floats become float32: predictions do
-    not depend on the precision of the fit. The loss of the batch and caches are left out: they answer for no sample.
+    not depend on the precision of the fit. The losses of the batch and caches are left out: they answer for no sample.
     """
     if isinstance(answer, Tensor):
         dtype = torch.float32 if answer.dtype in (torch.float16, torch.bfloat16) else answer.dtype
@@ -37,7 +37,9 @@ def to_plain(answer: Any) -> Any:
 
 
 def _is_left_out(name: Any, part: Any) -> bool:
-    return name in _CACHES or (name == "loss" and isinstance(part, Tensor) and part.dim() == 0)
+    numbers = list(part.values()) if isinstance(part, Mapping) else [part]
+    is_loss = "loss" in str(name) and all(isinstance(each, Tensor) and each.dim() == 0 for each in numbers)
+    return name in _CACHES or is_loss
 
 
 def join_answers(answers: list[Any], sizes: list[int], like: Any, name: str = "the output") -> Any:

@@ -387,6 +387,7 @@ def check_valid_sets(fit: Fit) -> None:
         return
     if steps.split.loss is not None:
         steps = steps.with_loss(steps.split.loss)  # a copy: the fit's own learns from its first batch
+        steps.split.count = None
     if steps.evaluate is not None:
         steps = replace(steps, train=OwnForward(state.model, warn=lambda text: None))  # for the same reason
     loaders = {name: loader for name, loader in fit.valid.items() if _can_be_repeated(loader)}

@@ -271,17 +271,15 @@ class TrainStep:
                 return supervised.score_mixed(result.pred, parts, *batch.mix)
             output = supervised.score(result.pred, parts)
         self.state.progress.loss_is_sum = supervised.sums
+        self.state.progress.loss_count = None if supervised.count is None else supervised.count.saved
         if self.reducer is not None:
             self.reducer.reduction = self.loss_reduction
         return output
 
     def restore_loss_reduction(self) -> None:
         """Restores in a resumed run what the first call of the loss had shown."""
-        step, progress = self.steps.train, self.state.progress
-        if step is not None:
-            step.count.load(progress.loss_count)
-        elif self.steps.split.sums is None:
-            self.steps.split.sums = progress.loss_is_sum
+        progress = self.state.progress
+        self.steps.load_loss_count(progress.loss_count, is_sum=progress.loss_is_sum)
 
     def _reduced_forward(self, reducer: GradientReducer, batch: Batch, call: Callable[[], Any]) -> Any:
         """The forward pass of this rank's share of a batch."""
@@ -587,7 +585,7 @@ class TrainStep:
         """Whether it is known what the loss is a mean or a sum over; if nothing else says it, its first call does."""
         step = self.steps.train
         if step is None:
-            return self.steps.split.sums is not None
+            return self.steps.split.is_loss_known
         if isinstance(batch.value, RowSelection):  # of one source, whose batches are all alike
             return step.count.is_known
         return step.count.knows(batch.value)

@@ -380,7 +380,7 @@ def make_loss(learner: "Learner", model: nn.Module) -> Any:
 
 def make_steps(learner: "Learner", model: nn.Module, loss: Any, warn: Callable[[str], None] = warnings.warn) -> Steps:
     """How the loss is computed: by a loss function, a step of the learner or the model, or the model's `forward`."""
-    split = Supervised(model, loss, inputs=learner.inputs, target=learner.target, weight=learner.weight)
+    split = Supervised(model, loss, inputs=learner.inputs, target=learner.target, weight=learner.weight, warn=warn)
 
     def find(function: Any, argument: str, method: str) -> StepFunction | None:
         if function is not None:

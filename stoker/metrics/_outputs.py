@@ -281,7 +281,7 @@ def weight_of(output: Any) -> float | Tensor:
     if isinstance(count, Tensor | int | float):
         return count
     if isinstance(output, ForwardOutput) and output.ignore_index is not None and isinstance(output.targets, Tensor):
-        return count_targets(output.targets, output.shift, output.ignore_index)
+        return count_targets(output.targets, output.shift, output.ignore_index, output.class_weight)
     if isinstance(weight, Tensor):
         return weight.sum(dtype=weight.dtype if weight.dtype == torch.float64 else torch.float32)
     parts = (getattr(output, "targets", None), getattr(output, "predictions", None))

@@ -1,15 +1,17 @@
 """What the loss that a model or a step computes is a mean over, found out from its graph."""
 
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker._dispatch import WatchingMode
 from stoker._text import pluralize
+from stoker._tree import tensors_in
 from stoker.steps._losses import is_traced
 from stoker.steps._outputs import count_targets
 from stoker.steps._samples import is_one_per_sample
@@ -18,6 +20,7 @@ _SAME = ("Add", "Sub", "Neg", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "S
 _JOINS = ("Stack", "Cat")  # of the terms of a loss, before they are added up
 TARGET_NAMES = ("labels", "label", "targets", "target")
 _DEPTH = 3  # of a batch, in which targets are looked for
+_MOST_NODES = 16  # in the graph of a learned factor of a loss
 
 
 class TargetCount(NamedTuple):
@@ -26,6 +29,19 @@ class TargetCount(NamedTuple):
     path: tuple[Any, ...]  # of the targets in a batch
     shift: int  # 1 if the first target of every row does not count: the model predicts the next token
     ignore_index: int
+    class_weight: Tensor | None = None
+
+    @property
+    def saved(self) -> list[Any]:
+        """The fields as plain values."""
+        weight = () if self.class_weight is None else (self.class_weight.tolist(),)
+        return [list(self.path), self.shift, self.ignore_index, *weight]
+
+    @classmethod
+    def load(cls, saved: list[Any]) -> Self:
+        """Restores what `saved` was."""
+        path, shift, ignore_index, *weight = saved
+        return cls(tuple(path), shift, ignore_index, torch.tensor(weight[0]) if weight else None)
 
     def targets(self, batch: Any) -> Any:
         """The targets of a batch; None if it has none there."""
@@ -37,8 +53,8 @@ class TargetCount(NamedTuple):
         return batch
 
     def __call__(self, targets: Tensor) -> Tensor:
-        """The number of targets that count, on the device."""
-        return count_targets(targets, self.shift, self.ignore_index)
+        """The number of targets that count, or the sum of their class weights, on the device."""
+        return count_targets(targets, self.shift, self.ignore_index, self.class_weight)
 
 
 class CrossEntropyCall(NamedTuple):
@@ -46,6 +62,7 @@ class CrossEntropyCall(NamedTuple):
 
     targets: Tensor
     ignore_index: int
+    class_weight: Tensor | None = None
     loss: Tensor | None = None
 
     def gave(self, loss: Tensor) -> bool:
@@ -70,8 +87,8 @@ class WatchCrossEntropies(WatchingMode):
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in ("nll_loss_forward", "nll_loss2d_forward"):
             _, targets, weight, reduction, ignore_index = args
-            if weight is None and reduction == 1:
-                self.calls.append(CrossEntropyCall(targets, ignore_index, result[0]))
+            if reduction == 1:
+                self.calls.append(CrossEntropyCall(targets, ignore_index, weight, result[0]))
         return result
 
 
@@ -85,9 +102,10 @@ class LossCount:
     >>> count({"labels": labels[:1]})
     tensor(2.)
 
-    A cross-entropy is a mean over the targets that are not ignored, if the batch holds its targets. Every other loss is
-    taken for a mean over the samples, which `None` stands for. If the graph of the loss shows that it may not be one,
-    `warn` gets a text about it, once. Batches of another layout (of another source, for example) are found out anew.
+    A cross-entropy is a mean over the targets that are not ignored (with class weights: over their weights), if the
+    batch holds its targets. Every other loss is taken for a mean over the samples, which `None` stands for. If the
+    graph of the loss shows that it may not be one, `warn` gets a text about it, once. Batches of another layout (of
+    another source, for example) are found out anew.
     """
 
     __slots__ = ("_has_warned", "_name", "_targets", "_unclear", "_warn")
@@ -97,6 +115,11 @@ class LossCount:
         self._targets: dict[str, TargetCount | None] = {}  # by the layout of a batch; None: the samples count
         # Layouts of which a later batch has to show more, with the divisors that a batch of one sample had.
         self._unclear: dict[str, list[float]] = {}
+
+    def __copy__(self) -> "LossCount":
+        other = LossCount(self._name, self._warn)
+        other._targets, other._unclear, other._has_warned = {**self._targets}, {**self._unclear}, self._has_warned
+        return other
 
     def __call__(self, batch: Any) -> Tensor | None:
         """What the loss of a batch is a mean over; None for the number of samples."""
@@ -133,15 +156,19 @@ class LossCount:
         samples: int,
         calls: Sequence[CrossEntropyCall] = (),
         predictions: Any = None,
+        *,
+        reads_predictions_only: bool = False,
     ) -> None:
         """Looks at a loss and its batch, unless an earlier one like it has shown all. It may wait for the device.
 
+        With `reads_predictions_only`, terms that are not computed from the predictions are computed from parameters.
         A loss without a graph is compared with the `calls` of cross-entropies that were watched. One whose graph shows
         nothing (of a compiled model, or of a fused kernel) is compared with a cross-entropy of the `predictions`.
         """
         if loss is None or is_traced() or self.knows(batch):
             return
-        terms = [] if loss.grad_fn is None else _find_terms(loss.grad_fn)
+        outputs = {each.grad_fn for each in tensors_in(predictions)} - {None} if reads_predictions_only else ()
+        terms = [] if loss.grad_fn is None else _find_terms(loss.grad_fn, outputs)
         calls = [*(term.call for term in terms if term.call is not None), *(call for call in calls if call.gave(loss))]
         found = _targets_of_call(calls[0], batch) if calls else []
         if not found and all(term.kind == "other" for term in terms):
@@ -170,14 +197,14 @@ class LossCount:
     def saved(self) -> list[Any] | None:
         """What was found out, as plain values; None if nothing was."""
         known = [(layout, found) for layout, found in self._targets.items() if layout not in self._unclear]
-        saved = [[layout] if found is None else [layout, list(found.path), *found[1:]] for layout, found in known]
+        saved = [[layout] if found is None else [layout, *found.saved] for layout, found in known]
         return [*saved, *([layout, divisors] for layout, divisors in self._unclear.items() if divisors)] or None
 
     def load(self, saved: list[Any] | None) -> None:
         """Restores what `saved` was."""
         self._targets, self._unclear = {}, {}
         for layout, *found in saved or ():
-            self._targets[layout] = TargetCount(tuple(found[0]), *found[1:]) if len(found) > 1 else None
+            self._targets[layout] = TargetCount.load(found) if len(found) > 1 else None
             if len(found) == 1:
                 self._unclear[layout] = found[0]
 
@@ -195,7 +222,10 @@ class LossCount:
             if targets is None or own is None:
                 is_clear = all(count % samples == 0 for count in counts) and not _depends_on_values(terms)
             else:
-                is_clear = all(count == own or (own == samples and count % samples == 0) for count in counts)
+                is_clear = all(
+                    math.isclose(count, own, rel_tol=1e-5) or (own == samples and count % samples == 0)
+                    for count in counts
+                )
             if is_clear:
                 return ""
             reason = f"of a batch of {pluralize(samples, 'sample')} it is a mean over {_join(counts)} elements"
@@ -241,23 +271,28 @@ def _join(numbers: list[float]) -> str:
     return " and ".join(f"{number:g}" for number in dict.fromkeys(numbers))
 
 
-def _find_terms(node: Any) -> list[_Term]:
-    """The terms that a loss is the sum of, by its graph; factors do not matter."""
+def _find_terms(node: Any, outputs: Collection[Any]) -> list[_Term]:
+    """The terms that a loss is the sum of, by its graph; factors do not matter.
+
+    `outputs` are the nodes of the predictions, if they are known.
+    """
     name = node.name().rstrip("0123456789").removesuffix("Backward")
     below = [function for function, _ in node.next_functions if function is not None]
+    if name in ("Add", "Sub", "Mul") and len(below) == 2:  # without learned factors and terms, which are no data
+        below = [each for each in below if not _has_weights_only(each, outputs)] or below
     if name in _SAME or (name == "Mul" and len(below) == 1):
-        return [term for each in below for term in _find_terms(each)]
+        return [term for each in below for term in _find_terms(each, outputs)]
     if name in ("Sum", "Mean"):
         joined = [inner for inner in below if inner.name().startswith(_JOINS)]
         if joined:  # torch.stack(losses).sum()
             inner = [function for function, _ in joined[0].next_functions if function is not None]
-            terms = [term for each in inner for term in _find_terms(each)]
+            terms = [term for each in inner for term in _find_terms(each, outputs)]
             return terms if name == "Sum" else _divide(terms, name, torch.Size(node._saved_self_sym_sizes).numel())
         if name == "Sum":
             return [_Term("sum", name)]
         return [_Term("mean", name, torch.Size(node._saved_self_sym_sizes).numel())]
     if name == "Div" and len(below) == 1:
-        terms = _find_terms(below[0])
+        terms = _find_terms(below[0], outputs)
         other = node._saved_other
         divisor = other.item() if isinstance(other, Tensor) and not other.dim() else other
         if not isinstance(divisor, int | float):
@@ -267,12 +302,33 @@ def _find_terms(node: Any) -> list[_Term]:
     if reduction == 2:
         return [_Term("sum", name)]
     if reduction == 1 and name.startswith("NllLoss"):
-        call = CrossEntropyCall(node._saved_target, _signed(node._saved_ignore_index))
-        is_weighted, divisor = node._saved_weight is not None, node._saved_total_weight.item()
-        return [_Term("mean", name, divisor, None if is_weighted else call, divisor != call.targets.numel())]
+        call = CrossEntropyCall(node._saved_target, _signed(node._saved_ignore_index), node._saved_weight)
+        divisor = node._saved_total_weight.item()
+        return [_Term("mean", name, divisor, call, divisor != call.targets.numel())]
     if reduction == 1 and isinstance(getattr(node, "_saved_self", None), Tensor):
         return [_Term("mean", name, node._saved_self.numel())]
     return [_Term("other", name)]
+
+
+def _has_weights_only(node: Any, outputs: Collection[Any]) -> bool:
+    """Whether a value is computed from parameters alone: a penalty, or the learned weights of the tasks of a loss.
+
+    If the outputs of the model are not known, parameters of two dimensions may be its layers.
+    """
+    nodes, seen = [node], set()
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in outputs or (not outputs and len(seen) > _MOST_NODES):
+            return False
+        if not node.next_functions:
+            parameter = getattr(node, "variable", None)
+            if not isinstance(parameter, nn.Parameter) or (not outputs and parameter.dim() > 1):
+                return False
+        nodes += [function for function, _ in node.next_functions if function is not None]
+    return True
 
 
 def _divide(terms: list[_Term], name: str, divisor: float, *, depends_on_values: bool = False) -> list[_Term]:
@@ -296,7 +352,7 @@ def _targets_of_call(call: CrossEntropyCall, batch: Any) -> list[TargetCount]:
     for path, leaf in sorted(_integer_leaves(batch), key=lambda leaf: not {*leaf[0]} & {*TARGET_NAMES}):
         shifts = [shift for shift, values in _layouts(leaf, ignore_index) if _equal(values, used)]
         if shifts:
-            return [TargetCount(path, shift, ignore_index) for shift in shifts]
+            return [TargetCount(path, shift, ignore_index, call.class_weight) for shift in shifts]
     return []
 
 
@@ -346,11 +402,15 @@ def has_integers(batch: Any) -> bool:
 
 
 def _layouts(targets: Tensor, ignore_index: int) -> Iterator[tuple[int, Tensor]]:
-    """Yields how a model may pass targets on: as they are, or shifted by one, with or without a new last column."""
-    yield 0, targets
+    """Yields how a model may pass targets on: as they are, or shifted by one, with or without a new last column.
+
+    Each also without those that are ignored.
+    """
+    ways = [(0, targets)]
     if targets.dim() > 1:
-        yield 1, targets[..., 1:]
-        yield 1, F.pad(targets, (0, 1), value=ignore_index)[..., 1:]
+        ways += [(1, targets[..., 1:]), (1, F.pad(targets, (0, 1), value=ignore_index)[..., 1:])]
+    yield from ways
+    yield from ((shift, values[values != ignore_index]) for shift, values in ways[:2])
 
 
 def _equal(values: Tensor, used: Tensor) -> bool:

@@ -136,6 +136,17 @@ def declared_reduction(loss: LossFunction | None) -> Reduction | None:
     return reduction if reduction in (None, "mean", "sum") else "other"
 
 
+def is_of_torch(loss: LossFunction) -> bool:
+    """Whether a loss is one of torch's: a mean over the samples, unless it is a cross-entropy.
+
+    >>> is_of_torch(nn.MSELoss()), is_of_torch(partial(F.l1_loss, reduction="sum")), is_of_torch(lambda p, t: p.mean())
+    (True, True, False)
+    """
+    while isinstance(loss, partial):
+        loss = loss.func
+    return _class_settings(loss) is not None or str(getattr(loss, "__module__", "")).startswith("torch.")
+
+
 class LossObserver(WatchingMode):
     """Watches the operations of one call of a loss function, to see whether it adds up over the samples.
 

@@ -286,6 +286,7 @@ class ForwardOutput:
     result: Any = None  # what was returned
     shift: int = 0  # 1 if position t of the predictions belongs to position t + 1 of the targets
     ignore_index: int | None = None  # of the cross-entropy that is the loss
+    class_weight: Tensor | None = None  # of the same
 
     def __getattr__(self, name: str) -> Any:
         parts = {} if name.startswith("__") else named_parts(self.result)
@@ -294,15 +295,19 @@ class ForwardOutput:
         raise AttributeError(f"the model returned {type(self.result).__name__}, which has no {name!r}")
 
 
-def count_targets(targets: Tensor, shift: int, ignore_index: int) -> Tensor:
-    """The number of targets that a cross-entropy does not ignore, on the device.
+def count_targets(targets: Tensor, shift: int, ignore_index: int, class_weight: Tensor | None = None) -> Tensor:
+    """The number of targets that a cross-entropy does not ignore, or the sum of their class weights, on the device.
 
     `shift` is 1 if the first target of every row does not count: the model predicts the next token.
 
     >>> count_targets(torch.tensor([[4, 5, -100]]), shift=1, ignore_index=-100)
     tensor(1.)
     """
-    return (targets[..., shift:] != ignore_index).sum(dtype=torch.float32)
+    is_counted = targets[..., shift:] != ignore_index
+    if class_weight is None:
+        return is_counted.sum(dtype=torch.float32)
+    numbers = targets[..., shift:].long().where(is_counted, 0)
+    return (class_weight.detach().to(targets.device)[numbers] * is_counted).sum(dtype=torch.float32)
 
 
 def says_count(output: Any) -> bool:

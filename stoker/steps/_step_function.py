@@ -66,7 +66,7 @@ class StepFunction:
         targets = self.count.targets(batch)
         if targets is not None and isinstance(output, ForwardOutput) and "targets" not in named_parts(output.result):
             output.targets, output.shift = targets.targets(batch), targets.shift
-            output.ignore_index = targets.ignore_index
+            output.ignore_index, output.class_weight = targets.ignore_index, targets.class_weight
         return output
 
     def _run_and_watch(self, model: nn.Module, batch: Any, size: int | None) -> tuple[Any, Sequence[CrossEntropyCall]]:
@@ -322,6 +322,14 @@ class Steps:
     def with_loss(self, loss: LossFunction) -> "Steps":
         """The same with another loss function."""
         return replace(self, split=self.split.with_loss(loss))
+
+    def load_loss_count(self, saved: list[Any] | None, *, is_sum: bool | None) -> None:
+        """Restores what an earlier process has found out about the loss of the training."""
+        count = self.split.count if self.train is None else self.train.count
+        if count is not None:
+            count.load(saved)
+        if self.train is None and self.split.sums is None:
+            self.split.sums = is_sum
 
     def parts(self, batch: Any) -> Parts:
         """A batch split into inputs and targets; without targets if the model predicts the next token of its inputs."""

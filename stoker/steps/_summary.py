@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from stoker._text import format_size
@@ -63,7 +64,6 @@ class Summary:
 def summary(model: nn.Module, batch: Any) -> Summary:
     """The layers of a model and the cost of one batch, which is a training batch with or without its target.
 
-    >>> import torch
     >>> print(summary(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.ones(16, 4)))
     layer    kind        output   parameters  FLOPs
     ───────────────────────────────────────────────
@@ -78,7 +78,7 @@ def summary(model: nn.Module, batch: Any) -> Summary:
 
     It runs one forward pass on a view of the model; the model does not change.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # slow to import
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count  # slow to import
 
     step = Supervised(model, None)
     try:
@@ -89,14 +89,24 @@ def summary(model: nn.Module, batch: Any) -> Summary:
     trainable = {each.data_ptr() for each in parameters if each.requires_grad}  # the view's don't require gradients
     view = valid(model)  # its hooks leave the model alone
     layers: dict[str, Layer] = {}
-    counter = FlopCounterMode(display=False)
+
+    def count_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return sdpa_flop_count(query, key, value)
+
+    # torch counts the kernels of attention on a GPU only.
+    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    counter = FlopCounterMode(display=False, custom_mapping={on_cpu: count_attention})
     for name, module in view.named_modules():
         _record_calls(name, module, trainable, counter, layers)
+    has_fastpath = torch.backends.mha.get_fastpath_enabled()
     try:
+        torch.backends.mha.set_fastpath_enabled(False)  # one operation for all of attention, which is not counted
         with counter:
             view(*parts.args, **parts.kwargs)
     except TypeError as error:
         raise InvalidArgument(f"{type(model).__name__} can't be called with this batch: {error}") from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(has_fastpath)
     return Summary(
         layers=tuple(layers.values()),
         parameters=sum(parameter.numel() for parameter in parameters),

@@ -3,7 +3,9 @@
 import copy
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,19 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from stoker._text import pluralize
-from stoker._tree import first_tensor
+from stoker._tree import first_tensor, map_tensors
 from stoker.errors import BadData, InvalidArgument, NotDifferentiable, WrongType
+from stoker.steps._loss_count import TARGET_NAMES, LossCount
 from stoker.steps._losses import (
     LossFunction,
     LossObserver,
     check_total_weight,
     declared_reduction,
+    is_of_torch,
     is_traced,
     mean_divisor,
     mixed_mean,
     name_of,
     weighted_mean,
 )
+from stoker.steps._outputs import named_parts
+from stoker.steps._samples import count_samples
 from stoker.steps._valid import unwrap
 
 
@@ -64,7 +70,8 @@ class Supervised:
     name the columns of a batch instead, by key or by place: inputs are passed to `forward` in this order.
 
     `sums` is True for a loss that adds up over the samples. For a function without a `reduction` it is None until its
-    first call shows it.
+    first call shows it. `count` knows what the loss of a function that is not torch's is a mean over; `warn` gets a
+    text if its graph does not show it.
     """
 
     __slots__ = (
@@ -74,6 +81,7 @@ class Supervised:
         "_names",
         "_required",
         "_takes_any_name",
+        "count",
         "is_observed",
         "loss",
         "sums",
@@ -87,8 +95,10 @@ class Supervised:
         inputs: Columns | None = None,
         target: Columns | None = None,
         weight: str | int | None = None,
+        warn: Callable[[str], None] = warnings.warn,
     ) -> None:
         self.loss = loss
+        self.count = None if loss is None or is_of_torch(loss) else LossCount(name_of(loss), warn)
         reduction = declared_reduction(loss)
         self.sums: bool | None = None if loss is not None and reduction is None else reduction == "sum"
         self.is_observed = False  # whether the first call of the loss was looked at
@@ -110,8 +120,13 @@ class Supervised:
     def with_loss(self, loss: LossFunction) -> "Supervised":
         """The same with another loss."""
         other = copy.copy(self)
-        other.loss = loss
+        other.loss, other.count = loss, copy.copy(self.count)
         return other
+
+    @property
+    def is_loss_known(self) -> bool:
+        """Whether it is known what the loss is a mean or a sum over."""
+        return self.sums is not None and (self.sums or self.count is None or self.count.is_known)
 
     def parts(self, batch: Any) -> Parts:
         """Splits a batch with a target."""
@@ -176,10 +191,12 @@ class Supervised:
             raise InvalidArgument("there is no loss: pass Learner(loss=...), or give the model a train_step")
         if parts.targets is None:
             raise BadData(
-                "the batch has no target for the loss: use (inputs, target), or a mapping with a key that is not an "
-                "argument of forward"
+                "the batch has no target for the loss: use (inputs, target), a mapping with a key that is not an "
+                "argument of forward, or Learner(target=...) with the name of the target"
             )
-        if self.is_observed or is_traced():
+        if parts.weight is not None:
+            self.count = None  # `weighted_mean` makes a mean over the weights of any loss
+        if (self.is_observed and self.is_loss_known) or is_traced():
             loss = self._compute(predictions, parts)
         else:
             loss = self._observe(predictions, parts)
@@ -189,7 +206,10 @@ class Supervised:
             raise NotDifferentiable(
                 f"the loss must be one number, got shape {list(loss.shape)}; reduce it with .mean() or .sum()"
             )
-        count = mean_divisor(self.loss, predictions, parts.targets, parts.weight)
+        if self.count is not None and not self.sums:
+            count = self.count(parts.targets)
+        else:
+            count = mean_divisor(self.loss, predictions, parts.targets, parts.weight)
         if parts.weight is not None:
             total = check_total_weight(parts.weight)
             count = total if count is None else count
@@ -200,7 +220,7 @@ class Supervised:
     def score_mixed(self, predictions: Any, parts: Parts, other: Any, share: Tensor) -> SupervisedOutput:
         """The same where sample i has its target with `share[i]`, and the other one with `1 - share[i]`."""
         assert self.loss is not None
-        self.sums = bool(self.sums)  # `mixed_mean` makes a mean of any loss
+        self.sums, self.count = bool(self.sums), None  # `mixed_mean` makes a mean of any loss
         loss, count = mixed_mean(self.loss, predictions, parts.targets, other, share, parts.weight)
         return SupervisedOutput(loss, predictions, parts.targets, parts.weight, count, self.loss)
 
@@ -215,18 +235,28 @@ class Supervised:
                 f"{name_of(self.loss)} was called with predictions {_describe_value(predictions)} and targets "
                 f"{_describe_value(parts.targets)}"
             )
+            names = [] if isinstance(predictions, Tensor) else [*named_parts(predictions)]
+            if names:
+                error.add_note(
+                    f"the model returns {', '.join(map(repr, names))}: give a loss that reads its part, such as lambda "
+                    f"output, target: {name_of(self.loss)}(output[{names[0]!r}], target). If the model computes its "
+                    "loss itself, leave out the loss"
+                )
             raise
 
     def _observe(self, predictions: Any, parts: Parts) -> Tensor:
         """Computes the loss of the first batch, and looks at how it is computed."""
+        if not torch.is_grad_enabled() and self.count is not None:  # an evaluation: the loss alone gets a graph
+            with torch.enable_grad():
+                loss = self._observe(map_tensors(_start_graph, predictions), parts)
+            return loss.detach() if isinstance(loss, Tensor) else loss
         shapes = [list(value.shape) for value in (predictions, parts.targets) if isinstance(value, Tensor)]
         may_broadcast = sorted(map(len, shapes)) == [1, 2] and max(shapes, key=len)[1] == 1  # [n, 1] and [n]
         self.is_observed = True
-        if declared_reduction(self.loss) is not None and not may_broadcast:
-            return self._compute(predictions, parts)
+        reduction = declared_reduction(self.loss)
         first = first_tensor(predictions)
         observer = LossObserver(len(first) if first is not None and first.dim() else 1)
-        with observer:
+        with observer if reduction is None or may_broadcast else nullcontext():
             loss = self._compute(predictions, parts)
         if may_broadcast and observer.compares_all_pairs:
             raise InvalidArgument(
@@ -234,12 +264,23 @@ class Supervised:
                 "every prediction with every target: give both the same shape, with targets.unsqueeze(1) in the data "
                 "or predictions.squeeze(1) in the model"
             )
-        if declared_reduction(self.loss) is None and isinstance(loss, Tensor):
+        if reduction is None and isinstance(loss, Tensor):
             self.sums = observer.reduction_of(loss) == "sum"
+        if self.count is not None and not self.sums and isinstance(loss, Tensor):
+            samples = count_samples((parts.targets, predictions))
+            self.count.observe(loss, parts.targets, samples, (), predictions, reads_predictions_only=True)
         return loss
 
     def _split_mapping(self, batch: Mapping[str, Any]) -> Parts:
-        inputs = {name: value for name, value in batch.items() if name in self._names}
+        takes_all = self._takes_any_name and not self._names  # forward(*args, **kwargs)
+        inputs = {name: value for name, value in batch.items() if takes_all or name in self._names}
+        if self.loss is not None and not batch.keys() - {*inputs, "weight"}:
+            # Models of Transformers take the labels too, and compute a loss of their own from them.
+            required = self._names[: self._required]
+            target = next((name for name in TARGET_NAMES if name in inputs and name not in required), None)
+            inputs.pop(target, None)
+        if takes_all:
+            inputs.pop("weight", None)
         rest = {name: value for name, value in batch.items() if name not in inputs}
         if not inputs:
             raise BadData(
@@ -276,6 +317,11 @@ class Supervised:
         else:
             args, kwargs = tuple(columns.values()), {}
         return Parts(args, kwargs, _alone_or_all(columns if target is None else targets), weights)
+
+
+def _start_graph(tensor: Tensor) -> Tensor:
+    """A copy whose graph begins here."""
+    return tensor.detach().requires_grad_().clone() if tensor.is_floating_point() else tensor
 
 
 def _as_list(columns: Columns | None) -> list[Any]:

@@ -83,13 +83,13 @@ def test_a_transform_gets_the_parts_of_a_tuple():
     [
         (
             [(torch.zeros(3, 4), 1), (torch.zeros(3, 5), 1)],
-            r"samples have shapes \[3, 4\] and \[3, 5\] at \[0\], but only equal shapes stack; pass batcher=",
+            r"samples have shapes \[3, 4\] and \[3, 5\] at \[0\], but only equal shapes stack; Loader\(..., col",
         ),
         ([torch.zeros(4, 2), torch.zeros(4)], r"if these are columns, put them in a tuple, as in \(x, y\)"),
         ([np.zeros(n) for n in range(5)], r"shapes \[0\] and \[1\] and \[2\] and others"),
         ([torch.zeros(1), torch.zeros(1).long()], r"dtypes torch.float32 and torch.int64, but only equal dtypes stack"),
         ([Item(torch.zeros(1), "a"), Item(torch.zeros(2), "b")], r"shapes \[1\] and \[2\] at .image"),
-        ([(1, 2), (1, 2, 3)], "samples have 2 and 3 parts; pass batcher="),
+        ([(1, 2), (1, 2, 3)], r"samples have 2 and 3 parts; Loader\(..., collate_fn=fn\)"),
         ([{"x": 1}, {"x": 1, "y": 2}], "only some samples have 'y'"),
         ([(1, None), (1, None)], r"a NoneType at \[1\] can't be stacked into a batch; use tensors.*transform="),
         ([1, None], "samples have both int and NoneType, which do not stack"),

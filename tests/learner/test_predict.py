@@ -158,9 +158,12 @@ def test_answers_may_be_dataclasses_arrays_and_parts_that_are_none():
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_the_loss_of_a_batch_is_left_out(batch_size):
+def test_the_losses_of_a_batch_are_left_out(batch_size):
     y = predict(lambda y, x: y)
-    found = predict(lambda y, x: {"loss": y.mean(), "logits": y}, batch_size=batch_size)
+    found = predict(
+        lambda y, x: {"loss": y.mean(), "aux_loss": y.sum(), "loss_dict": {"l1": y.abs().mean()}, "logits": y},
+        batch_size=batch_size,
+    )
     assert list(found) == ["logits"] and torch.equal(found["logits"], y)
     losses = torch.arange(10.0)
     whole = predict(lambda y, x: Regression(y.mean(), y, losses[: len(y)]), batch_size=batch_size)

@@ -102,6 +102,69 @@ def test_the_loss_function_is_called_once_for_each_batch():
     assert calls == [32, 40, 40, 20, *calls[4:]] and sum(calls[4:]) == 100  # the first is tried before the training
 
 
+# --- means over tokens and class weights, in functions and modules of the user
+
+WORDS = torch.randn(20, 5, 4, generator=torch.Generator().manual_seed(1))
+LENGTHS = torch.tensor([1, 5, 2, 1, 1, 4, 5, 5, 1, 3] * 2)[:, None]
+NEXT = WORDS.argmax(-1).masked_fill(torch.arange(5) >= LENGTHS, -100)
+BALANCE = torch.tensor([1.0, 3.0, 9.0, 27.0])
+
+
+class Penalised(nn.Module):
+    """A cross-entropy with a learned weight, and a penalty of learned parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_scale, self.extra = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, predictions, targets):
+        loss = F.cross_entropy(predictions.flatten(0, 1), targets.flatten())
+        return loss * (-self.log_scale).exp() + self.log_scale / 2 + 1e-2 * self.extra.square().sum()
+
+
+OTHER_MEANS = {
+    "tokens": lambda p, t: F.cross_entropy(p.transpose(1, 2), t),
+    "tokens that are selected": lambda p, t: F.cross_entropy(p[t != -100], t[t != -100]),
+    "smooth": lambda p, t: F.cross_entropy(p.transpose(1, 2), t, label_smoothing=0.1),
+    "class weights": lambda p, t: F.cross_entropy(p.transpose(1, 2), t, weight=BALANCE),
+    "both": lambda p, t: F.cross_entropy(p.flatten(0, 1), t.flatten(), weight=BALANCE, label_smoothing=0.1),
+    "next token": lambda p, t: F.cross_entropy(p[:, :-1].flatten(0, 1), t[:, 1:].flatten()),
+    "learned weight": Penalised(),
+}
+
+
+@pytest.mark.parametrize("kind", ["loss function", "step"])
+@pytest.mark.parametrize("loss", OTHER_MEANS.values(), ids=[*OTHER_MEANS])
+def test_a_loss_of_the_user_counts_by_the_targets_or_class_weights_that_it_divides_by(loss, kind, tmp_path):
+    def make():
+        learner = partial(stoker.Learner, linear(4), optimizer=optim.SGD(), seed=0, accumulate=9)
+        if kind == "step":
+            return learner(step=lambda model, batch: loss(model(batch[0]), batch[1]), lr=1.0)
+        return learner(loss=loss, lr={"loss.*": 0.0, "*": 1.0} if isinstance(loss, nn.Module) else 1.0)
+
+    model = linear(4)
+    expected = loss(model(WORDS), NEXT)
+    gradient = torch.autograd.grad(expected, model.weight)[0]
+    rows, sizes = (WORDS, NEXT), {"epochs": 1, "keep": "last", "show": False, "run": tmp_path / "run"}
+    fitted = make().fit(data.Loader(rows, batch_size=3), **sizes)
+    assert fitted.history["train/loss"] == [pytest.approx(expected.item(), rel=1e-5)]
+    torch.testing.assert_close(fitted.model.weight, model.weight - gradient, rtol=1e-5, atol=1e-6)
+    after = loss(fitted.model(WORDS), NEXT).item()
+    for found in (fitted, stoker.Fitted.load(tmp_path / "run", make())):
+        assert found.evaluate(rows, batch_size=3)["loss"] == pytest.approx(after, rel=1e-5)
+    is_clear = kind == "loss function" or not isinstance(loss, Penalised)  # a step's penalty may be of the data
+    assert not (is_clear and fitted.record.events_of("warning"))
+
+
+def test_a_loss_function_whose_divisor_depends_on_values_is_warned_about_once():
+    def masked(predictions, targets):
+        errors = (predictions - targets).square() * (targets > 0)
+        return errors.sum() / (targets > 0).sum()
+
+    texts = [event.text for event in fit(masked).record.events_of("warning")]
+    assert len(texts) == 1 and texts[0].startswith("it is not clear what the loss of masked is a mean over")
+
+
 # --- results that are no loss
 
 

@@ -32,6 +32,14 @@ def test_layers_shapes_parameters_and_operations():
     assert "Conv2d" in text and "[2, 4, 6, 6]" in text and "FLOPs" in text
 
 
+def test_attention_counts_its_operations_on_every_device():
+    samples, tokens, width, heads = 2, 3, 16, 4
+    layer = nn.TransformerEncoderLayer(width, heads, 2 * width, batch_first=True)
+    products = 2 * samples * tokens * width * (3 * width + width + 2 * 2 * width)  # query, key, value; output; the MLP
+    attention = 2 * 2 * samples * heads * tokens * tokens * (width // heads)  # scores, and their mean of values
+    assert summary(layer, torch.ones(samples, tokens, width)).flops == products + attention
+
+
 def test_a_summary_does_not_change_the_model():
     model = Net()
     before = {name: value.clone() for name, value in model.state_dict().items()}

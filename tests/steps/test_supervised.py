@@ -60,6 +60,30 @@ def test_weight_is_the_sample_weight_unless_it_is_an_argument_of_forward():
     assert parts.weight is None and parts.kwargs["weight"] is weight
 
 
+class Labelled(nn.Module):
+    """As models of Transformers: they take the labels to compute a loss of their own."""
+
+    def forward(self, x, mask=None, labels=None):
+        return x
+
+
+class Wrapped(nn.Module):
+    def forward(self, *args, **kwargs):
+        return kwargs["x"]
+
+
+@pytest.mark.parametrize("model", [Labelled(), Wrapped()])
+def test_labels_that_forward_takes_too_are_the_target_of_a_loss_function(model):
+    batch = {"x": x, "mask": z, "labels": y}
+    step = Supervised(model, F.mse_loss)
+    for given, weight in ((batch, None), (batch | {"weight": w}, w)):
+        parts = step.parts(given)
+        assert parts.kwargs == {"x": x, "mask": z} and parts.targets is y and parts.weight is weight
+    assert step.inputs({"x": x}).kwargs == {"x": x}
+    parts = Supervised(Labelled(), F.mse_loss).parts({"x": x, "labels": z, "score": y})
+    assert parts.kwargs == {"x": x, "labels": z} and parts.targets is y  # another column is the target
+
+
 def test_a_prediction_ignores_the_target():
     one, two = Supervised(nn.Linear(2, 2), None), Supervised(Two(), None)
     assert one.inputs((x, y)).args == (x,)

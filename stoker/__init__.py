@@ -28,8 +28,10 @@ if TYPE_CHECKING:  # what a type checker sees; a test compares it with _NAMES an
     from stoker import learner as learner
     from stoker import metrics as metrics
     from stoker import optim as optim
+    from stoker import optuna as optuna
     from stoker import record as record
     from stoker import schedule as schedule
+    from stoker import sklearn as sklearn
     from stoker import steps as steps
     from stoker import view as view
     from stoker import weights as weights
@@ -75,8 +77,10 @@ _PACKAGES = (
     "learner",
     "metrics",
     "optim",
+    "optuna",
     "record",
     "schedule",
+    "sklearn",
     "steps",
     "view",
     "weights",
@@ -96,7 +100,8 @@ _NAMES = {
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = sorted([*_errors.__all__, *_MODULES, *_PACKAGES])  # pyright: ignore[reportUnsupportedDunderAll]
+# Without `sklearn`, which imports scikit-learn: `from stoker import *` has to work where that is not installed.
+__all__ = sorted({*_errors.__all__, *_MODULES, *_PACKAGES} - {"sklearn"})  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 if not TYPE_CHECKING:  # so that a type checker reports misspelt names

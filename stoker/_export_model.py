@@ -18,7 +18,8 @@ from stoker.errors import InvalidArgument, MissingExtra, StateMismatch, WrongTyp
 
 __all__ = ["export_model"]
 
-Run = Callable[[dict[str, Any]], list[Tensor]]  # the tensors that a program returns, for inputs by name
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by place, or by name; one of them is empty
+Run = Callable[[Arguments], list[Tensor]]  # the tensors that a program returns
 
 
 def export_model(
@@ -36,7 +37,8 @@ def export_model(
     >>> torch.export.load(path).module()(torch.ones(5, 3)).shape
     torch.Size([5, 1])
 
-    `sample` is one batch of inputs: a tensor, a tuple for several arguments of `forward`, or a mapping of them by name.
+    `sample` is one batch of inputs: a tensor, a tuple for several arguments of `forward`, or a mapping of them by name;
+    a `.pt2` file takes them in the same way.
     The file takes batches of any size, unless `dynamic_batch=False`. It holds a copy of the model in eval mode on the
     CPU; the model itself does not change.
 
@@ -53,7 +55,7 @@ def export_model(
     if path.suffix == ".onnx":
         _import_onnx()
     model = copy.deepcopy(model).cpu().eval()
-    inputs = _by_name(model, sample)
+    inputs = _arguments(model, sample)
     rows = {len(each) for each in tensors_in(inputs) if each.ndim}
     if len(rows) != 1 or rows == {0} or not all(each.ndim for each in tensors_in(inputs)):
         raise InvalidArgument(
@@ -68,47 +70,43 @@ def export_model(
         content, run = (_to_onnx if path.suffix == ".onnx" else _to_pt2)(program, check)
         if check:
             for batch in [inputs, _repeat(inputs, 3)] if dynamic_batch else [inputs]:
-                _compare(path, tensors_in(model(**batch)), run(batch), tolerance)
+                _compare(path, tensors_in(model(*batch[0], **batch[1])), run(batch), tolerance)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: file.write(content))
     return path
 
 
-def _by_name(model: nn.Module, sample: Any) -> dict[str, Any]:
-    """The sample as arguments of `forward` by name, on the CPU."""
-    args, kwargs = sample if isinstance(sample, tuple | list) else (sample,), {}
+def _arguments(model: nn.Module, sample: Any) -> Arguments:
+    """The sample as arguments of `forward`, by place or by name, on the CPU."""
+    args, kwargs = tuple(sample) if isinstance(sample, tuple | list) else (sample,), {}
     if isinstance(sample, Mapping):
         args, kwargs = (), dict(sample)
+    signature = inspect.signature(model.forward)
     try:
-        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
-        signature = f"{type(model).__name__}.forward{inspect.signature(model.forward)}"
-        raise InvalidArgument(f"the sample does not fit {signature}: {error}") from error
-    named = dict(bound.arguments)
-    for name, parameter in inspect.signature(model.forward).parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            named |= named.pop(name, {})
-        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY) and name in named:
-            raise InvalidArgument(f"{type(model).__name__}.forward takes {name!r} by place only; name its arguments")
-    if not tensors_in(named):
+        raise InvalidArgument(f"the sample does not fit {type(model).__name__}.forward{signature}: {error}") from error
+    if not tensors_in((args, kwargs)):
         raise InvalidArgument(f"the sample holds no tensor ({type(sample).__name__}); expected a batch of inputs")
-    return map_tensors(lambda each: each.detach().cpu(), named)
+    return map_tensors(lambda each: each.detach().cpu(), (args, kwargs))
 
 
-def _repeat(inputs: dict[str, Any], times: int) -> dict[str, Any]:
+def _repeat(inputs: Arguments, times: int) -> Arguments:
     return map_tensors(lambda each: torch.cat([each] * times), inputs)
 
 
-def _trace(model: nn.Module, inputs: dict[str, Any], dynamic_batch: bool) -> torch.export.ExportedProgram:
+def _trace(model: nn.Module, inputs: Arguments, dynamic_batch: bool) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
-    shapes = map_leaves(lambda each: {0: batch} if isinstance(each, Tensor) else None, inputs)
+    args, kwargs = inputs
+    shapes = map_leaves(lambda each: {0: batch} if isinstance(each, Tensor) else None, args or kwargs)
     try:
-        return torch.export.export(model, (), kwargs=inputs, dynamic_shapes=shapes if dynamic_batch else None)
+        return torch.export.export(model, args, kwargs=kwargs, dynamic_shapes=shapes if dynamic_batch else None)
     except Exception as error:  # whatever the model raises when it is traced
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         is_constant = dynamic_batch and ("onstraint" in str(error) or "specialized" in str(error))
         advice = (
-            "its forward needs batches of one size; write sizes as x.shape[0] or -1 (not len(x)), or pass dynamic_batch=False"
+            "its forward needs batches of one size; write sizes as x.shape[0] or -1 (not len(x)), or pass "
+            "dynamic_batch=False"
             if is_constant
             else "torch.export needs a forward that calls torch only, without control flow that depends on values"
         )
@@ -120,7 +118,7 @@ def _to_pt2(program: torch.export.ExportedProgram, check: bool) -> tuple[bytes, 
     torch.export.save(program, buffer)
     content = buffer.getvalue()
     loaded = torch.export.load(io.BytesIO(content)).module() if check else None
-    return content, lambda inputs: tensors_in(loaded(**inputs)) if loaded is not None else []
+    return content, lambda inputs: tensors_in(loaded(*inputs[0], **inputs[1])) if loaded is not None else []
 
 
 def _to_onnx(program: torch.export.ExportedProgram, check: bool) -> tuple[bytes, Run]:
@@ -134,7 +132,7 @@ def _to_onnx(program: torch.export.ExportedProgram, check: bool) -> tuple[bytes,
             f"the model cannot be written as ONNX: {' '.join(last)}\n  a .pt2 file has no such limits"
         ) from error
 
-    def run(inputs: dict[str, Any]) -> list[Tensor]:
+    def run(inputs: Arguments) -> list[Tensor]:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])

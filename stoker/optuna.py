@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pruning", "run_directory", "search", "suggest"]
 
-C = TypeVar("C", bound=Config)
+_C = TypeVar("_C", bound=Config)
 
 _RUN, _CONTINUES = "stoker:run", "stoker:continues"  # user attributes of a trial
 _PRUNED = "Pruned by Optuna"
@@ -118,7 +118,7 @@ class Pruning(Callback):
         return bool(new)
 
 
-def suggest(trial: "optuna.trial.BaseTrial | None", config: C, space: Mapping[str, Any]) -> C:
+def suggest(trial: "optuna.trial.BaseTrial | None", config: _C, space: Mapping[str, Any]) -> _C:
     """Returns the config with some fields drawn by a trial of Optuna; dotted names are fields of nested configs.
 
     >>> import optuna
@@ -158,7 +158,7 @@ def _draw_function(name: str, choices: Any, current: Any) -> "Callable[[optuna.t
             return lambda trial: trial.suggest_int(name, low, high, log=log)
         return lambda trial: trial.suggest_float(name, low, high, log=log)
     raise InvalidArgument(
-        f'{name}={choices!r}: expected a list of choices, (low, high), (low, high, "log") or a range with a step above 0'
+        f'{name}={choices!r}: expected a list of choices, (low, high), (low, high, "log"), or a range that goes up'
     )
 
 

@@ -13,7 +13,7 @@ this module imports scikit-learn.
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -139,7 +139,8 @@ class _Estimator(BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out `fitted_`, which holds the training data and the run: a pickle has the model and its history."""
-        return {name: value for name, value in super().__getstate__().items() if name != "fitted_"}
+        state = cast(dict[str, Any], super().__getstate__())
+        return {name: value for name, value in state.items() if name != "fitted_"}
 
 
 class Classifier(ClassifierMixin, _Estimator):
@@ -150,7 +151,7 @@ class Classifier(ClassifierMixin, _Estimator):
     >>> x = np.random.default_rng(0).normal(size=(90, 2))
     >>> y = np.where(x[:, 0] > 0, "right", "left")
     >>> classifier = Classifier(epochs=20, lr=1e-2, random_state=0)
-    >>> cross_val_score(classifier, x, y, cv=3).mean() > 0.9
+    >>> bool(cross_val_score(classifier, x, y, cv=3).mean() > 0.9)
     True
 
     - `model`: a class or function that returns a module. It is called with the `hparams`, and with `in_features` and
@@ -168,7 +169,7 @@ class Classifier(ClassifierMixin, _Estimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "Classifier":
         """Trains a new model; `y` are labels of any type, and a weight of 2 counts like two samples in the loss."""
-        x, y = validate_data(self, X, y, dtype=np.float32, allow_nd=True)
+        x, y = cast(Any, validate_data(self, X, y, dtype=np.float32, allow_nd=True))
         labels = column_or_1d(y, warn=True)
         check_classification_targets(labels)
         self.classes_, targets = np.unique(labels, return_inverse=True)
@@ -196,7 +197,8 @@ class Regressor(RegressorMixin, _Estimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "Regressor":
         """Trains a new model; a sample of weight 2 counts like two in the loss."""
-        x, y = validate_data(self, X, y, dtype=np.float32, allow_nd=True, multi_output=True, y_numeric=True)
+        options: dict[str, Any] = {"dtype": np.float32, "allow_nd": True, "multi_output": True, "y_numeric": True}
+        x, y = cast(Any, validate_data(self, X, y, **options))
         self._is_column = y.ndim == 1
         targets = np.asarray(y, np.float32).reshape(len(y), -1)
         return self._train(x, targets, sample_weight, nn.MSELoss(), targets.shape[1])

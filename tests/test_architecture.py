@@ -24,6 +24,9 @@ PACKAGES = [
     "callbacks",
     "engine",
     "learner",
+    "_export_model",
+    "optuna",
+    "sklearn",
     "cli",
 ]
 # Modules at the top that every package may import. They import only those before them in this list.

@@ -109,7 +109,7 @@ def test_a_search_that_was_stopped_continues_its_trial_from_its_checkpoint(tmp_p
     run_search(tmp_path / "whole", trials=3)
     child = Child(run_search, tmp_path, 7, 3, send, prints=tmp_path / "printed.txt")
     assert child.wait() != 0
-    assert [trial.state.name for trial in make_study(tmp_path).trials][0] == "COMPLETE"
+    assert next(trial.state.name for trial in make_study(tmp_path).trials) == "COMPLETE"
     run_search(tmp_path, trials=3)
     trials, whole = make_study(tmp_path).trials, make_study(tmp_path / "whole").trials
     assert [trial.state.name for trial in trials] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]

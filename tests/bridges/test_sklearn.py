@@ -65,7 +65,7 @@ def test_frames_and_columns_of_text_go_through_a_column_transformer(points):
 def test_weights_count_like_repeated_samples():
     x = np.random.default_rng(0).normal(size=(20, 3))
     y, weight = x @ [1.0, 2.0, 3.0], np.random.default_rng(1).integers(0, 4, 20)
-    options = dict(model=nn.Linear(3, 1), lr=1e-2, batch_size=200, epochs=30, random_state=0)
+    options = {"model": nn.Linear(3, 1), "lr": 1e-2, "batch_size": 200, "epochs": 30, "random_state": 0}
     weighted = Regressor(**options).fit(x, y, sample_weight=weight)
     repeated = Regressor(**options).fit(x.repeat(weight, 0), y.repeat(weight))
     plain = Regressor(**options).fit(x, y)
@@ -98,7 +98,7 @@ def test_images_and_options_of_fit_reach_the_learner():
     images = np.random.default_rng(0).normal(size=(40, 1, 4, 4))
     labels = (images[:, 0, 0, 0] > 0).astype(int)
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(12, 2))
-    options = dict(learner_options={"metrics": [metrics.Accuracy()]}, fit_options={"keep": "last"}, valid=0.25)
+    options = {"learner_options": {"metrics": [metrics.Accuracy()]}, "fit_options": {"keep": "last"}, "valid": 0.25}
     classifier = Classifier(net, epochs=2, random_state=0, **options).fit(images, labels)
     assert len(classifier.history_["valid/loss"]) == 2 and classifier.predict(images).shape == (40,)
     assert len(classifier.history_["train/accuracy"]) == 2

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stoker.errors import InvalidArgument, WrongType, did_you_mean
 from stoker.gradients import Gradients
 from stoker.optim import Optimizer
-from stoker.record import Best, Event, History, Record
+from stoker.record import Best, Event, History, MediaLog, Record
 from stoker.steps import Supervised
 
 
@@ -47,7 +47,7 @@ class BatchContext:
 
 
 @dataclass(slots=True, kw_only=True, repr=False, eq=False)
-class Context(BatchContext):
+class Context(BatchContext, MediaLog):
     """The state of a fit as callbacks see it; the loop fills it in and reads back the fields marked with (w).
 
     >>> ctx = Context(model=nn.Linear(2, 1), epochs=3)
@@ -70,6 +70,7 @@ class Context(BatchContext):
     | `stopping` | why training is about to stop, or `None` |
     | `lr_scale` (w) | multiplies every learning rate from now on |
     | `state` (w) | a dictionary for your own values, saved in checkpoints |
+    | `log_image`, `log_histogram`, `log_text`, `log_table`, `log_figure`, `log_audio` | see `stoker.record.MediaLog` |
 
     | the position | |
     |---|---|
@@ -177,6 +178,9 @@ class Context(BatchContext):
         self._append("warning", text=text)
         if self._requests.pending is not None:
             self._requests.pending.setdefault("warnings", []).append(text)
+
+    def _media_place(self) -> tuple[Record, int, int, int]:
+        return self.record, self.epoch, self.batch_number, self.update
 
     def _append(self, kind: str, **content: Any) -> None:
         position = {"epoch": self.epoch, "batch": self.batch_number, "update": self.update}

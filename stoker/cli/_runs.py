@@ -29,7 +29,7 @@ from stoker.view.console import Line, chart, legend
 if TYPE_CHECKING:
     from stoker.checkpoint import Store
 
-_STATE_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "died": "red"}
+_STATE_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "died": "red"}
 _CHARTS, _LINES = 6, 6  # at most so many charts, and lines in each
 
 
@@ -78,7 +78,7 @@ def show_run(name: str, *, verify: bool = False) -> None:
     _print_charts(screen, run)
     if len(history := History(_record_of_epochs(run))):
         screen.print(f"\n{history}", markup=False)
-    if settings := run_settings(run.config, run.facts, once=True):
+    if settings := run_settings(run.config, run.facts):
         screen.print("\nconfig", style="bold")
         for key, value in settings.items():
             screen.print(f"  {key} = {value}", markup=False)
@@ -95,7 +95,7 @@ def show_run(name: str, *, verify: bool = False) -> None:
 
 def format_epochs(summary: Mapping[str, Any]) -> str:
     """How many complete epochs a run has: "3 of 10", or "3" without a planned number."""
-    planned, done = summary["epochs_planned"], summary["epochs"] - bool(summary["part"])
+    planned, done = summary["epochs_planned"], summary["epochs"]
     return f"{done} of {planned}" if planned else str(done)
 
 
@@ -110,7 +110,7 @@ def _best(summary: Mapping[str, Any]) -> str:
     """The best number and its epoch; of a run that died before its first epoch, the first line of the error."""
     best = summary["best"]
     if best is None:
-        return summary["reason"].partition("\n")[0] if summary["state"] == "died" else ""
+        return summary["reason"].partition("\n")[0] if summary["state"] in ("failed", "died") else ""
     return f"{best['name']} {format_short(best['value'])} (epoch {best['epoch']})"
 
 
@@ -160,7 +160,7 @@ def _end(run: Follower) -> list[str]:
     errors = [event for event in run.messages if event.kind == "error"]
     if run.state == "gone":
         return [run.reason]
-    if summary["state"] == "died" and errors:
+    if summary["state"] == "failed" and errors:
         trace = str(errors[-1].extra.get("traceback", "")).rstrip().splitlines()
         return [f"error: {errors[-1].text}", *trace[-12:]]
     last = f"last event: {format_time(summary['last_event'])}" if summary["last_event"] else "no events yet"

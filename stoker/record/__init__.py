@@ -6,6 +6,13 @@ a `Follower` reads such a directory from another process while it grows. `Number
 have in common: names, curves, messages, directions and units. Nothing here imports torch.
 """
 
+from stoker.record._annotations import (
+    Annotations,
+    read_annotations,
+    remove_run,
+    restore_run,
+    write_annotations,
+)
 from stoker.record._columns import Best, Direction, Numbers, Points, Source
 from stoker.record._command import is_python, python_target, read_command, resume_command
 from stoker.record._control import Action, Control, Request, send_request
@@ -13,13 +20,14 @@ from stoker.record._event import Event
 from stoker.record._export import export
 from stoker.record._follow import CheckpointInfo, Follower, find_runs, list_checkpoints
 from stoker.record._history import History
+from stoker.record._matrix import Matrix, split_matrices
+from stoker.record._media import MEDIA_TYPES, MediaLimits, MediaLog, media_path, read_media
 from stoker.record._plot import (
     LineStyle,
     escape_label,
     figure_of,
     group_by_metric,
     line_styles,
-    matrix_sizes,
     new_figure,
     use_log_scale,
 )
@@ -28,7 +36,9 @@ from stoker.record._run import Run, flatten_config, run_settings
 from stoker.record._summary import Status, fraction_done
 
 __all__ = [
+    "MEDIA_TYPES",
     "Action",
+    "Annotations",
     "Best",
     "CheckpointInfo",
     "Control",
@@ -38,6 +48,9 @@ __all__ = [
     "History",
     "LineStyle",
     "Listener",
+    "Matrix",
+    "MediaLimits",
+    "MediaLog",
     "Numbers",
     "Points",
     "Record",
@@ -55,12 +68,18 @@ __all__ = [
     "is_python",
     "line_styles",
     "list_checkpoints",
-    "matrix_sizes",
+    "media_path",
     "new_figure",
     "python_target",
+    "read_annotations",
     "read_command",
+    "read_media",
+    "remove_run",
+    "restore_run",
     "resume_command",
     "run_settings",
     "send_request",
+    "split_matrices",
     "use_log_scale",
+    "write_annotations",
 ]

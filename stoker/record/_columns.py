@@ -13,15 +13,19 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from stoker.record._event import Event, drop_unexpected, kept_count
+from stoker.record._matrix import Matrix, read_matrices, split_matrices
+from stoker.record._media import is_media
 
 Direction = Literal["min", "max"]
 Source = Literal["epochs", "all", "running"]
 
 # The kinds of rows. Messages have no place in the training.
-DAMAGED, OTHER, MESSAGE, PROGRESS, TRAIN, VALID, LOG, EPOCH = range(8)
-_KINDS = {"progress": PROGRESS, "train": TRAIN, "valid": VALID, "log": LOG, "epoch": EPOCH}
-_KINDS |= dict.fromkeys(("checkpoint", "note", "warning"), MESSAGE)
+DAMAGED, OTHER, MESSAGE, SYSTEM, PROGRESS, TRAIN, VALID, LOG, EPOCH = range(9)
+_KINDS = {"system": SYSTEM, "progress": PROGRESS, "train": TRAIN, "valid": VALID, "log": LOG, "epoch": EPOCH}
+_KINDS |= dict.fromkeys(("checkpoint", "note", "warning", "media"), MESSAGE)
 _MESSAGES = {"note", "warning", "stop", "error", "resume", "checkpoint"}
+# The units of the numbers in "system" events.
+_SYSTEM_UNITS = {"cpu": "%", "process_cpu": "%", "memory": "GB", "memory_used": "%", "gpu": "%", "gpu_memory": "GB"}
 
 
 class Best(NamedTuple):
@@ -81,13 +85,15 @@ def _visible_points(value: np.ndarray, limit: int) -> np.ndarray:
 
 
 class _Series:
-    """One number: the rows of its events, and its values."""
+    """One number: its final values and the rows of their events, its running values and the points they belong to."""
 
-    __slots__ = ("rows", "values")
+    __slots__ = ("points", "rows", "running", "values")
 
     def __init__(self) -> None:
         self.rows = array("i")
         self.values = array("d")
+        self.points = array("i")
+        self.running = array("d")
 
 
 class Columns:
@@ -104,7 +110,12 @@ class Columns:
         self.times = array("d")
         self.epochs = array("q")
         self.updates = array("q")
+        # Points of running values: the row of the event that holds each one, and its own time and update.
+        self.point_rows = array("i")
+        self.point_times = array("d")
+        self.point_updates = array("q")
         self.series: dict[str, _Series] = {}  # by name, in order of first appearance
+        self.matrices: dict[str, list[tuple[int, Matrix]]] = {}  # by name: the row of the event, and the matrix
         self.epoch_names: dict[str, int] = {}  # the numbers that epochs have, and the row where each first appeared
         self.events: list[tuple[int, Event]] = []  # (row, event) of all kinds without numbers, which are few
         self.losses: list[tuple[int, Sequence[str]]] = []  # the row from which on these names are losses
@@ -125,7 +136,7 @@ class Columns:
         if event is None:
             self.damaged += 1
             self._add_row(DAMAGED, self.times[-1] if self.times else math.nan, 0, 0)
-        elif (kind := _KINDS.get(event.kind, OTHER)) >= PROGRESS:
+        elif (kind := _KINDS.get(event.kind, OTHER)) >= SYSTEM:
             self._add_numbers(event, kind)
         else:
             self._add_event(event, kind)
@@ -143,17 +154,22 @@ class Columns:
 
     def _add_numbers(self, event: Event, kind: int) -> None:
         row = self._add_row(kind, event.time, event.epoch, event.update)
-        for name, value in event.values.items():
-            series = self.series.get(name)
-            if series is None:
-                series = self.series[name] = _Series()
+        if kind <= PROGRESS:
+            self._add_points(event, row)
+            if kind == PROGRESS:
+                self.progress = self.last_progress = event
+            return
+        values, cells = split_matrices(event.values)
+        for name, value in values.items():
+            series = self._series(name)
             series.rows.append(row)
             series.values.append(value)
-        if kind == PROGRESS:
-            self.progress = self.last_progress = event
-            return
+        extra = {"matrices": cells} if cells else event.extra
+        if "matrices" in extra:
+            for name, matrix in read_matrices(extra, event.epoch, event.update).items():
+                self.matrices.setdefault(name, []).append((row, matrix))
         if event.epoch > 0:
-            for name in event.values:
+            for name in values:
                 self.epoch_names.setdefault(name, row)
         if kind == EPOCH:
             self.progress = None
@@ -161,6 +177,40 @@ class Columns:
             losses = drop_unexpected(event).extra.get("losses") or []
             if losses != (self.losses[-1][1] if self.losses else []):
                 self.losses.append((row, losses))
+
+    def _series(self, name: str) -> _Series:
+        series = self.series.get(name)
+        if series is None:
+            series = self.series[name] = _Series()
+        return series
+
+    def _add_points(self, event: Event, row: int) -> None:
+        """Adds running values: the columns of points that an event holds, else its own values as one point."""
+        first = len(self.point_rows)
+        if "points" not in event.extra:
+            if event.values:
+                self.point_rows.append(row)
+                self.point_times.append(event.time)
+                self.point_updates.append(event.update)
+            for name, value in event.values.items():
+                series = self._series(name)
+                series.points.append(first)
+                series.running.append(value)
+            return
+        points = read_points(event.extra["points"])
+        if points is None:
+            return
+        updates, times, columns = points
+        count = len(updates)
+        self.point_rows.extend([row] * count)
+        self.point_times.frombytes(times.tobytes())
+        self.point_updates.frombytes(updates.tobytes())
+        for name, values in columns.items():
+            series = self._series(name)
+            known = np.flatnonzero(~np.isnan(values)) if np.isnan(values).any() else None
+            places = np.arange(first, first + count, dtype=np.int32)
+            series.points.frombytes((places if known is None else places[known]).tobytes())
+            series.running.frombytes((values if known is None else values[known]).tobytes())
 
     def _add_event(self, event: Event, kind: int) -> None:
         event = drop_unexpected(event)
@@ -179,11 +229,20 @@ class Columns:
 
     def _truncate(self, row: int) -> None:
         """Removes all rows from this one on."""
+        first_point = bisect_left(self.point_rows, row)
         for name, series in list(self.series.items()):
             first = bisect_left(series.rows, row)
-            if first == 0:
-                del self.series[name]
             del series.rows[first:], series.values[first:]
+            first = bisect_left(series.points, first_point)
+            del series.points[first:], series.running[first:]
+            if not series.rows and not series.points:
+                del self.series[name]
+        for column in (self.point_rows, self.point_times, self.point_updates):
+            del column[first_point:]
+        for name, matrices in list(self.matrices.items()):
+            del matrices[bisect_left(matrices, row, key=lambda pair: pair[0]) :]
+            if not matrices:
+                del self.matrices[name]
         self.epoch_names = {name: first for name, first in self.epoch_names.items() if first < row}
         for pairs in (self.events, self.losses):
             del pairs[bisect_left(pairs, row, key=lambda pair: pair[0]) :]
@@ -198,19 +257,45 @@ class Columns:
 
     def last(self, name: str) -> float | None:
         """The latest final value of a number."""
-        series = self.series.get(name) or _Series()
-        newest_first = zip(reversed(series.rows), reversed(series.values), strict=True)
-        return next((value for row, value in newest_first if self.kinds[row] != PROGRESS), None)
+        series = self.series.get(name)
+        return series.values[-1] if series is not None and series.values else None
+
+    def last_row(self) -> dict[str, float]:
+        """The numbers of the last complete epoch; of those that it lacks, the last values before it."""
+        end = next((row for row in range(len(self.kinds) - 1, -1, -1) if self.kinds[row] == EPOCH), len(self.kinds))
+        found: dict[str, float] = {}
+        for name in self.epoch_names:
+            series = self.series[name]
+            place = bisect_left(series.rows, end + 1) - 1
+            if place >= 0:
+                found[name] = series.values[place]
+        return found
 
     def latest(self) -> dict[str, float]:
-        """The newest value of every number, final or running."""
-        return {name: series.values[-1] for name, series in self.series.items()}
+        """The newest value of every number of the training, final or running."""
+        found: dict[str, float] = {}
+        for name, series in self.series.items():
+            point = self.point_rows[series.points[-1]] if series.points else -1
+            if self.kinds[point] != SYSTEM or series.rows:
+                found[name] = series.running[-1] if point > (series.rows or [-1])[-1] else series.values[-1]
+        return found
+
+    def values_since(self, row: int) -> dict[str, float]:
+        """The newest value of every number that has one at this row or later; final values win over running ones."""
+        found: dict[str, float] = {}
+        first_point = bisect_left(self.point_rows, row)
+        for name, series in self.series.items():
+            if series.rows and series.rows[-1] >= row:
+                found[name] = series.values[-1]
+            elif series.points and series.points[-1] >= first_point and not name.startswith("system/"):
+                found[name] = series.running[-1]
+        return found
 
     def best(self, name: str, direction: Direction | None = None) -> Best | None:
         """The best final value, the first of equal ones, never NaN; `None` if the direction is unknown."""
         direction = direction or self.direction(name)
-        points, kinds = self._values(name)
-        points = points.select((kinds != PROGRESS) & ~np.isnan(points.value))
+        points, _ = self._final(name)
+        points = points.select(~np.isnan(points.value))
         if direction is None or not len(points):
             return None
         index = points.value.argmin() if direction == "min" else points.value.argmax()
@@ -226,6 +311,9 @@ class Columns:
 
     def unit(self, name: str) -> str:
         """The unit of a number, as its metric declared it."""
+        folder, _, system = name.partition("/")
+        if folder == "system" and system.partition("/")[0] in _SYSTEM_UNITS:
+            return _SYSTEM_UNITS[system.partition("/")[0]]
         return str(self._declaration(name).get("unit") or "")
 
     def _declaration(self, name: str) -> Mapping[str, Any]:
@@ -238,8 +326,7 @@ class Columns:
 
     def points(self, name: str, source: Source) -> Points:
         """The values of a number from one source; see `Numbers.points`."""
-        points, kinds = self._values(name)
-        running = points.select(kinds == PROGRESS)
+        running = self._running(name)
         if source == "running":
             return running
         final = self.final_points(name)
@@ -254,9 +341,7 @@ class Columns:
 
     def final_points(self, name: str) -> Points:
         """All final values in order of the events, without those that an "epoch" event only repeats."""
-        points, kinds = self._values(name)
-        final = kinds != PROGRESS
-        points, kinds = points.select(final), kinds[final]
+        points, kinds = self._final(name)
         # Sorted by epoch, a repeated value follows its original.
         order = np.argsort(points.epoch, kind="stable")
         epoch, value = points.epoch[order], points.value[order]
@@ -265,8 +350,8 @@ class Columns:
         repeated[order[1:]] = same & (epoch[1:] == epoch[:-1]) & (epoch[1:] > 0)
         return points.select(~(repeated & (kinds == EPOCH)))
 
-    def _values(self, name: str) -> tuple[Points, np.ndarray]:
-        """All values of a number, final and running, and the kind of each."""
+    def _final(self, name: str) -> tuple[Points, np.ndarray]:
+        """The final values of a number, and the kind of the event of each."""
         series = self.series.get(name) or _Series()
         rows = np.array(series.rows, dtype=np.int64)
         # Indexing copies: an array that is shared with numpy could not grow.
@@ -274,6 +359,46 @@ class Columns:
             np.asarray(column)[rows].astype(np.float64) for column in (self.updates, self.epochs, self.times)
         )
         return Points(update, epoch, time, np.array(series.values)), np.asarray(self.kinds)[rows]
+
+    def _running(self, name: str) -> Points:
+        """The running values of a number."""
+        series = self.series.get(name) or _Series()
+        places = np.array(series.points, dtype=np.int64)
+        update, time = (
+            np.asarray(column)[places].astype(np.float64) for column in (self.point_updates, self.point_times)
+        )
+        epoch = np.asarray(self.epochs)[np.asarray(self.point_rows)[places]].astype(np.float64)
+        return Points(update, epoch, time, np.array(series.running))
+
+    def matrix(self, name: str, epoch: int | None, monitor: str | None) -> Matrix | None:
+        """The matrix of an epoch; see `Numbers.matrix`."""
+        matrices = [matrix for _, matrix in self.matrices.get(name, ())]
+        if epoch is None:
+            best = self.best(monitor) if monitor is not None else None
+            chosen = [matrix for matrix in matrices if best is not None and matrix.update == best.update]
+            matrices = chosen or matrices
+        else:
+            matrices = [matrix for matrix in matrices if matrix.epoch == epoch]
+        return matrices[-1] if matrices else None
+
+    def find_monitor(self) -> str | None:
+        """The number that epochs are compared by: the declared one, else a loss, else one with a known direction."""
+        directed = [name for name in self.epoch_names if self.direction(name) is not None]
+        candidates = (self.plan.get("monitor"), "valid/loss", "train/loss", *directed)
+        return next((name for name in candidates if name in directed), None)
+
+
+def read_points(columns: Any) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]] | None:
+    """The updates, times and values of the points that a progress event holds; `None` if they are damaged or none."""
+    try:
+        updates = np.array(columns["update"], dtype=np.int64)
+        times = np.array(columns["time"], dtype=np.float64)
+        values = {str(name): np.array(each, dtype=np.float64) for name, each in columns["values"].items()}
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
+        return None
+    shapes = {updates.shape, times.shape, *(each.shape for each in values.values())}
+    is_valid = shapes == {(len(updates),)} and np.isfinite(times).all() if updates.ndim == 1 else False
+    return (updates, times, values) if is_valid and len(updates) else None
 
 
 class Numbers:
@@ -283,8 +408,30 @@ class Numbers:
 
     @property
     def names(self) -> list[str]:
-        """The names of all numbers, in order of first appearance."""
+        """The names of all numbers, in order of first appearance; matrices are in `matrices`."""
         return list(self._columns.series)
+
+    @property
+    def matrices(self) -> list[str]:
+        """The names of all matrices (confusion matrices, say), in order of first appearance."""
+        return list(self._columns.matrices)
+
+    def matrix(self, name: str, epoch: int | None = None) -> Matrix | None:
+        """A matrix as it was in an epoch; by default in the one with the best monitored number, else the latest.
+
+        `None` for an unknown name, or an epoch without one.
+        """
+        return self._columns.matrix(name, epoch, self._columns.find_monitor())
+
+    def matrix_epochs(self, name: str) -> list[int]:
+        """The epochs that have this matrix."""
+        return list(dict.fromkeys(matrix.epoch for _, matrix in self._columns.matrices.get(name, ())))
+
+    @property
+    def media(self) -> list[Event]:
+        """The "media" events, in order; of several with the same file, the last. `media_path` finds the file."""
+        media = (event for _, event in self._columns.events if event.kind == "media" and is_media(event))
+        return sorted({event.extra["file"]: event for event in media}.values(), key=lambda event: event.time)
 
     @property
     def begin(self) -> Event | None:
@@ -299,14 +446,16 @@ class Numbers:
     def points(self, name: str, *, source: Source = "all") -> Points:
         """The values of a number over the run, in order of update; empty for an unknown name.
 
-        "epochs" gives the latest value of each epoch, "running" the values of progress events, "all" both and every
-        validation; a final value then replaces a running one of the same update.
+        "epochs" gives the latest value of each epoch. "running" gives the values inside of epochs, each of which is a
+        mean over the updates since the one before. "all" gives both and every validation; a final value then replaces
+        a running one of the same update.
         """
         return self._columns.points(name, source)
 
     def count(self, name: str) -> int:
         """How many values of a number there are, running ones included."""
-        return len(self._columns.series[name].rows) if name in self._columns.series else 0
+        series = self._columns.series.get(name)
+        return len(series.rows) + len(series.points) if series is not None else 0
 
     def direction(self, name: str) -> Direction | None:
         """Whether less ("min") or more ("max") is better, as the metric declared it; for a loss less is."""

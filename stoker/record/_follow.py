@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from stoker._files import open_regular_file
 from stoker.errors import BadFile, MissingFile
+from stoker.record._annotations import TRASH
 from stoker.record._columns import Best, Columns, Numbers
 from stoker.record._control import Action, send_request
 from stoker.record._event import decode_line, decode_lines
@@ -100,7 +101,7 @@ class Follower(Numbers):
 
     @property
     def state(self) -> str:
-        """One of "running", "finished", "stopped", "died"; or "gone" if the directory can't be read any more."""
+        """The state (see `Record.summary`); or "gone" if the directory can't be read any more."""
         return "gone" if self._unreadable else self.summary["state"]
 
     @property
@@ -305,10 +306,12 @@ def find_runs(
     [('letters', 'died')]
 
     With `read=False`, only the start and the end of a large record are read, which is enough for its state. A run
-    that can't be read has the state "gone". `on_error` is called for each directory that can't be read.
+    that can't be read has the state "gone". `on_error` is called for each directory that can't be read. Runs that were
+    removed (`remove_run`) are not listed.
     """
     runs: list[Follower] = []
     for directory, subdirectories, files in os.walk(folder, onerror=on_error):
+        subdirectories[:] = [name for name in subdirectories if name != TRASH]
         if EVENTS in files or (FACTS in files and "checkpoints" in subdirectories):
             subdirectories.clear()  # a run holds checkpoints, not runs
             try:

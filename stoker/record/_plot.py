@@ -30,37 +30,12 @@ def group_by_metric(names: Iterable[str]) -> dict[str, list[str]]:
 
     >>> group_by_metric(["train/loss", "lr", "valid/loss", "valid/recall/0", "valid/recall/1"])
     {'loss': ['train/loss', 'valid/loss'], 'lr': ['lr'], 'recall': ['valid/recall/0', 'valid/recall/1']}
-
-    The cells of a matrix (a confusion matrix, say) are left out.
     """
-    names = list(names)
-    cells = {f"{matrix}/{row}/{column}" for matrix, size in matrix_sizes(names).items() for row, column in _cells(size)}
     groups: dict[str, list[str]] = {}
     for name in names:
-        if name not in cells:
-            parts = name.split("/")
-            groups.setdefault(parts[0] if len(parts) == 1 or parts[0] == "lr" else parts[1], []).append(name)
+        parts = name.split("/")
+        groups.setdefault(parts[0] if len(parts) == 1 or parts[0] == "lr" else parts[1], []).append(name)
     return groups
-
-
-def matrix_sizes(names: Iterable[str]) -> dict[str, int]:
-    """Finds the square matrices whose cells are among the names; the value is the number of rows.
-
-    >>> matrix_sizes(["lr", *(f"valid/confusion/{row}/{column}" for row in range(3) for column in range(3))])
-    {'valid/confusion': 3}
-    """
-    cells: dict[str, set[tuple[str, str]]] = {}
-    for name in names:
-        rest, _, column = name.rpartition("/")
-        matrix, _, row = rest.rpartition("/")
-        if matrix and row.isdecimal() and column.isdecimal():
-            cells.setdefault(matrix, set()).add((row, column))
-    sizes = {matrix: math.isqrt(len(pairs)) for matrix, pairs in cells.items()}
-    return {matrix: size for matrix, size in sizes.items() if size > 1 and cells[matrix] == _cells(size)}
-
-
-def _cells(size: int) -> set[tuple[str, str]]:
-    return {(str(row), str(column)) for row in range(size) for column in range(size)}
 
 
 class LineStyle(NamedTuple):

@@ -14,7 +14,9 @@ from stoker.errors import BadFile, InvalidArgument
 from stoker.record._columns import Best, Columns, Direction, Numbers
 from stoker.record._event import Event, float_values, kept_count, to_line
 from stoker.record._journal import EVENTS, Journal, read_events
-from stoker.record._summary import Status, find_monitor, status_of, summarize
+from stoker.record._matrix import split_matrices
+from stoker.record._media import MEDIA, Encoded, MediaLimits, file_name, is_media, write_media
+from stoker.record._summary import Status, status_of, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,8 +38,9 @@ class Record(Numbers):
     ([0.5, 0.2, 0.3], Best(epoch=2, update=20, value=0.2, name='valid/loss'))
 
     With a path, each event is also written to that file (`events.jsonl`) before `append` returns; an existing file is
-    read first, as by `open(path, strict=False)`, and then continued. One progress event per second is kept, but
-    listeners get all of them. Questions about something that has not happened return `[]` or `None`.
+    read first, as by `open(path, strict=False)`, and then continued. One progress event per second is kept, and every
+    one that holds points; listeners get all of them. Questions about something that has not happened return `[]` or
+    `None`. `media_limits` says how large media may be, and how many.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -47,7 +50,9 @@ class Record(Numbers):
         self._progress_time = -math.inf  # of the last progress event that was kept
         self._listeners: list[Listener] = []
         self._undelivered: deque[Event] = deque()
-        self._warned: set[int] = set()  # ids of listeners that failed, and 0 for the file
+        self._warned: set[int | str] = set()  # ids of listeners that failed, and names of other problems
+        self._media: set[str] = set()  # the media files
+        self.media_limits = MediaLimits()
         self._journal = None if path is None else Journal(_events_path(path))
         if self._journal is not None:
             self._journal.open()
@@ -72,17 +77,45 @@ class Record(Numbers):
         """Adds an event, writes it to the file if there is one, and calls the listeners."""
         if any(type(value) is not float for value in event.values.values()):
             event = replace(event, values=float_values(event))
-        if event.kind != "progress" or not 0 <= event.time - self._progress_time < _PROGRESS_SECONDS:
-            self._add(event)
-            if self._journal is not None:
-                try:
-                    self._journal.write(to_line(event))
-                except (OSError, BadFile) as error:  # a full disk must not end the training
-                    self._warn(0, f"{self._journal.path} can't be written ({error}); the next event tries again")
+        event = fold_matrices(event)
+        is_soon = 0 <= event.time - self._progress_time < _PROGRESS_SECONDS
+        if event.kind != "progress" or not is_soon or event.extra.get("points"):
+            self._store(event)
         else:
             self._columns.progress = self._columns.last_progress = event  # for `status`; it gets no row
         if self._listeners:
             self._deliver(event)
+
+    def append_media(self, event: Event, encode: Callable[[], Encoded]) -> None:
+        """Writes a media file and adds its event; listeners get the event with the file's `content` in `extra`.
+
+        Without a file for events, only listeners get it. A full disk and media beyond the limits cause one warning.
+        """
+        directory = None if self._journal is None else self._journal.path.parent
+        if directory is None:
+            self._note_once("no media", f"media are not saved without a run directory (here {event.extra['name']!r})")
+            if not self._listeners:
+                return
+        file = file_name(event)
+        limits = self.media_limits
+        if file not in self._media and len(self._media) >= limits.items:
+            self._warn("media items", f"the run has {limits.items:,} media items; further ones are left out")
+            return
+        content, facts = encode()
+        if len(content) > limits.item_bytes:
+            size = f"{len(content):,} bytes; at most {limits.item_bytes:,} are kept, and larger ones are left out"
+            self._warn("media bytes", f"the {event.extra['type']} {event.extra['name']!r} has {size}")
+            return
+        event = replace(event, extra={**event.extra, "file": file, "bytes": len(content), **facts})
+        if directory is not None:
+            try:
+                write_media(directory, file, content)
+            except OSError as error:
+                self._warn("media file", f"media can't be written to {directory / MEDIA}: {error}")
+                return
+            self._store(event)
+        if self._listeners:
+            self._deliver(replace(event, extra={**event.extra, "content": content}))
 
     def rewind(self, kept: int, event: Event) -> None:
         """Appends a "resume" event: the first `kept` events stay valid, the later ones are void.
@@ -125,6 +158,11 @@ class Record(Numbers):
     def events(self) -> Sequence[Event]:
         """All valid events, in order."""
         return tuple(self._events)
+
+    @property
+    def last_event(self) -> Event | None:
+        """The newest event."""
+        return self._events[-1] if self._events else None
 
     def __len__(self) -> int:
         """The number of valid events."""
@@ -173,12 +211,15 @@ class Record(Numbers):
     @property
     def monitor(self) -> str | None:
         """The number that epochs are compared by: the one the run declared, else a loss."""
-        return find_monitor(self._columns)
+        return self._columns.find_monitor()
 
     def summary(self, *, alive: bool = True) -> dict[str, Any]:
         """The run in a few plain values: its state, how far it came, its best and its last numbers.
 
-        `alive` says whether its process is; a run that has no end and is not alive has "died".
+        The state is "running", "finished" (as planned, or ended by a callback such as early stopping), "stopped" (by a
+        signal, a deadline or a person), "failed" (by an exception) or "died". `epochs` counts complete ones; `part` is
+        `[batches done, batches]` of one that was cut short. `last` has the numbers of the last complete epoch. `alive`
+        says whether its process is; a run that has no end and is not alive has "died".
         """
         return summarize(self._columns, alive=alive)
 
@@ -212,7 +253,16 @@ class Record(Numbers):
                 del valid[kept_count(event) :]
             valid.append(event)
         for event in valid:
-            self._add(event)
+            self._add(fold_matrices(event))
+
+    def _store(self, event: Event) -> None:
+        """Adds an event, and writes it to the file if there is one."""
+        self._add(event)
+        if self._journal is not None:
+            try:
+                self._journal.write(to_line(event))
+            except (OSError, BadFile) as error:  # a full disk must not end the training
+                self._warn("file", f"{self._journal.path} can't be written ({error}); the next event tries again")
 
     def _add(self, event: Event) -> None:
         if event.kind == "resume" and (kept := kept_count(event)) < len(self._events):
@@ -220,8 +270,11 @@ class Record(Numbers):
             self._rows.clear()
             for valid in self._events:
                 self._add_to_row(valid)
+            self._media = {event.extra["file"] for event in self._events if event.kind == "media" and is_media(event)}
         elif event.kind == "progress":
             self._progress_time = event.time
+        elif event.kind == "media" and is_media(event):
+            self._media.add(event.extra["file"])
         self._events.append(event)
         self._add_to_row(event)
         self._columns.add(event)
@@ -249,10 +302,25 @@ class Record(Numbers):
             name = getattr(listener, "__qualname__", type(listener).__name__)
             self._warn(id(listener), f"{name} failed at a {event.kind!r} event: {type(error).__name__}: {error}")
 
-    def _warn(self, source: int, text: str) -> None:
+    def _warn(self, source: int | str, text: str) -> None:
+        self._note_once(source, text, kind="warning")
+
+    def _note_once(self, source: int | str, text: str, kind: str = "note") -> None:
         if source not in self._warned:
             self._warned.add(source)
-            self.append(Event("warning", text=text))
+            self.append(Event(kind, text=text))
+
+
+def fold_matrices(event: Event) -> Event:
+    """The event with the cells of matrices in its values as one entry of `extra["matrices"]` each."""
+    if event.kind not in _FINAL:
+        return event
+    numbers, matrices = split_matrices(event.values)
+    if not matrices:
+        return event
+    known = event.extra.get("matrices")
+    extra = {**event.extra, "matrices": {**(known if isinstance(known, Mapping) else {}), **matrices}}
+    return replace(event, values=numbers, extra=extra)
 
 
 def _events_path(path: str | os.PathLike[str]) -> Path:

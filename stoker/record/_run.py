@@ -18,13 +18,14 @@ from stoker.config import Config
 from stoker.errors import BadFile, InvalidArgument, RunExists, StokerError
 from stoker.record._event import Event, to_json_value
 from stoker.record._journal import EVENTS, FACTS, find_directory, is_being_written, writer_of
+from stoker.record._media import MediaLog
 from stoker.record._record import Record
 
 CONFIG, LOG = "config.json", "log.txt"
 _LOGGED = {"note": "", "warning": "warning: ", "stop": "stopped: ", "error": "error: "}  # kinds, and their prefix
 
 
-class Run:
+class Run(MediaLog):
     """A run's directory: `config.json`, `run.json` (facts about it), `events.jsonl` (its record) and `log.txt`.
 
     >>> run = Run.create("runs/digits", config={"lr": 0.1}, facts={"seed": 0})
@@ -32,6 +33,8 @@ class Run:
     >>> run.close()
     >>> Run.open("runs/digits").config
     {'lr': 0.1}
+
+    In your own loop, `run.log_image` and its siblings (see `MediaLog`) log media.
     """
 
     def __init__(self, path: Path, record: Record, *, config: Any, facts: Mapping[str, Any]) -> None:
@@ -145,6 +148,10 @@ class Run:
         """Adds lines to `log.txt`, each with the current time."""
         self._log(text, time.time())
 
+    def _media_place(self) -> tuple[Record, int, int, int]:
+        last = self.record.last_event or Event("none")
+        return self.record, last.epoch, last.batch, last.update
+
     def summary(self) -> dict[str, Any]:
         """The record's summary, with the name and path; "died" if the run has no end and no living process."""
         summary = self.record.summary(alive=self.writer is not None)
@@ -240,21 +247,27 @@ def flatten_config(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, config
 
 
-def run_settings(config: Any, facts: Mapping[str, Any], *, once: bool = False) -> dict[str, Any]:
-    """The fields of a run's config and the learner's settings, by dotted name.
+def run_settings(config: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that was set for a run, by name: arguments of the learner and of `fit`, hparams, and the config.
 
-    >>> facts = {"settings": {"lr": 0.1, "seed": 0}}
-    >>> run_settings({"lr": 0.1}, facts)
-    {'lr': 0.1, 'settings.lr': 0.1, 'settings.seed': 0}
-    >>> run_settings({"lr": 0.1}, facts, once=True)
-    {'lr': 0.1, 'settings.seed': 0}
+    >>> facts = {"settings": {"lr": 0.1, "seed": 0, "hparams": {"hidden": 64}}}
+    >>> run_settings({"lr": 0.1, "seed": 1, "data": {"size": 28}}, facts)
+    {'lr': 0.1, 'seed': 0, 'hidden': 64, 'config.seed': 1, 'data.size': 28}
 
-    `once` leaves out settings that repeat a field of the config. When runs are compared, that would hide differences.
+    The plain name belongs to what the learner used. A field of the config or an hparam that has the same name and
+    another value is `config.name` or `hparams.name`.
     """
-    fields = dict(flatten_config(config))
-    repeated = {(name.rpartition(".")[2], str(value)) for name, value in fields.items()} if once else set()
-    settings = flatten_config({"settings": facts["settings"]} if facts.get("settings") else {})
-    return fields | {n: value for n, value in settings if (n.rpartition(".")[2], str(value)) not in repeated}
+    given = facts.get("settings")
+    given = dict(given) if isinstance(given, Mapping) else {}
+    hparams = given.pop("hparams", None)
+    settings = dict(flatten_config(given))
+    for folder, fields in (("hparams", hparams), ("config", config)):
+        for name, value in flatten_config(fields):
+            if name not in settings:
+                settings[name] = value
+            elif str(settings[name]) != str(value):
+                settings[f"{folder}.{name}"] = value
+    return settings
 
 
 def _facts_of_this_process() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """How a run is doing: its summary in a few plain values, and its status for a progress display."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -7,11 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from stoker.record._columns import EPOCH, MESSAGE, OTHER, Best, Columns
+from stoker.record._columns import EPOCH, MESSAGE, OTHER, SYSTEM, Best, Columns
 from stoker.record._event import Event, drop_unexpected
 
 DIED = "the process ended without finishing the run"
 _RATE_SECONDS = 60.0  # the time over which updates per second are measured
+# How the reasons of signals, deadlines and requests begin; records of earlier versions say nothing else about them.
+_INTERRUPTED = re.compile(
+    r"Interrupted in |Terminated \(|Stopped before the deadline|Stop requested|torchrun, which started "
+)
 
 
 def summarize(columns: Columns, *, alive: bool = True) -> dict[str, Any]:
@@ -24,14 +29,15 @@ def summarize(columns: Columns, *, alive: bool = True) -> dict[str, Any]:
     if state == "running" and not alive:
         state, reason = "died", DIED
     epochs = np.array(columns.epochs)[np.array(columns.kinds) == EPOCH]
-    monitor = find_monitor(columns)
+    monitor = columns.find_monitor()
+    part = _unfinished_part(columns, epochs)
     best = columns.best(monitor) if monitor is not None else None
     is_empty = len(columns) == columns.damaged
     return {
         "state": state,
         "reason": reason,
-        "epochs": int(epochs.max(initial=0)),  # includes an epoch that was cut short
-        "part": _unfinished_part(columns, epochs),
+        "epochs": int(epochs.max(initial=0)) - (part is not None),  # complete ones
+        "part": part,
         "epochs_planned": plan.get("epochs"),
         "updates": int(np.array(columns.updates).max(initial=0)),
         "seconds": sum(_seconds(columns, *part) for part in _parts(columns)),
@@ -39,21 +45,14 @@ def summarize(columns: Columns, *, alive: bool = True) -> dict[str, Any]:
         "last_event": None if is_empty else columns.times[-1],
         "monitor": monitor,
         "best": dict(best._asdict()) if best is not None else None,
-        "last": {name: columns.last(name) for name in columns.epoch_names},
+        "last": columns.last_row(),
         "warnings": sum(event.kind == "warning" for _, event in columns.events),
         **{key: plan.get(key) for key in ("model", "parameters", "device")},
     }
 
 
-def find_monitor(columns: Columns) -> str | None:
-    """The number that epochs are compared by: the declared one, else a loss, else one with a known direction."""
-    directed = [name for name in columns.epoch_names if columns.direction(name) is not None]
-    candidates = (columns.plan.get("monitor"), "valid/loss", "train/loss", *directed)
-    return next((name for name in candidates if name in directed), None)
-
-
 def _state(columns: Columns) -> tuple[str, str]:
-    """The state ("running", "finished", "stopped" or "died") and the reason for it."""
+    """The state and the reason for it: see `Record.summary`; a run without an end is "running" here."""
     state, reason = "running", ""
     for _, event in columns.events:
         if event.kind in ("begin", "resume"):
@@ -61,26 +60,18 @@ def _state(columns: Columns) -> tuple[str, str]:
         elif event.kind == "stop":
             reason = event.text
         elif event.kind == "error":
-            state, reason = "died", event.text
-        elif event.kind == "end" and state != "died":
-            state = "stopped" if reason and not _reached_plan(columns, event) else "finished"
+            state, reason = "failed", event.text
+        elif event.kind == "end" and state != "failed":
+            interrupted = event.extra.get("interrupted", bool(_INTERRUPTED.match(reason)))
+            state = "stopped" if interrupted else "finished"
     return state, reason
-
-
-def _reached_plan(columns: Columns, end: Event) -> bool:
-    """Whether a limit of the plan was reached; then the stop means that the run is complete."""
-    parts = _parts(columns)
-    resumed = {row for row, event in columns.events if event.kind == "resume"}
-    fits = [index for index, (first, _) in enumerate(parts) if first not in resumed]
-    seconds = sum(_seconds(columns, *part) for part in parts[fits[-1] if fits else 0 :])  # of the latest fit
-    done = {"epochs": end.epoch or end.extra.get("epochs", 0), "updates": end.update, "minutes": seconds / 60}
-    return any(columns.plan.get(limit) is not None and done[limit] >= columns.plan[limit] for limit in done)
 
 
 def _unfinished_part(columns: Columns, epochs: np.ndarray) -> list[int] | None:
     """`[batches done, batches]` of an epoch that a stop cut short."""
     batches = columns.plan.get("batches")
-    last = next((event for _, event in reversed(columns.events) if event.kind in ("begin", "resume", "end")), None)
+    kinds = ("begin", "resume", "end")
+    last = next((event for _, event in reversed(columns.events) if event.kind in kinds), None)
     if last is None or last.kind != "end" or not isinstance(batches, int) or not 0 < last.batch < batches:
         return None
     return [last.batch, batches] if last.epoch in epochs else None
@@ -111,7 +102,10 @@ class Status:
 
     `phase_fraction` is the progress of the current phase and `fraction` that of the whole plan, from 0 to 1;
     `seconds_left` extrapolates the rest. `seconds` counts training time, earlier parts of a resumed run included.
-    `time` is the time of the newest event, in seconds since 1970.
+    `time` is the time of the newest event, in seconds since 1970. `latest` has the newest value of every number,
+    whatever its epoch. `current` has the numbers of one epoch only: of the current one, as far as they are known
+    (means so far of what it is computing), or between two epochs of the last. `previous` has those of the last
+    complete epoch.
     """
 
     phase: str  # "starting", "train", "valid" or "over"
@@ -129,6 +123,8 @@ class Status:
     samples_per_second: float | None
     updates_per_second: float | None
     latest: Mapping[str, float]
+    current: Mapping[str, float]
+    previous: Mapping[str, float]
     best: Best | None
     time: float
 
@@ -144,14 +140,13 @@ def status_of(columns: Columns, summary: Mapping[str, Any]) -> Status:
     updates = summary["updates"]
     seconds = float(summary["seconds"])
     time = summary["last_event"] or 0.0
-    latest = columns.latest()
     is_ahead = columns.progress is not None and progress.time > time
     if is_ahead and summary["state"] == "running":  # a record keeps one progress event per second
         epoch = progress.epoch
         updates = max(updates, progress.update)
         seconds += progress.time - time if len(columns) else 0.0
         time = progress.time
-        latest |= progress.values
+    current = _current(columns, epoch, progress)
     batches = progress.extra.get("batches") or (None if validating else plan.get("batches"))
     if columns.progress is None:
         phase_fraction = 1.0 if _ends_with_epoch(columns) else 0.0
@@ -159,14 +154,15 @@ def status_of(columns: Columns, summary: Mapping[str, Any]) -> Status:
         phase_fraction = min(1.0, progress.batch / batches) if batches else None
     epochs_done = epoch - 1 + (1.0 if validating else phase_fraction or 0.0) if epoch > 0 else 0.0
     fraction = fraction_done(plan, epochs=epochs_done, updates=updates, seconds=seconds)
-    fraction = 1.0 if summary["state"] == "finished" else fraction
-    speed = progress.extra.get("samples_per_second") or latest.get("samples_per_second")
+    if summary["state"] == "finished" and (fraction is None or fraction > 0.99):  # not one that a callback ended early
+        fraction = 1.0
+    speed = progress.extra.get("samples_per_second") or columns.last("samples_per_second")
     if not speed and summary["state"] == "running" and columns.last_progress is not None:  # between two epochs
         speed = drop_unexpected(columns.last_progress).extra.get("samples_per_second")
     phase = "starting" if not epoch else "valid" if validating else "train"
     return Status(
         phase=phase if summary["state"] == "running" else "over",
-        set_name=next(iter(progress.values), "").partition("/")[0] or "valid" if validating else "train",
+        set_name=_set_name(progress) if validating else "train",
         epoch=epoch,
         epochs=_to_int(plan.get("epochs")),
         batch=progress.batch,
@@ -179,10 +175,27 @@ def status_of(columns: Columns, summary: Mapping[str, Any]) -> Status:
         seconds=seconds,
         samples_per_second=float(speed) if speed else None,
         updates_per_second=_updates_per_second(columns),
-        latest=latest,
+        latest=columns.latest() | current,
+        current=current,
+        previous=summary["last"],
         best=Best(**summary["best"]) if summary["best"] is not None else None,
         time=time,
     )
+
+
+def _current(columns: Columns, epoch: int, progress: Event) -> dict[str, float]:
+    """The newest value of every number that the current epoch has; see `Status.current`."""
+    last_epoch = next((row for row in range(len(columns) - 1, -1, -1) if columns.kinds[row] == EPOCH), -1)
+    if columns.progress is None and (last_epoch < 0 or columns.epochs[last_epoch] == epoch):
+        return columns.last_row()
+    final = columns.values_since(last_epoch + 1)
+    so_far = progress.extra.get("so_far")
+    return {**final, **progress.values, **(so_far if isinstance(so_far, dict) else {})}
+
+
+def _set_name(progress: Event) -> str:
+    """The validation set that a progress event is about."""
+    return str(progress.extra.get("set") or next(iter(progress.values), "").partition("/")[0] or "valid")
 
 
 def fraction_done(plan: Mapping[str, Any], *, epochs: float, updates: int, seconds: float) -> float | None:
@@ -201,7 +214,7 @@ def fraction_done(plan: Mapping[str, Any], *, epochs: float, updates: int, secon
 def _training_rows(columns: Columns) -> Iterator[int]:
     """The rows of events that belong to an epoch, newest first."""
     rows = range(len(columns) - 1, -1, -1)
-    return (row for row in rows if columns.epochs[row] and columns.kinds[row] != MESSAGE)
+    return (row for row in rows if columns.epochs[row] and columns.kinds[row] not in (MESSAGE, SYSTEM))
 
 
 def _ends_with_epoch(columns: Columns) -> bool:

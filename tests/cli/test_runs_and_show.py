@@ -41,10 +41,10 @@ def test_runs_in_every_state(capsys):
     words = [" ".join(line.split()) for line in lines[1:6]]
     best = "valid/loss 0.5 (epoch 3) 1970-01-01"
     assert words[0].startswith(f"first finished 5 of 5 {best}")
-    assert words[1].startswith(f"early stopped 5 of 9 {best}")
+    assert words[1].startswith(f"early finished 5 of 9 {best}")
     assert words[2].startswith(f"group/running running 5 {best}")
     assert words[3].startswith(f"killed died 5 of 5 {best}")
-    assert words[4].startswith("[red]odd died 0 of 5 RuntimeError: boom 1970")
+    assert words[4].startswith("[red]odd failed 0 of 5 RuntimeError: boom 1970")
 
 
 def test_an_empty_directory_and_a_missing_one(tmp_path, capsys):
@@ -117,7 +117,7 @@ def test_show_has_everything_about_a_run(run, capsys):
     out = show(capsys)
     assert show(capsys, "runs/digits") == out
     lines = out.splitlines()
-    assert lines[0] == "runs/digits: stopped"
+    assert lines[0] == "runs/digits: finished"
     for line in (
         "  Net, 1,234 parameters, on cpu",
         "  5 of 9 epochs, 50 updates, 50.0 s",
@@ -126,7 +126,7 @@ def test_show_has_everything_about_a_run(run, capsys):
         "*     3      0.3333          0.7500      0.5000          0.5300  0.03333",
         "  model.hidden = 128",
         "  names = ['[b]x']",
-        "  settings.lr = 0.1",
+        "  lr = 0.1",
         "  careful [b]",
         "  Early stopping at epoch 5 of 9",
     ):
@@ -151,7 +151,7 @@ def test_show_an_epoch_that_was_cut_short_by_an_exception(run, capsys):
     for kind in ("epoch", "end"):
         run.record.append(Event(kind, 2.0, epoch=41, batch=3, update=1003))
     out = show(capsys)
-    assert "digits: died" in out and "  40 of 50 epochs and 3 of 25 batches, 1,003 updates" in out
+    assert "digits: failed" in out and "  40 of 50 epochs and 3 of 25 batches, 1,003 updates" in out
     assert "  error: RuntimeError: boom\n  Traceback" in out and "line 1, in [b]" in out
 
 

@@ -114,7 +114,7 @@ def test_a_run_from_its_start_to_its_end(run):
     assert Follower(run.path / "events.jsonl").path == run.path
     run.record.append(Event("error", text="CUDA out of memory"))
     follower.refresh()
-    assert (follower.state, follower.reason) == ("died", "CUDA out of memory")
+    assert (follower.state, follower.reason) == ("failed", "CUDA out of memory")
     assert [line[21:] for line in follower.log] == ["error: CUDA out of memory"]
     assert (follower.direction("valid/accuracy"), follower.unit("valid/accuracy")) == ("max", "%")
     assert len(follower.points("nothing")) == 0
@@ -209,7 +209,7 @@ def test_an_extra_with_unexpected_types_is_ignored(run):
     follower = follow(run)
     assert follower.damaged_lines == 0 and follower.names == ["__proto__", "x" * 9999]
     assert follower.begin.extra == {"mine": [1]}
-    assert (follower.state, follower.reason) == ("stopped", "why")
+    assert (follower.state, follower.reason) == ("finished", "why")
     assert (follower.facts, follower.config, follower.status.seconds) == ({}, None, 2.0)
 
 

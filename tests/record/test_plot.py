@@ -18,7 +18,6 @@ from stoker.record import (
     figure_of,
     group_by_metric,
     line_styles,
-    matrix_sizes,
     new_figure,
     use_log_scale,
 )
@@ -92,15 +91,6 @@ def test_a_metric_of_all_sets_and_classes_is_one_group():
         "samples_per_second": ["samples_per_second"],
         "recall": ["valid/recall/0", "train/recall/0"],
     }
-
-
-def test_the_cells_of_a_matrix_are_not_curves():
-    whole = [f"valid/confusion/{row}/{column}" for row in range(11) for column in range(11)]
-    label = [f"valid/confusion/3/{row}/{column}" for row in range(2) for column in range(2)]
-    assert matrix_sizes([*whole, *label, "lr"]) == {"valid/confusion": 11, "valid/confusion/3": 2}
-    assert group_by_metric([*whole, "lr"]) == {"lr": ["lr"]}
-    torn = [*whole[:-1], "valid/recall/0/1", "0/0", "/0/1", "valid/a/²/³"]
-    assert matrix_sizes(torn) == {} and "confusion" in group_by_metric(torn)
 
 
 def test_sixteen_lines_have_sixteen_styles():

@@ -245,14 +245,14 @@ def test_every_field_that_differs_is_named(tmp_path, old, new, differences):
     assert texts == ([differences] if differences else [])
 
 
-def test_settings_that_repeat_the_config_are_left_out_once():
+def test_settings_are_one_table_wherever_they_were_given():
     facts = {"settings": {"lr": 0.1, "seed": 1, "hparams": {"hidden": 64}}}
-    assert run_settings({"train": {"lr": 0.1}, "model": {"hidden": 64}, "seed": 0}, facts, once=True) == {
+    assert run_settings({"train": {"lr": 0.1}, "hidden": 64, "seed": 0}, facts) == {
+        "lr": 0.1,
+        "seed": 1,
+        "hidden": 64,
         "train.lr": 0.1,
-        "model.hidden": 64,
-        "seed": 0,
-        "settings.seed": 1,
+        "config.seed": 0,
     }
     assert run_settings(None, {}) == run_settings(None, {"settings": {}}) == {}
-    assert run_settings(None, {"settings": ["damaged"]}) == {"settings": ["damaged"]}
-    assert run_settings({"lr": 0.1}, {"settings": {"lr": 0.1}})["settings.lr"] == 0.1
+    assert run_settings(None, {"settings": ["damaged"]}) == {}

@@ -23,7 +23,8 @@ def test_a_finished_run():
     [
         ({"end": False}, "running", ""),
         ({"end": False, "stop": "Early stopping"}, "running", "Early stopping"),
-        ({"stop": "Early stopping", "planned": 9}, "stopped", "Early stopping"),
+        ({"stop": "Early stopping", "planned": 9}, "finished", "Early stopping"),
+        ({"stop": "Interrupted in epoch 5, batch 1"}, "stopped", "Interrupted in epoch 5, batch 1"),
         ({"stop": "Completed 5 epochs", "planned": 5}, "finished", "Completed 5 epochs"),
     ],
 )
@@ -32,11 +33,11 @@ def test_the_state_follows_from_the_stop_and_the_plan(options, state, reason):
     assert (summary["state"], summary["reason"]) == (state, reason)
 
 
-def test_an_error_means_died_even_if_an_end_follows():
+def test_an_error_means_failed_even_if_an_end_follows():
     record = example_record(end=False)
     record.append(Event("error", 2000.0, text="RuntimeError: boom"))
     record.append(Event("end", 2001.0))
-    assert (record.summary()["state"], record.summary()["reason"]) == ("died", "RuntimeError: boom")
+    assert (record.summary()["state"], record.summary()["reason"]) == ("failed", "RuntimeError: boom")
 
 
 def test_a_second_fit_is_running_and_time_between_fits_does_not_count():
@@ -61,8 +62,8 @@ def test_a_resumed_run_counts_the_seconds_of_its_valid_parts():
     assert (summary["seconds"], summary["state"]) == (30.5, "finished")  # as long as planned, in two parts
     record.append(Event("begin", 6000.0, extra={"minutes": 0.5}))
     record.append(Event("stop", 6010.0, text="enough"))
-    record.append(Event("end", 6010.0, extra={"seconds": 10.0}))
-    assert record.summary()["state"] == "stopped"  # another fit, with half a minute of its own
+    record.append(Event("end", 6010.0, extra={"seconds": 10.0, "interrupted": True}))
+    assert record.summary()["state"] == "stopped"  # another fit, which a person stopped
 
 
 @pytest.mark.parametrize(
@@ -91,4 +92,4 @@ def test_an_epoch_that_was_cut_short(batch, after, part):
     record.append(Event("epoch", 2.0, epoch=41, batch=batch, update=1003))
     for event in (Event("end", 3.0, epoch=41, batch=batch, update=1003), *after):
         record.append(event)
-    assert (record.summary()["epochs"], record.summary()["part"]) == (41, part)
+    assert (record.summary()["epochs"], record.summary()["part"]) == (41 if part is None else 40, part)

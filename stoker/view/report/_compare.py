@@ -95,5 +95,5 @@ def _config(run: RunReader) -> dict[str, Any]:
     """The run's config and settings, and the facts of its environment that can make a difference."""
     settings = run_settings(None, run.facts)
     facts = {"parameters": run.summary.get("parameters"), **{name: run.facts.get(name) for name in _FACTS}}
-    facts = {name: value for name, value in facts.items() if value is not None and f"settings.{name}" not in settings}
+    facts = {name: value for name, value in facts.items() if value is not None and name not in settings}
     return run_settings(run.config, run.facts) | dict(flatten_config({"(run)": facts}))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import WrongType
-from stoker.record import Best, Follower, Record, Run, matrix_sizes
+from stoker.record import Best, Follower, Record, Run
 
 
 class RecordReader:
@@ -22,6 +22,7 @@ class RecordReader:
         self.summary = record.summary()
         self.state, self.reason = self.summary["state"], self.summary["reason"]
         self.begin, self.messages = record.begin, record.messages
+        self.matrices, self.matrix = record.matrices, record.matrix
         self.names, self.points, self.direction, self.unit = record.names, record.points, record.direction, record.unit
 
     def best(self, name: str) -> Best | None:
@@ -50,12 +51,5 @@ def open_run(run: RunLike) -> RunReader:
 
 def recorded_matrices(run: RunReader) -> dict[str, np.ndarray]:
     """The confusion matrices that a run recorded, in its best epoch or else its last; rows are the true classes."""
-    best = (run.summary.get("best") or {}).get("update")
-    matrices: dict[str, np.ndarray] = {}
-    for name, size in matrix_sizes(run.names).items():
-        matrices[name] = np.full((size, size), np.nan)
-        for row, column in np.ndindex(size, size):
-            points = run.points(f"{name}/{row}/{column}", source="epochs")
-            at_best = points.value[points.update == best]
-            matrices[name][row, column] = [np.nan, *points.value, *at_best][-1]
-    return matrices
+    found = {name: run.matrix(name) for name in run.matrices}
+    return {name: matrix.values for name, matrix in found.items() if matrix is not None}

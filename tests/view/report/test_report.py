@@ -31,7 +31,7 @@ def test_the_parts_of_a_report(run):
     page = Page(report_html(run))
     heading = [
         "digits",
-        "stopped",
+        "finished",
         ": Early stopping at epoch 5 of 9",
         "0.5000",
         "best valid/loss, in epoch 3",

@@ -34,7 +34,7 @@ def test_the_list(client):
     rows = {each["id"]: each for each in found["runs"]}
     assert list(rows) == ["a", "group/b", "long"]
     assert rows["group/b"]["name"] == "b"
-    assert (rows["group/b"]["state"], rows["group/b"]["reason"]) == ("stopped", "Early stopping")
+    assert (rows["group/b"]["state"], rows["group/b"]["reason"]) == ("finished", "Early stopping")
     row = rows["a"]
     assert (row["state"], row["epoch"], row["epochs"], row["update"]) == ("finished", 5, 5, 50)
     assert row["best"] == {"name": "valid/loss", "value": 0.5, "epoch": 3}

@@ -33,7 +33,7 @@ def test_several_runs(tmp_path):
     make(tmp_path / "a", epochs=1, end=True)
     make(tmp_path / "b", epochs=2, end=True)
     text = page_of(tmp_path / "a", tmp_path / "b")
-    assert "a: stopped" in text and "b: stopped" in text and "━ a  o b" in text
+    assert "a: finished" in text and "b: finished" in text and "━ a  o b" in text
 
 
 def facts_in(text):

@@ -20,7 +20,7 @@ from stoker.record._event import Event
 from stoker.record._export import export
 from stoker.record._follow import CheckpointInfo, Follower, find_runs, list_checkpoints
 from stoker.record._history import History
-from stoker.record._matrix import Matrix, split_matrices
+from stoker.record._matrix import Matrix, matrix_sizes, split_matrices
 from stoker.record._media import MEDIA_TYPES, MediaLimits, MediaLog, media_path, read_media
 from stoker.record._plot import (
     LineStyle,
@@ -68,6 +68,7 @@ __all__ = [
     "is_python",
     "line_styles",
     "list_checkpoints",
+    "matrix_sizes",
     "media_path",
     "new_figure",
     "python_target",

@@ -49,6 +49,9 @@ def _detect_format(reader: Reader) -> str:
     start = reader.read(64)
     if not start:
         raise BadFile(f"{reader.name} is empty")
+    # First: the length of a header may begin with the bytes of a pickle. (No pickle or archive has a "{" there.)
+    if len(start) >= 9 and start[8:9] == b"{" and start[5:8] == b"\0\0\0":
+        return "safetensors"
     if start[:4] == b"PK\x03\x04" or (start[0] == 0x80 and start[1:2] in (b"\x01", b"\x02", b"\x03", b"\x04", b"\x05")):
         raise BadFile(
             f"{reader.name} was written by torch.save (a pickle, which can run code when it is read); "
@@ -56,8 +59,6 @@ def _detect_format(reader: Reader) -> str:
         )
     if start.startswith(b"version https://git-lfs"):
         raise BadFile(f"{reader.name} is a Git LFS pointer, not the weights; fetch them with git lfs pull")
-    if len(start) >= 9 and start[8:9] == b"{" and start[5:8] == b"\0\0\0":
-        return "safetensors"
     if start.lstrip()[:1] == b"{":
         return "json"
     if start[0] in (0x84, 0xDE, 0xDF):  # MessagePack: a map of four entries, or of a number that follows

@@ -126,7 +126,8 @@ def open_reader(path: Path, limit: int) -> Iterator[Reader]:
         raise missing_file(path) from error
     with file:
         size = os.fstat(file.fileno()).st_size
-        if file.peek(2)[:2] == b"\x1f\x8b":  # pyright: ignore[reportAttributeAccessIssue]  gzip's magic number
+        start: bytes = file.peek(9)[:9]  # pyright: ignore[reportAttributeAccessIssue]
+        if start[:2] == b"\x1f\x8b" and start[8:] != b"{":  # gzip, and not a safetensors header of such a length
             unpacked: Any = gzip.GzipFile(fileobj=file, mode="rb")
             yield Reader(str(path), unpacked, size=size, limit=limit, is_compressed=True)
         else:

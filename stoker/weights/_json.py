@@ -120,7 +120,7 @@ def _parse_floats(flat: list[Any], dtype: torch.dtype) -> Tensor:
 def _parse_non_finite(word: str, dtype: torch.dtype) -> bytes:
     """The bytes of a word such as `"-Infinity"` or `"NaN:0xffc00000"`."""
     if word in ("Infinity", "-Infinity", "NaN"):
-        return bytes(tensor_bytes(torch.tensor([float(word)]).to(dtype)))
+        return bytes(tensor_bytes(torch.tensor([float(word)], dtype=dtype)))  # conversions may give another NaN
     if not word.startswith("NaN:0x") or len(word) != 6 + 2 * dtype.itemsize:
         raise ValueError(f"{shorten(word)} is not a number")
     bits = bytes.fromhex(word[6:])[::-1]

@@ -1,5 +1,6 @@
 """All formats restore every bit, and other programs read and write the same files."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -58,6 +59,26 @@ def test_edge_values_and_layouts_are_restored(tmp_path, format):
     restored = load(blank, save(Holder(**given), tmp_path / "m", format=format))
     for name, tensor in given.items():
         assert same_bits(getattr(restored, name), tensor), name
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.is_floating_point and dtype.itemsize <= 2])
+def test_json_restores_every_number_of_a_small_float(tmp_path, dtype):
+    count = 256**dtype.itemsize
+    given = torch.arange(count, dtype=torch.int32).to(torch.uint8 if count == 256 else torch.uint16).view(dtype)
+    restored = load(Holder(t=torch.zeros(count, dtype=dtype)), save(Holder(t=given), tmp_path / "m", format="json"))
+    assert same_bits(restored.t, given)
+
+
+@pytest.mark.parametrize("length", [0x180, 0x280, 0x380, 0x480, 0x580, 0x88B1F])
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_header_of_any_length_is_not_taken_for_another_format(tmp_path, length, compress):
+    """Its first bytes, the length, are those of a pickle or of gzip."""
+    text = json.dumps({"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).ljust(length)
+    content = length.to_bytes(8, "little") + text.encode() + torch.ones(1).numpy().tobytes()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(gzip.compress(content) if compress else content)
+    assert load(Holder(t=torch.zeros(1)), path).t.item() == 1
+    assert inspect(path).compressed == compress
 
 
 @pytest.mark.parametrize(("format", "compress"), KINDS)

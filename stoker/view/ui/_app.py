@@ -7,6 +7,7 @@ import ipaddress
 import json
 import math
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from stoker.view.ui._json import CurveQuery, make_curves, make_details, to_json
 from stoker.view.ui._runs import RunFolder, describe_failure, print_once
 
 _LIST_SECONDS = 1.0  # a request waits that long for the list; runs read later follow as events
+_OVERLAY_SECONDS = 0.7  # a request reads that long for an overlay of runs; the page asks again for the others
 _MAX_STREAMS = 64  # pages that receive events at the same time
 _MAX_RUNS = 200  # in one answer or stream
 _MAX_CURVES, _MAX_POINTS, _MAX_TOTAL_POINTS = 1000, 20_000, 500_000  # in one answer
@@ -74,6 +76,7 @@ def create_app(runs: RunFolder, *, host: str, port: int, token: str | None) -> A
         Route("/api/runs", api.runs),
         Route("/api/run/{id:path}", api.run),
         Route("/api/points/{id:path}", api.points),
+        Route("/api/overlay", api.overlay),
         Route("/api/compare", api.compare),
         Route("/api/events", api.events),
         Route("/api/control/{id:path}", api.control, methods=["POST"]),
@@ -225,17 +228,34 @@ class Api:
         with self._folder.open(run_id) as opened:
             return JsonResponse({"series": make_curves(opened.run, query), "behind": opened.run.has_unread})
 
+    def overlay(self, request: Request) -> Response:
+        """One number of several runs.
+
+        Reads for about a second: `behind` names the runs that were not read, or not to their end.
+        """
+        ids, query = parse_ids(request.query_params), parse_curve_query(request.query_params, runs=True)
+        end = time.monotonic() + _OVERLAY_SECONDS
+        series: dict[str, Any] = {}
+        behind: list[str] = []
+        for run_id in ids:
+            if series and time.monotonic() > end:
+                behind.append(run_id)
+                continue
+            with self._folder.open(run_id) as opened:
+                series[run_id] = make_curves(opened.run, query)[query.names[0]]
+                if opened.run.has_unread:
+                    behind.append(run_id)
+        return JsonResponse({"series": series, "behind": behind})
+
     def compare(self, request: Request) -> Response:
-        """Runs side by side: where their configs differ, and the last values of each."""
+        """Runs side by side: where their settings differ, and the last and best values of each."""
         ids = parse_ids(request.query_params)
         for run_id in ids:
             self._folder.path_of(run_id)
         known = self._folder.rows(seconds=_LIST_SECONDS, first=ids)
         rows = [known[run_id] for run_id in ids if run_id in known]
-        names = dict.fromkeys(name for row in rows for name in row["last"])
-        final = {name: {row["id"]: row["last"][name] for row in rows if name in row["last"]} for name in names}
         same, different = compare_configs({row["id"]: row["config"] for row in rows})
-        return JsonResponse({"rows": rows, "config": {"same": same, "different": different}, "final": final})
+        return JsonResponse({"rows": rows, "config": {"same": same, "different": different}})
 
     async def events(self, request: Request) -> Response:
         """Changes from now on, as server-sent events."""
@@ -283,23 +303,25 @@ async def _read_action(request: Request) -> str:
     return action
 
 
-def parse_curve_query(query: QueryParams) -> CurveQuery:
-    """The curves that a URL asks for."""
+def parse_curve_query(query: QueryParams, *, runs: bool = False) -> CurveQuery:
+    """The curves that a URL asks for: several of one run, or with `runs` one of several."""
     names = tuple(dict.fromkeys(query.getlist("name")))
-    if not 1 <= len(names) <= _MAX_CURVES:
-        raise InvalidArgument(f"expected 1 to {_MAX_CURVES} names (?name=train/loss&name=…); got {len(names)}")
+    if not 1 <= len(names) <= (1 if runs else _MAX_CURVES):
+        expected = "one name (?name=train/loss)" if runs else f"1 to {_MAX_CURVES} names (?name=train/loss&name=…)"
+        raise InvalidArgument(f"expected {expected}; got {len(names)}")
     parsed = CurveQuery(
         names=names,
         most=_parse_number(query, "most", int, 1000, lowest=2, highest=_MAX_POINTS),
-        source=_parse_choice(query, "source", ("all", "epochs", "running")),
-        by=_parse_choice(query, "by", ("update", "epoch", "time")),
+        source=_parse_choice(query, "source", ("all", "epochs", "running", "auto")),
+        by=_parse_choice(query, "by", ("update", "epoch", "time", "elapsed")),
         start=_parse_number(query, "from", float, -math.inf),
         end=_parse_number(query, "to", float, math.inf),
     )
-    if len(names) * parsed.most > _MAX_TOTAL_POINTS:
+    count, things = (len(query.getlist("id")), "runs") if runs else (len(names), "names")
+    if count * parsed.most > _MAX_TOTAL_POINTS:
         raise InvalidArgument(
-            f"{len(names)} names with most={parsed.most}; expected at most {_MAX_TOTAL_POINTS} points in one answer: "
-            "ask for fewer names or fewer points"
+            f"{count} {things} with most={parsed.most}; expected at most {_MAX_TOTAL_POINTS} points in one answer: "
+            f"ask for fewer {things} or fewer points"
         )
     if parsed.start > parsed.end:
         raise InvalidArgument(f"from={parsed.start} is after to={parsed.end}; expected from ≤ to")

@@ -43,9 +43,15 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
 
 
 def make_row(run_id: str, run: Follower) -> Row:
-    """A run in the list: state, position, best and last values, config."""
+    """A run in the list: state, position, best and last values, settings.
+
+    `directed` says of each number in `bests` whether less or more is better. `early` are numbers of an epoch that has
+    not ended; they have curves, but no last value.
+    """
     summary, status = run.summary, run.status
     best = summary.get("best")
+    last = dict(summary.get("last") or {})
+    found = {name: each for name in last if (each := run.best(name)) is not None}
     row = {
         "id": run_id,
         "name": run.name,
@@ -59,7 +65,10 @@ def make_row(run_id: str, run: Follower) -> Row:
         "update": status.update,
         "fraction": status.fraction,
         "best": {part: best[part] for part in ("name", "value", "epoch")} if best else None,
-        "last": dict(summary.get("last") or {}),
+        "last": last,
+        "bests": {name: each.value for name, each in found.items()},
+        "directed": {name: run.direction(name) for name in found},
+        "early": [name for name in run.names if name not in last],
         "config": run_settings(to_plain(run.config), to_plain(run.facts)),
         "device": summary.get("device"),
         "model": summary.get("model"),
@@ -71,7 +80,7 @@ def make_unread_row(run_id: str, *, state: str = "unread", reason: str = "not re
     """The row of a run that was not read yet, or can't be read."""
     unknown = dict.fromkeys(("began", "seconds", "epoch", "epochs", "update", "fraction", "best", "device", "model"))
     known = {"id": run_id, "name": run_id.rpartition("/")[2], "state": state, "reason": reason, "problem": ""}
-    return {**known, **unknown, "last": {}, "config": {}}
+    return {**known, **unknown, "last": {}, "bests": {}, "directed": {}, "early": [], "config": {}}
 
 
 def make_details(run_id: str, run: Follower) -> dict[str, Any]:
@@ -93,9 +102,14 @@ def make_details(run_id: str, run: Follower) -> dict[str, Any]:
         "log": run.log,
         "checkpoints": _make_checkpoints(run),
         "problem": run.problem,
-        "system": [name for name in names if "/" not in name and run.unit(name)],  # metrics have a data set's prefix
+        "system": [name for name in names if _is_system(run, name)],
         "behind": run.has_unread,
     }
+
+
+def _is_system(run: Follower, name: str) -> bool:
+    """Whether a number is about the machine; metrics have the prefix of a data set."""
+    return name.startswith("system/") or ("/" not in name and bool(run.unit(name)))
 
 
 def make_status(run: Follower) -> dict[str, Any]:
@@ -151,8 +165,8 @@ class CurveQuery(NamedTuple):
 
     names: tuple[str, ...]
     most: int
-    source: Source
-    by: Literal["update", "epoch", "time"]
+    source: Source | Literal["auto"]  # "auto": "epochs" by epoch, where there are any; else "all"
+    by: Literal["update", "epoch", "time", "elapsed"]  # "elapsed": seconds since the run began
     start: float
     end: float
 
@@ -160,19 +174,31 @@ class CurveQuery(NamedTuple):
 def make_curves(run: Follower, query: CurveQuery) -> dict[str, dict[str, list[Any]]]:
     """The curves of a query, each as `x` (ascending) and `y` (`None` interrupts the line)."""
     originals = {escape_surrogates(name): name for name in run.names}
-    return {name: _curve(run.points(originals.get(name, name), source=query.source), query) for name in query.names}
+    return {name: _curve(run, _points(run, originals.get(name, name), query), query) for name in query.names}
 
 
-def _curve(points: Points, query: CurveQuery) -> dict[str, list[Any]]:
-    x = getattr(points, query.by)
+def _points(run: Follower, name: str, query: CurveQuery) -> Points:
+    if query.source != "auto":
+        return run.points(name, source=query.source)
+    # Points within an epoch have no position on an axis of epochs.
+    points = run.points(name, source="epochs") if query.by == "epoch" else None
+    return points if points is not None and len(points) else run.points(name)
+
+
+def _curve(run: Follower, points: Points, query: CurveQuery) -> dict[str, list[Any]]:
+    x = _positions(run, points, query)
     if not np.all(x[1:] >= x[:-1]):  # a machine's clock can be set back
         points = points.select(np.argsort(x, kind="stable"))
-        x = getattr(points, query.by)
+        x = np.sort(x, kind="stable")
     # The range, and one more point on either side, so that the line continues to the edge of the chart.
     first = max(int(np.searchsorted(x, query.start, "left")) - 1, 0)
     last = min(int(np.searchsorted(x, query.end, "right")) + 1, len(x))
     points = points.select(np.arange(first, last)).downsample(query.most)
-    return {"x": _to_list(getattr(points, query.by)), "y": _to_list(points.value)}
+    return {"x": _to_list(_positions(run, points, query)), "y": _to_list(points.value)}
+
+
+def _positions(run: Follower, points: Points, query: CurveQuery) -> np.ndarray:
+    return points.time - (run.summary["started"] or 0.0) if query.by == "elapsed" else getattr(points, query.by)
 
 
 def _to_list(values: np.ndarray) -> list[Any]:

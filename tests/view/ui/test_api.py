@@ -107,8 +107,8 @@ WRONG = {
     "most=20000&" + "name=x&" * 2 + "&".join(f"name={number}" for number in range(25)): (
         "26 names with most=20000; expected at most 500000 points in one answer: ask for fewer names or fewer"
     ),
-    "name=lr&by=hour": "by='hour'; expected one of update, epoch, time",
-    "name=lr&source=x": "source='x'; expected one of all, epochs, running",
+    "name=lr&by=hour": "by='hour'; expected one of update, epoch, time, elapsed",
+    "name=lr&source=x": "source='x'; expected one of all, epochs, running, auto",
     "&".join(f"name={number}" for number in range(1001)): "expected 1 to 1000 names",
 }
 
@@ -138,7 +138,25 @@ def test_comparing(client):
     found = client.get("api/compare", params={"id": ["a", "group/b", "a"]}).json()
     assert [each["id"] for each in found["rows"]] == ["a", "group/b"]
     assert found["config"] == {"same": {"model.hidden": 64}, "different": {"lr": {"a": 0.1, "group/b": 0.2}}}
-    assert found["final"]["valid/accuracy"] == {"a": 0.55, "group/b": 0.53}
+    assert [each["last"]["valid/accuracy"] for each in found["rows"]] == [0.55, 0.53]
+    assert [each["bests"]["valid/loss"] for each in found["rows"]] == [0.5, 0.5]
+    assert found["rows"][0]["directed"] == {
+        f"{part}/{name}": {"loss": "min", "accuracy": "max"}[name]
+        for name in ("loss", "accuracy")
+        for part in ("train", "valid")
+    }
+
+
+def test_an_overlay_of_runs(client):
+    query = {"name": "valid/loss", "id": ["a", "group/b"], "source": "epochs"}
+    found = client.get("api/overlay", params=query).json()
+    alone = [client.get(f"api/points/{each}", params={**query, "id": []}).json()["series"] for each in query["id"]]
+    assert found == {"series": dict(zip(query["id"], (each["valid/loss"] for each in alone), strict=True)), "behind": []}
+    by = client.get("api/overlay", params={"name": "valid/loss", "id": "a", "by": "elapsed"}).json()["series"]["a"]
+    assert by["x"] == [10, 20, 30, 40, 50], "seconds since the run began"
+    assert client.get("api/overlay", params={"name": "x", "id": "no"}).status_code == 404
+    wrong = client.get("api/overlay?name=x&name=y&id=a")
+    assert wrong.json() == {"error": "expected one name (?name=train/loss); got 2"} and wrong.status_code == 400
 
 
 HOSTILE = [

@@ -110,8 +110,8 @@ def test_filters_can_be_added_and_removed(server, visit):
         for field, sign, wanted in (("model.hidden", "=", "64"), ("valid/loss", "<", "0.9")):
             page.locator("summary", has_text="Filter").click()
             page.get_by_label("Filter by").select_option(label=field)
-            page.get_by_label("Is").select_option(sign)
-            page.get_by_label("Value").fill(wanted)
+            page.get_by_label("Is", exact=True).select_option(sign)
+            page.get_by_label("Value", exact=True).fill(wanted)
             page.get_by_role("button", name="Add").click()
         expect(page.locator("tbody tr")).to_have_count(1)
         assert names(page) == [MEDIUM]
@@ -125,7 +125,7 @@ def test_filters_can_be_added_and_removed(server, visit):
 def test_columns_can_be_chosen(server, visit):
     with visit(server) as page:
         page.locator("summary", has_text="Columns").click()
-        page.get_by_label("valid/accuracy", exact=True).check()
+        page.get_by_role("checkbox", name="valid/accuracy", exact=True).check()
         page.get_by_label("Began", exact=True).uncheck()
         heads = page.locator("thead th")
         expect(heads.filter(has_text="valid/accuracy")).to_have_count(1)
@@ -153,7 +153,7 @@ def test_the_list_by_keyboard(server, visit):
         page.keyboard.press("c")
         expect(page.get_by_role("heading", level=1)).to_have_text("2 runs")
         page.keyboard.press("Escape")
-        expect(page.get_by_role("searchbox")).to_have_value("sweep")
+        expect(page.get_by_role("searchbox", name="Search runs")).to_have_value("sweep")
         expect(page.get_by_role("button", name="Compare 2")).to_be_visible()
         expect(page.locator("tbody tr")).to_have_count(2)
         page.keyboard.press("k")

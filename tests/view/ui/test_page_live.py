@@ -81,7 +81,7 @@ def test_a_request_is_shown_until_the_run_has_done_it(tmp_path, visit):
         page.get_by_role("link", name="going").click()
         expect(save).to_be_disabled()
         checkpoint(run, update=50)
-        expect(page.locator(".asked")).to_be_hidden()
+        expect(page.locator(".asked")).to_have_text("✓ Saved 00000050 after update 50.")
         expect(save).to_be_enabled()
         stop.click()
         page.get_by_role("button", name="Stop it").click()
@@ -91,7 +91,7 @@ def test_a_request_is_shown_until_the_run_has_done_it(tmp_path, visit):
         run.record.append(Event("end", epoch=1, update=50, extra={"epochs": 1, "seconds": 5.0}))
         run.close()
         expect(page.locator(".title .state")).to_contain_text("stopped")
-        expect(page.locator(".asked")).to_be_hidden()
+        expect(page.locator(".asked")).to_have_text("The run has ended (stopped).")
 
 
 def checkpoint(run, *, update):

@@ -9,29 +9,39 @@ export const compare = (ids, signal) => ask(`/api/compare?${new URLSearchParams(
 
 /** The points of some metrics of a run, thinned by the server to at most about `most`: a Map of name to {x, y}. */
 export async function points(id, names, range, signal) {
-  if (range.by !== "epoch") return pointsOf(id, names, range, "all", signal);
-  const found = await pointsOf(id, names, range, "epochs", signal); // points within an epoch have no position on that axis
-  const missing = names.filter((name) => !found.get(name).x.length);
-  return missing.length ? new Map([...found, ...(await pointsOf(id, missing, range, "all", signal))]) : found;
-}
-
-/** The values at the ends of epochs, from a given epoch on: a Map of name to {x, y}. */
-export const epochs = (id, names, from, signal) => pointsOf(id, names, { by: "epoch", from, to: null, most: 1000 }, "epochs", signal);
-
-async function pointsOf(id, names, { by, from, to, most }, source, signal) {
-  const query = new URLSearchParams([...names.map((name) => ["name", name]), ["by", by], ["source", source], ["most", String(most)]]);
-  if (from !== null) query.set("from", String(from));
-  if (to !== null) query.set("to", String(to));
+  const query = new URLSearchParams([...names.map((name) => ["name", name]), ...rangeQuery(range)]);
   return mapOf((await ask(`/api/points/${quote(id)}?${query}`, { signal })).series);
 }
 
-/** Asks a run to stop or to save; an `ApiError` with status 403 means a wrong token. */
-export function control(id, what, token) {
-  return ask(`/api/control/${quote(id)}`, {
-    method: "POST",
-    headers: { "Content-Type": "application/json", Authorization: `Bearer ${encodeURIComponent(token)}` },
-    body: JSON.stringify({ ask: what }),
-  });
+/** A metric of some runs, in the same way: a Map of id to {x, y}, and the ids of runs that were not read to their end. */
+export async function overlay(ids, name, range, signal) {
+  const query = new URLSearchParams([...ids.map((id) => ["id", id]), ["name", name], ...rangeQuery(range)]);
+  const { series, behind } = await ask(`/api/overlay?${query}`, { signal });
+  return { series: mapOf(series), behind };
+}
+
+/** The values at the ends of epochs, from a given epoch on: a Map of name to {x, y}. */
+export const epochs = (id, names, from, signal) => points(id, names, { by: "epoch", from, to: null, most: 1000, source: "epochs" }, signal);
+
+function rangeQuery({ by, from, to, most, source = "auto" }) {
+  return Object.entries({ by: by === "time" ? "elapsed" : by, from, to, most, source }).filter(([, value]) => value !== null).map(([name, value]) => [name, String(value)]);
+}
+
+export const matrix = (id, name, epoch, signal) => ask(`/api/matrix/${quote(id)}?${new URLSearchParams({ name, ...(epoch === null ? {} : { epoch }) })}`, { signal });
+
+/** The address of a file that the run has logged. */
+export const mediaUrl = (id, file) => `/api/media/${quote(id)}?${new URLSearchParams({ file })}`;
+export const media = async (id, file) => (await answer(mediaUrl(id, file), {})).text();
+
+// These need the token; an `ApiError` with status 403 means a wrong one.
+export const control = (id, what, token) => post(`/api/control/${quote(id)}`, { ask: what }, token);
+export const annotate = (id, changes, token) => post(`/api/annotate/${quote(id)}`, changes, token);
+export const remove = (id, token) => post(`/api/remove/${quote(id)}`, {}, token);
+export const restore = (key, token) => post("/api/restore", { restore: key }, token);
+
+function post(path, body, token) {
+  const headers = { "Content-Type": "application/json", Authorization: `Bearer ${encodeURIComponent(token)}` };
+  return ask(path, { method: "POST", headers, body: JSON.stringify(body) });
 }
 
 export class ApiError extends Error {
@@ -41,15 +51,17 @@ export class ApiError extends Error {
   }
 }
 
-async function ask(path, options) {
-  let answer;
+const ask = async (path, options) => (await answer(path, options)).json();
+
+async function answer(path, options) {
+  let found;
   try {
-    answer = await fetch(path, options);
+    found = await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("the server does not answer", 0);
   }
-  const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new ApiError(body.error ?? `the server answered ${answer.status}`, answer.status);
-  return body;
+  if (found.ok) return found;
+  const { error } = await found.json().catch(() => ({}));
+  throw new ApiError(error ?? `the server answered ${found.status}`, found.status);
 }

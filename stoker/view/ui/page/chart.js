@@ -1,16 +1,26 @@
-// One uPlot chart of several lines: joined on x, smoothed, on a linear or a logarithmic scale.
+// One uPlot chart of several lines: joined on x, smoothed, with bands, on a linear or a logarithmic scale.
 import uPlot from "./uplot/uPlot.esm.js";
 import { smooth } from "./smooth.js";
 import { duration, number } from "./text.js";
 
-export const HEIGHT = 220; // CSS pixels
+export const HEIGHT = 240; // CSS pixels, with the title of the x axis
 const LEAST_DRAG = 6; // CSS pixels; less is a click with an unsteady hand
+const BAND = "33"; // the opacity of a band, two hexadecimal digits
 
-/** Each line's points, and their average if smoothing is on: [x, raw, average, raw, average, …]. */
-export function table(lines, { log, smoothing }) {
-  const tables = lines.map(({ x, y }) => {
-    const raw = log ? y.map((value) => (value > 0 ? value : null)) : y;
-    return smoothing > 0 ? [x, raw, smooth(x, raw, smoothing)] : [x, raw];
+/** The series of a line: a mean over runs has a band, a smoothed line has its points behind it. */
+function rolesOf(line, { smoothing }) {
+  if (line.low) return ["low", "high", "main"];
+  return smoothing > 0 ? ["faint", "main"] : ["main"];
+}
+
+/** What uPlot draws: [x, series, series, …], joined on x. */
+export function table(lines, settings) {
+  const { log, smoothing } = settings;
+  const positive = (y) => (log ? y.map((value) => (value > 0 ? value : null)) : y);
+  const tables = lines.map((line) => {
+    const values = { main: positive(line.y), faint: positive(line.y), low: positive(line.low ?? []), high: positive(line.high ?? []) };
+    const drawn = (role) => (smoothing > 0 && role !== "faint" ? smooth(line.x, values[role], smoothing) : values[role]);
+    return [line.x, ...rolesOf(line, settings).map(drawn)];
   });
   return tables.length ? uPlot.join(tables) : [[]];
 }
@@ -18,38 +28,44 @@ export function table(lines, { log, smoothing }) {
 export const hasPositive = (lines) => lines.some(({ y }) => y.some((value) => value > 0));
 
 /** The options of a chart; `on` has `zoom(from, to)`, `reset()` and `hover(x, values)`. */
-export function options(lines, settings, { width, place, key, on }) {
+export function options(lines, settings, { width, height, place, key, on, labels }) {
   const style = getComputedStyle(place);
   const axis = axisLike(style);
-  const each = settings.smoothing > 0 ? 2 : 1; // series to a line
+  const roles = ["x", ...lines.flatMap((line) => rolesOf(line, settings))];
   return {
     width,
-    height: HEIGHT,
+    height,
     legend: { show: false },
     padding: [12, 22, 0, 0],
-    scales: { x: { time: false, range: xRange(settings) }, y: { distr: settings.log ? 3 : 1 } },
+    scales: { x: { time: false, range: xRange(settings) }, y: { distr: settings.log ? 3 : 1, ...yRange(settings) } },
     axes: [
-      { ...axis, size: 30, values: (_, splits) => splits.map(settings.by === "time" ? shortTime : tick) },
-      { ...axis, size: wideEnough, values: (_, splits) => splits.map(tick) },
+      { ...axis, size: 28, label: labels.x, values: (_, splits) => splits.map(settings.by === "time" ? shortTime : tick) },
+      { ...axis, size: wideEnough, label: labels.y, values: (_, splits) => splits.map(tick) },
     ],
-    series: [{}, ...lines.flatMap((line) => seriesOf(line, settings))],
-    cursor: cursor(key, on, each),
+    series: [{}, ...lines.flatMap((line) => rolesOf(line, settings).map((role) => seriesOf(line, role, settings)))],
+    bands: roles.flatMap((role, series) => (role === "high" ? [{ series: [series, series - 1], fill: `${lineOf(lines, settings, series).colour()}${BAND}` }] : [])),
+    cursor: cursor(key, on, roles),
     hooks: {
       setSelect: [(u) => u.select.width >= LEAST_DRAG && selectRange(u, on)],
-      setCursor: [(u) => on.hover(...hoveredPoint(u, each))],
+      setCursor: [(u) => on.hover(...hoveredPoint(u, roles))],
     },
   };
 }
 
-function seriesOf(line, { smoothing }) {
+/** The line that a series belongs to. */
+const lineOf = (lines, settings, series) => lines.flatMap((line) => rolesOf(line, settings).map(() => line))[series - 1];
+
+function seriesOf(line, role, { smoothing }) {
   const drawn = { stroke: line.colour(), dash: line.dash, width: 1.75, points: { size: 4, fill: line.colour() } };
-  if (!(smoothing > 0)) return [drawn];
-  return [{ ...drawn, width: 1, alpha: 0.4, points: { show: false } }, { ...drawn, points: { show: false } }];
+  if (role === "low" || role === "high") return { ...drawn, width: 0, points: { show: false } };
+  if (role === "faint") return { ...drawn, width: 1, alpha: 0.4, points: { show: false } };
+  return smoothing > 0 ? { ...drawn, points: { show: false } } : drawn;
 }
 
 function axisLike(style) {
   const grid = { stroke: style.borderTopColor, width: 1 };
-  return { stroke: style.color, font: `12px ${style.fontFamily}`, grid, ticks: { show: false }, gap: 6 };
+  const font = `12px ${style.fontFamily}`;
+  return { stroke: style.color, font, labelFont: font, labelSize: 18, labelGap: 0, grid, ticks: { show: false }, gap: 6 };
 }
 
 /** As wide as the longest label. */
@@ -66,11 +82,20 @@ function xRange({ from, to }) {
   };
 }
 
-function cursor(key, on, each) {
+/** A chart's own range, either end of which may be open; without one uPlot chooses. */
+function yRange({ y, log }) {
+  if (!y) return {};
+  return { range: (_, low, high) => {
+    const [first, last] = [y[0] ?? low, y[1] ?? high];
+    return log ? uPlot.rangeLog(Math.max(first, 1e-300), Math.max(last, 1e-300), 10, false) : first < last ? [first, last] : [first - 1, first + 1];
+  } };
+}
+
+function cursor(key, on, roles) {
   return {
     y: false,
     drag: { x: true, y: false, setScale: false, dist: LEAST_DRAG },
-    points: { size: (_, series) => (series % each === 0 ? 7 : 0) }, // the faint line behind an average has none
+    points: { size: (_, series) => (roles[series] === "main" ? 7 : 0) },
     dataIdx: nearest,
     bind: { dblclick: () => () => on.reset() },
     // Mouse moves are synchronised with the other charts, presses are not: one drag zooms once.
@@ -89,12 +114,11 @@ function nearest(u, series, at) {
   return at;
 }
 
-function hoveredPoint(u, each) {
+function hoveredPoint(u, roles) {
   const at = u.cursor.idx;
   if (at === null || at === undefined || u.cursor.left < 0) return [null, []];
-  const values = [];
-  for (let series = each; series < u.data.length; series += each) values.push(u.data[series][u.cursor.idxs[series] ?? at] ?? null);
-  return [u.data[0][at], values];
+  const main = roles.flatMap((role, series) => (role === "main" ? [series] : []));
+  return [u.data[0][at], main.map((series) => u.data[series][u.cursor.idxs[series] ?? at] ?? null)];
 }
 
 function selectRange(u, on) {

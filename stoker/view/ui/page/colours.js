@@ -23,9 +23,23 @@ export function ofNames(names) {
   }));
 }
 
-/** How each run of a comparison is drawn; after eight runs the colors repeat, dashed. */
-export function ofRuns(ids) {
-  return new Map(ids.map((id, place) => [id, lineStyle(place, [TRAIN, VALID, ...FURTHER, null])]));
+/** How runs or groups of runs are drawn: { colour(), dash } by key. A key that stays keeps its look; a new one gets a free one. */
+export class Looks {
+  constructor() {
+    this.places = new Map();
+  }
+
+  of(keys) {
+    const kept = new Map(keys.filter((key) => this.places.has(key)).map((key) => [key, this.places.get(key)]));
+    const taken = new Set(kept.values());
+    let next = 0;
+    for (const key of keys) {
+      while (taken.has(next)) next++;
+      if (!kept.has(key)) kept.set(key, next++);
+    }
+    this.places = kept;
+    return new Map(keys.map((key) => [key, lineStyle(kept.get(key), [TRAIN, VALID, ...FURTHER, null])]));
+  }
 }
 
 function lineStyle(place, colours) {

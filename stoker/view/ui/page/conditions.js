@@ -16,10 +16,20 @@ const TESTS = {
 export function condition(text, fields) {
   for (const { 0: found, index: at } of text.matchAll(/!=|<=|>=|[=≠<≤>≥]/g)) {
     const name = text.slice(0, at);
-    const field = fields.get(name) ?? fields.get(`config.${name}`) ?? fields.get(`last.${name}`);
-    if (field) return { field, sign: ASCII_SIGNS[found] ?? found, wanted: text.slice(at + found.length) };
+    const field = fieldOf(name, fields);
+    const wanted = text.slice(at + found.length);
+    if (field && (wanted || found !== "=")) return { field, sign: ASCII_SIGNS[found] ?? found, wanted };
   }
   return null;
+}
+
+/** The field of that name; a setting is found by the end of its name too, so that `hidden` finds model.hidden. */
+function fieldOf(name, fields) {
+  const exact = fields.get(name) ?? fields.get(`config.${name}`) ?? fields.get(`last.${name}`);
+  if (exact || !name) return exact;
+  const inner = [...fields.values()].filter((field) => field.kind === "config" && field.title.endsWith(`.${name}`));
+  const read = (row) => inner.map((field) => field.read(row)).find((given) => given !== undefined);
+  return inner.length ? { ...inner[0], name, title: name, read } : undefined;
 }
 
 /** Whether a condition is malformed, such as lr<<x or lr<: two signs, or a sign without a value. */
@@ -32,6 +42,7 @@ export const conditionText = ({ field, sign, wanted }) => `${field.name}${sign}$
 export function meets(row, { field, sign, wanted }) {
   const actual = field.read(row);
   if (actual === undefined || actual === null) return sign === "≠";
+  if (field.list && !isOrder(sign)) return actual.toLowerCase().split(", ").includes(wanted.trim().toLowerCase()) === (sign === "=");
   if (typeof actual === "number") {
     if (wanted.trim() !== "" && !Number.isNaN(Number(wanted))) return TESTS[sign](actual, Number(wanted));
     if (isOrder(sign)) return false; // no number comes before or after a word
@@ -51,7 +62,7 @@ export function parseSearch({ search, where }, fields) {
   };
 }
 
-/** The rows that have all the words (in their name, state, model, device or config) and meet all the conditions. */
+/** The rows that have all the words (in their name, title, tags, note, state, model, device or settings) and meet all the conditions. */
 export function filterRows(rows, { conditions, words, malformed }) {
   if (malformed.length) return [];
   return rows.filter((row) => conditions.every((each) => meets(row, each)) && words.every((word) => searchText(row).includes(word)));
@@ -61,5 +72,5 @@ const isOrder = (sign) => "<≤>≥".includes(sign);
 
 function searchText(row) {
   const config = Object.entries(row.config ?? {}).map(([key, each]) => `${key}=${value(each)}`);
-  return [row.id, row.state, row.model, row.device, ...config].join("\n").toLowerCase();
+  return [row.id, row.title, row.state, row.model, row.device, row.note, ...(row.tags ?? []), ...config].join("\n").toLowerCase();
 }

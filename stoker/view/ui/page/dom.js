@@ -22,6 +22,35 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** A button that opens a small card below itself. */
+export function popover(title, attributes, ...content) {
+  const opened = el("details", { class: "popover" }, el("summary", { role: "button", ...attributes }, title), el("div", { class: "card" }, content));
+  opened.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !opened.open) return;
+    opened.open = false;
+    opened.querySelector("summary").focus();
+    event.stopPropagation();
+  });
+  document.addEventListener("pointerdown", (event) => {
+    if (!opened.contains(event.target)) opened.open = false;
+  });
+  return opened;
+}
+
+/** A text to copy, and the button that does; where the browser allows no copying, the text is selected instead. */
+export function copyable(text, what) {
+  const code = el("code", {}, text);
+  const button = el("button", { type: "button", class: "quiet", "aria-label": `Copy ${what}`, onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(code);
+    }
+  } }, "Copy");
+  return el("span", { class: "copyable" }, code, button);
+}
+
 function fill(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;

@@ -1,10 +1,10 @@
 // The fields of a row in the list: its columns, and what it can be sorted and filtered by.
 import { count, duration, number, of, value, when } from "./text.js";
 
-export const USUAL = ["state", "progress", "best", "seconds", "began"];
+export const USUAL = ["state", "best", "progress", "seconds", "began"];
 
 const BUILT_IN = [
-  { name: "name", title: "Run", read: (row) => row.name },
+  { name: "name", title: "Run", read: (row) => row.title || row.name },
   { name: "state", title: "State", read: (row) => row.state },
   { name: "progress", title: "Progress", numeric: true, read: (row) => row.fraction ?? row.epoch, show: (row) => of(row.epoch, row.epochs) },
   { name: "best", title: "Best", numeric: true, read: (row) => row.best?.value, show: best },
@@ -14,14 +14,17 @@ const BUILT_IN = [
   { name: "update", title: "Update", numeric: true, read: (row) => row.update, show: (row) => count(row.update) },
   { name: "model", title: "Model", read: (row) => row.model },
   { name: "device", title: "Device", read: (row) => row.device },
+  { name: "tags", title: "Tags", list: true, read: (row) => (row.tags?.length ? row.tags.join(", ") : undefined) },
+  { name: "note", title: "Note", read: (row) => row.note || undefined },
 ];
 
-/** All fields of some rows by name: the built-in ones, then `config.…`, then the metrics; names are unique. */
+/** All fields of some rows by name: the built-in ones, then settings as `config.…`, then metrics, best and last; names are unique. */
 export function fieldsOf(rows) {
   const fields = new Map(BUILT_IN.map((field) => [field.name, { kind: "run", show: (row) => value(field.read(row) ?? undefined), ...field }]));
   for (const row of rows) {
     for (const key of Object.keys(row.config ?? {})) add(fields, configField(key));
-    for (const key of Object.keys(row.last ?? {})) add(fields, metricField(key));
+    for (const key of Object.keys(row.bests ?? {})) add(fields, metricField("best", "best", key, (each) => each.bests));
+    for (const key of Object.keys(row.last ?? {})) add(fields, metricField("number", "last", key, (each) => each.last));
   }
   return fields;
 }
@@ -34,9 +37,9 @@ function configField(key) {
   return { kind: "config", name: `config.${key}`, title: key, read, show: (row) => value(read(row)) };
 }
 
-function metricField(key) {
-  const read = (row) => own(row.last, key);
-  return { kind: "number", name: `last.${key}`, title: key, numeric: true, read, show: (row) => number(read(row)) };
+function metricField(kind, word, key, numbers) {
+  const read = (row) => own(numbers(row), key);
+  return { kind, name: `${word}.${key}`, title: kind === "best" ? `best ${key}` : key, numeric: true, read, show: (row) => number(read(row)) };
 }
 
 function best(row) {

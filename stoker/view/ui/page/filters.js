@@ -1,24 +1,9 @@
 // The forms above the list: adding a condition, the active conditions, and the columns.
 import { condition, conditionText, isMalformed, SIGNS } from "./conditions.js";
-import { el, refill } from "./dom.js";
+import { el, popover, refill } from "./dom.js";
 import { value } from "./text.js";
 
-const KINDS = [["run", "Run"], ["config", "Config"], ["number", "Last value"]];
-
-/** A button that opens a small form below itself. */
-function popover(title, ...content) {
-  const opened = el("details", { class: "popover" }, el("summary", { role: "button" }, title), el("div", { class: "card" }, content));
-  opened.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !opened.open) return;
-    opened.open = false;
-    opened.querySelector("summary").focus();
-    event.stopPropagation();
-  });
-  document.addEventListener("pointerdown", (event) => {
-    if (!opened.contains(event.target)) opened.open = false;
-  });
-  return opened;
-}
+export const KINDS = [["run", "Run"], ["config", "Settings"], ["best", "Best value"], ["number", "Last value"]];
 
 function options(fields) {
   return KINDS.map(([kind, title]) => {
@@ -35,7 +20,7 @@ export class FilterForm {
     this.known = el("datalist", { id: "known-values" });
     const form = el("form", { onsubmit: (event) => this.submit(event, add) }, this.field, this.sign, this.wanted, this.known,
       el("button", { class: "primary" }, "Add"));
-    this.element = popover("Filter", form);
+    this.element = popover("Filter", {}, form);
     this.offered = "";
   }
 
@@ -70,7 +55,7 @@ export class ColumnChooser {
   constructor(choose) {
     this.choose = choose;
     this.list = el("fieldset", {}, el("legend", {}, "Columns"));
-    this.element = popover("Columns", this.list);
+    this.element = popover("Columns", {}, this.list);
     this.offered = "";
   }
 

@@ -26,9 +26,10 @@ function act(app, key, help) {
   return true;
 }
 
-/** Focuses the next or previous run or chart. */
+/** Focuses the next or previous run, or where there is no list of runs, the chart. */
 function walk(step) {
-  const stops = [...document.querySelectorAll("[data-stop]")];
+  const rows = document.querySelectorAll("tr [data-stop]");
+  const stops = [...(rows.length ? rows : document.querySelectorAll("[data-stop]"))];
   const here = stops.findIndex((stop) => stop.contains(document.activeElement) || stop.closest("tr")?.contains(document.activeElement));
   const next = stops[here < 0 ? (step > 0 ? 0 : stops.length - 1) : Math.min(stops.length - 1, Math.max(0, here + step))];
   next?.focus();

@@ -1,9 +1,12 @@
 // One chart with its heading and legend; it loads its points when it is visible, and again when there are more.
-import { el, say } from "./dom.js";
 import { HEIGHT, hasPositive, options, table, uPlot } from "./chart.js";
+import { el, popover, say } from "./dom.js";
+import { saveNumbers, savePicture } from "./export.js";
+import { finite, MOST } from "./settings.js";
 import { duration, number } from "./text.js";
 
 const PAUSE = 1000; // milliseconds between two loadings of a plot, however fast its points grow
+const ALL_POINTS = 20_000; // of a line in a CSV file: as many as the server sends
 
 const seen = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) target.panel.setVisible(isIntersecting);
@@ -15,11 +18,12 @@ const sized = new ResizeObserver((entries) => {
 
 export class Panel {
   /**
-   * `lines`: [{ key, label, colour(), dash }]; `load(settings, signal)` gives a Map of key to { x, y };
-   * `on` has `zoom(from, to)` and `reset()`; plots with the same `group` hover together.
+   * `lines`: [{ key, label, colour(), dash }]; `load(settings, signal, most, progress)` gives a Map of key to { x, y, low, high },
+   * and calls `progress` with what there is while it waits for more;
+   * `on` changes the settings; plots with the same `group` hover together. A `linear` chart ignores the log scale.
    */
-  constructor({ title, note = "", lines, load, settings, group, on }) {
-    Object.assign(this, { title, lines, load, settings, group, on, data: new Map(), hidden: new Set() });
+  constructor({ title, note = "", unit = "", lines, linear = false, load, settings, group, on }) {
+    Object.assign(this, { title, unit, lines, linear, load, settings, group, on, data: new Map(), hidden: new Set() });
     Object.assign(this, { chart: null, shape: "", stale: true, visible: false, loading: null, timer: 0, loaded: 0 });
     this.readout = el("span", { class: "readout" });
     this.values = lines.map(() => el("span", { class: "value" }));
@@ -27,12 +31,48 @@ export class Panel {
     this.mount = el("div", { class: "chart", role: "img", "aria-label": title });
     this.mount.style.minHeight = `${HEIGHT}px`;
     this.mount.panel = this;
+    this.enlarge = el("button", { type: "button", class: "quiet", "aria-label": `Enlarge ${title}`, onclick: () => on.enlarge(title) }, "⤢");
+    this.entries = lines.map((line, place) => this.entry(line, place));
     this.element = el("section", { class: "panel", tabindex: "-1", "data-stop": true, "aria-label": title },
-      el("header", {}, el("h3", {}, title, note && el("small", {}, note)), this.readout),
-      this.mount, this.message, el("ul", { class: "legend" }, lines.map((line, place) => this.entry(line, place))));
+      el("header", {}, el("h3", {}, title, note && el("small", {}, note)), this.readout, el("span", { class: "tools" }, this.enlarge, this.menu())),
+      this.mount, this.message, el("ul", { class: "legend" }, this.entries));
     this.element.panel = this;
+    this.applySettings();
     seen.observe(this.element);
     sized.observe(this.mount);
+  }
+
+  /** The chart's own settings, and its files. */
+  menu() {
+    const end = (name) => el("input", { inputmode: "decimal", "aria-label": `${name} end of the y axis`, placeholder: "auto", autocomplete: "off",
+      onchange: () => this.on.range(this.title, this.ends.map((input) => finite(input.value))) });
+    this.ends = [end("lower"), end("upper")];
+    this.order = el("select", { "aria-label": "Order of the legend", onchange: () => this.on.order(this.order.value) },
+      [["", "as listed"], ["highest", "highest first"], ["lowest", "lowest first"]].map(([value, text]) => el("option", { value }, text)));
+    return popover("⋯", { class: "quiet", "aria-label": `Options of ${this.title}` },
+      el("div", { class: "options" }, el("span", {}, "y from"), this.ends[0], el("span", {}, "y to"), this.ends[1], el("span", {}, "Legend"), this.order,
+        el("button", { type: "button", onclick: () => this.savePicture() }, "Save PNG"), el("button", { type: "button", onclick: () => this.saveNumbers() }, "Save CSV")));
+  }
+
+  applySettings() {
+    const { ranges, big, order } = this.settings;
+    this.ends.forEach((input, place) => { input.value = ranges.get(this.title)?.[place] ?? ""; });
+    this.order.value = order;
+    const isBig = big === this.title;
+    this.element.classList.toggle("big", isBig);
+    say(this.enlarge, isBig ? "×" : "⤢");
+    this.enlarge.setAttribute("aria-label", `${isBig ? "Close" : "Enlarge"} ${this.title}`);
+  }
+
+  savePicture() {
+    const style = getComputedStyle(this.element);
+    const legend = this.drawn().map(({ colour, dash, label }) => ({ colour: colour(), dash, label }));
+    if (this.chart) savePicture(this.title, this.chart, legend, { paper: style.backgroundColor, ink: style.color, font: style.fontFamily });
+  }
+
+  async saveNumbers() {
+    const found = await this.load(this.settings, new AbortController().signal, ALL_POINTS);
+    saveNumbers(this.title, this.settings.by, this.drawn().map(({ key, label }) => ({ label, ...found.get(key) })));
   }
 
   entry(line, place) {
@@ -54,6 +94,7 @@ export class Panel {
   set(settings) {
     const old = this.settings;
     this.settings = settings;
+    this.applySettings();
     if (["by", "from", "to"].some((name) => old[name] !== settings[name])) this.renew(true);
     else this.draw();
   }
@@ -78,14 +119,19 @@ export class Panel {
     this.stale = false;
     this.loaded = Date.now();
     try {
-      this.data = await this.load(this.settings, loading.signal);
-      if (loading.signal.aborted) return;
-      this.draw();
+      const progress = (data) => this.receive(data, loading.signal);
+      progress(await this.load(this.settings, loading.signal, MOST, progress));
     } catch (error) {
       if (error.name === "AbortError") return;
       this.stale = true;
       say(this.message, error.message);
     }
+  }
+
+  receive(data, signal) {
+    if (signal.aborted) return;
+    this.data = data;
+    this.draw();
   }
 
   /** The lines that have points and are not hidden. */
@@ -97,10 +143,11 @@ export class Panel {
   draw() {
     const lines = this.drawn();
     const positive = hasPositive(lines);
-    const settings = { ...this.settings, log: this.settings.log && positive };
-    const { log, smoothing, by, from, to } = settings;
-    const shape = JSON.stringify([lines.map(({ key }) => key), log, smoothing > 0, by, from, to]);
-    say(this.message, this.data.size && !lines.length ? "nothing to draw yet" : this.settings.log && lines.length && !positive ? "no positive values for a logarithmic scale" : "");
+    const wantsLog = this.settings.log && !this.linear;
+    const settings = { ...this.settings, log: wantsLog && positive, y: this.settings.ranges.get(this.title) };
+    const { log, smoothing, by, from, to, y } = settings;
+    const shape = JSON.stringify([lines.map(({ key }) => key), log, smoothing > 0, by, from, to, y]);
+    say(this.message, this.data.size && !lines.length ? "nothing to draw yet" : wantsLog && lines.length && !positive ? "no positive values for a logarithmic scale" : "");
     const data = table(lines, settings);
     this.lastValues();
     if (this.chart && shape === this.shape) {
@@ -115,8 +162,8 @@ export class Panel {
 
   made(lines, settings, data) {
     const on = { ...this.on, hover: (x, values) => this.hover(lines, x, values) };
-    const width = Math.max(120, this.mount.clientWidth);
-    return new uPlot(options(lines, settings, { width, place: this.mount, key: this.group, on }), data, this.mount);
+    const labels = { x: settings.by, y: this.unit || this.title };
+    return new uPlot(options(lines, settings, { ...this.size(), place: this.mount, key: this.group, on, labels }), data, this.mount);
   }
 
   hover(lines, x, values) {
@@ -138,7 +185,17 @@ export class Panel {
       say(this.values[place], last);
       return `${label} ${last}`;
     });
+    this.sortLegend();
     this.mount.setAttribute("aria-label", `${this.title}, newest: ${texts.join(", ")}`);
+  }
+
+  /** Puts the legend in order of the last values, if that is wanted. */
+  sortLegend() {
+    const sign = { highest: -1, lowest: 1 }[this.settings.order];
+    const last = (place) => this.data.get(this.lines[place].key)?.y.findLast((value) => value !== null) ?? sign * Infinity;
+    const places = this.entries.map((_, place) => place);
+    if (sign) places.sort((a, b) => sign * (last(a) - last(b)) || a - b);
+    places.forEach((place, rank) => { this.entries[place].style.order = String(rank); });
   }
 
   /** Draws again with the current theme's colors. */
@@ -150,9 +207,14 @@ export class Panel {
     this.draw();
   }
 
+  size() {
+    const height = this.element.classList.contains("big") ? this.mount.clientHeight : HEIGHT;
+    return { width: Math.max(120, this.mount.clientWidth), height: Math.max(HEIGHT, height) };
+  }
+
   fit() {
-    const width = Math.max(120, this.mount.clientWidth);
-    if (this.chart && this.chart.width !== width) this.chart.setSize({ width, height: HEIGHT });
+    const { width, height } = this.size();
+    if (this.chart && (this.chart.width !== width || this.chart.height !== height)) this.chart.setSize({ width, height });
   }
 
   destroy() {

@@ -23,11 +23,11 @@ export class Parallel {
     this.sized.observe(this.element);
   }
 
-  show(rows, different, final, reset) {
-    const shown = JSON.stringify([rows.map(({ id }) => id), [...different], [...final]]);
+  show(rows, different, results, reset) {
+    const shown = JSON.stringify([rows.map(({ id }) => id), [...different], [...results]]);
     if (shown === this.shown && !reset) return;
     Object.assign(this, { shown, rows });
-    const named = [...[...different].map(([name, byRun]) => ["config", name, byRun]), ...[...final].sort(validFirst).map(([name, byRun]) => ["last", name, byRun])];
+    const named = [...[...different].map(([name, byRun]) => ["config", name, byRun]), ...[...results].sort(validFirst).map(([name, byRun]) => ["result", name, byRun])];
     this.axes = named.map(([kind, name, byRun]) => axisOf(`${kind}.${name}`, name, byRun)).filter(Boolean);
     this.element.hidden = !this.axes.length;
     this.draw();
@@ -36,9 +36,9 @@ export class Parallel {
   /** As many axes as fit, config and results in turn. */
   fitting(width) {
     const room = Math.min(MOST_AXES, Math.max(2, 1 + Math.floor((width - 2 * SIDE) / NARROWEST)));
-    const [config, last] = ["config.", "last."].map((kind) => this.axes.filter(({ key }) => key.startsWith(kind)));
-    const results = Math.min(last.length, Math.max(Math.ceil(room / 2), room - config.length));
-    return [...config.slice(0, room - results), ...last.slice(0, results)];
+    const [config, result] = ["config.", "result."].map((kind) => this.axes.filter(({ key }) => key.startsWith(kind)));
+    const results = Math.min(result.length, Math.max(Math.ceil(room / 2), room - config.length));
+    return [...config.slice(0, room - results), ...result.slice(0, results)];
   }
 
   draw() {

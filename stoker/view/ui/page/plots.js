@@ -1,7 +1,7 @@
 // The charts of a view: a bar of settings, a grid of panels, and the keys for all of them.
 import { el, say } from "./dom.js";
 import { Panel } from "./panel.js";
-import { moveRange, SettingsBar, settingsOf } from "./settings.js";
+import { moveRange, rangeText, SettingsBar, settingsOf } from "./settings.js";
 import { count } from "./text.js";
 
 const MOST_PANELS = 200; // further ones are found with the search
@@ -13,7 +13,13 @@ export class Plots {
     this.bar = new SettingsBar((changes) => change(changes, { replace: true }), more);
     this.grid = el("div", { class: "panels" });
     this.more = el("p", { class: "empty", role: "status" });
-    this.on = { zoom: (from, to) => this.zoom(from, to), reset: () => this.reset() };
+    this.on = {
+      zoom: (from, to) => this.zoom(from, to),
+      reset: () => this.reset(),
+      enlarge: (title) => this.change({ big: title === this.settings.big ? "" : title }),
+      order: (order) => this.change({ order }, { replace: true }),
+      range: (title, range) => this.setRange(title, range),
+    };
     this.repaint = () => this.panels.forEach((panel) => panel.repaint());
     window.addEventListener("themechange", this.repaint);
   }
@@ -24,7 +30,7 @@ export class Plots {
     for (const panel of this.panels.values()) panel.set(this.settings);
   }
 
-  /** Shows the first of these charts, [{ key, title, note, lines, load }], in this order; existing ones are kept. */
+  /** Shows the first of these charts, [{ key, title, note, unit, lines, linear, load }], in this order; existing ones are kept. */
   show(all) {
     const wanted = all.slice(0, MOST_PANELS);
     const keys = new Set(wanted.map(({ key }) => key));
@@ -55,8 +61,15 @@ export class Plots {
     if (this.settings.from !== null) this.change({ from: "", to: "" });
   }
 
+  setRange(title, range) {
+    const ranges = new Map([...this.settings.ranges, [title, range]]);
+    this.change({ y: [...ranges].filter(([, ends]) => ends.some((end) => end !== null)).map(([name, ends]) => rangeText(name, ends)) }, { replace: true });
+  }
+
   key(key) {
-    if (key === "l") this.bar.toggleLog();
+    if (key === "Escape" && this.settings.big !== null) this.change({ big: "" });
+    else if (key === "f") this.on.enlarge(this.focused()?.title ?? "");
+    else if (key === "l") this.bar.toggleLog();
     else if (key === "s") this.bar.toggleSmoothing();
     else if (key === "Escape" && this.settings.from !== null) this.reset();
     else if (["+", "-", "ArrowLeft", "ArrowRight"].includes(key)) return this.move(key);
@@ -65,8 +78,7 @@ export class Plots {
   }
 
   move(key) {
-    const focused = document.activeElement?.closest?.(".panel")?.panel;
-    const panel = focused ?? this.panels.values().next().value;
+    const panel = this.focused() ?? this.panels.values().next().value;
     const scale = panel?.chart?.scales.x;
     if (!scale) return false;
     this.whole = this.settings.from === null ? [scale.min, scale.max] : (this.whole ?? [0, Infinity]);
@@ -74,6 +86,10 @@ export class Plots {
     if (from === "") this.reset();
     else this.zoom(from, to);
     return true;
+  }
+
+  focused() {
+    return document.activeElement?.closest?.(".panel")?.panel;
   }
 
   destroy() {

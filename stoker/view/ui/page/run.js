@@ -6,7 +6,6 @@ import * as details from "./details.js";
 import { el, refill, say } from "./dom.js";
 import { Epochs } from "./epochs.js";
 import { Plots } from "./plots.js";
-import { MOST } from "./settings.js";
 import { badge, Progress } from "./state.js";
 import { StatusPane } from "./status.js";
 
@@ -150,17 +149,10 @@ export class RunView {
       found.push({
         key: JSON.stringify([title, drawn]), title, note: [Object.hasOwn(units, drawn[0]) && units[drawn[0]], left && `${left} more not drawn`].filter(Boolean).join(", "),
         lines: drawn.map((name) => ({ key: name, label: name, ...ofNames(drawn).get(name) })),
-        load: (settings, signal) => this.load(drawn, settings, signal),
+        load: ({ by, from, to }, signal, most) => api.points(this.id, drawn, { by, from, to, most }, signal),
+        linear: drawn[0].split("/")[0] === "lr", unit: Object.hasOwn(units, drawn[0]) ? units[drawn[0]] : "",
       });
     }
-    return found;
-  }
-
-  async load(names, { by, from, to }, signal) {
-    const start = by === "time" ? (this.detail.row.began ?? 0) : 0;
-    const there = (x) => (x === null ? null : x + start);
-    const found = await api.points(this.id, names, { by, from: there(from), to: there(to), most: MOST }, signal);
-    if (start) for (const line of found.values()) line.x = line.x.map((x) => x - start);
     return found;
   }
 

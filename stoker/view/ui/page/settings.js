@@ -12,7 +12,19 @@ export function settingsOf(params) {
     smoothing: Math.min(0.99, Math.max(0, Number(params.get("smooth")) || 0)),
     from: finite(params.get("from")),
     to: finite(params.get("to")),
+    ranges: new Map(params.getAll("y").map(parseRange).filter(Boolean)),
+    big: params.get("big"),
+    order: ["highest", "lowest"].includes(params.get("order")) ? params.get("order") : "",
   };
+}
+
+/** A chart's own range in the URL, "0..1 loss": either end may be missing. */
+export const rangeText = (title, [low, high]) => `${low ?? ""}..${high ?? ""} ${title}`;
+
+function parseRange(text) {
+  const [, low, high, title] = /^(\S*)\.\.(\S*) (.*)$/s.exec(text) ?? [];
+  const range = [low, high].map((end) => finite(end ?? null));
+  return title !== undefined && range.some((end) => end !== null) && [title, range];
 }
 
 /** The bar of controls; `change({name: value})` changes the URL. */
@@ -61,4 +73,4 @@ export function moveRange(key, [from, to], [first, last]) {
   return clipped <= first && ended >= last ? null : [clipped, ended];
 }
 
-const finite = (text) => (text !== null && text !== "" && Number.isFinite(Number(text)) ? Number(text) : null);
+export const finite = (text) => (text !== null && text !== "" && Number.isFinite(Number(text)) ? Number(text) : null);

@@ -2,9 +2,9 @@
 import { el } from "./dom.js";
 import { number, value } from "./text.js";
 
-/** The last values, with the best of each row marked if its direction is known. */
-export function finals(rows, final, directions, looks) {
-  const lines = [...final].map(([name, byRun]) => {
+/** The values of runs, name → id → value, with the best of each row marked if its direction is known. */
+export function results(title, rows, values, directions, looks) {
+  const lines = [...values].map(([name, byRun]) => {
     const best = bestOf(Object.values(byRun), directions.get(name));
     const cells = rows.map(({ id }) => {
       const given = Object.hasOwn(byRun, id) ? byRun[id] : undefined;
@@ -13,16 +13,16 @@ export function finals(rows, final, directions, looks) {
     });
     return el("tr", {}, el("th", { scope: "row" }, name), cells);
   });
-  return section("Last values", lines.length ? table(rows, lines, looks) : el("p", { class: "empty" }, "No values yet."));
+  return section(title, lines.length ? table(rows, lines, looks) : el("p", { class: "empty" }, "No values yet."));
 }
 
-/** Config differences; common fields are folded. */
+/** Settings that differ; common ones are folded. */
 export function differences(rows, different, same, looks) {
   const lines = [...different].map(([name, byRun]) =>
     el("tr", {}, el("th", { scope: "row" }, name), rows.map(({ id }) => el("td", {}, Object.hasOwn(byRun, id) ? value(byRun[id]) : "–"))));
-  const common = el("details", {}, el("summary", {}, same.size === 1 ? "1 field is the same" : `${same.size} fields are the same`),
+  const common = el("details", {}, el("summary", {}, same.size === 1 ? "1 setting is the same" : `${same.size} settings are the same`),
     el("table", { class: "pairs" }, el("tbody", {}, [...same].map(([name, each]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value(each)))))));
-  return section("Config differences", lines.length ? table(rows, lines, looks) : el("p", { class: "empty" }, "The configs are equal."), same.size > 0 && common);
+  return section("Different settings", lines.length ? table(rows, lines, looks) : el("p", { class: "empty" }, "The settings are equal."), same.size > 0 && common);
 }
 
 function bestOf(values, direction) {
@@ -34,10 +34,10 @@ function bestOf(values, direction) {
 const section = (title, ...content) => el("section", { class: "detail" }, el("h2", {}, title), content);
 
 function table(rows, lines, looks) {
-  const heads = rows.map(({ id }) => {
+  const heads = rows.map(({ id, title }) => {
     const swatch = el("i", { class: "swatch" });
     swatch.style.borderTopColor = looks.get(id).colour();
-    return el("th", { scope: "col" }, swatch, id);
+    return el("th", { scope: "col" }, swatch, title || id);
   });
   return el("div", { class: "scroll" }, el("table", { class: "across" }, el("thead", {}, el("tr", {}, el("td"), heads)), el("tbody", {}, lines)));
 }

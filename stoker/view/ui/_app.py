@@ -2,9 +2,7 @@
 
 import asyncio
 import functools
-import hmac
 import ipaddress
-import json
 import math
 import socket
 import time
@@ -14,7 +12,6 @@ from typing import Any
 
 import h11
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,10 +20,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from stoker.errors import InvalidArgument, MissingFile, StokerError
+from stoker.errors import BadFile, InvalidArgument, MissingFile
+from stoker.record import MEDIA_TYPES, read_media
 from stoker.view._tables import compare_configs
+from stoker.view.ui._changes import Changes
 from stoker.view.ui._events import EventStream
-from stoker.view.ui._json import CurveQuery, make_curves, make_details, to_json
+from stoker.view.ui._json import CurveQuery, JsonResponse, make_curves, make_details, make_matrix, to_json
 from stoker.view.ui._runs import RunFolder, describe_failure, print_once
 
 _LIST_SECONDS = 1.0  # a request waits that long for the list; runs read later follow as events
@@ -34,21 +33,21 @@ _OVERLAY_SECONDS = 0.7  # a request reads that long for an overlay of runs; the 
 _MAX_STREAMS = 64  # pages that receive events at the same time
 _MAX_RUNS = 200  # in one answer or stream
 _MAX_CURVES, _MAX_POINTS, _MAX_TOTAL_POINTS = 1000, 20_000, 500_000  # in one answer
-_MAX_BODY = 4096  # bytes of a control request
 _MAX_CONNECTIONS = 512
 _PATIENCE = 10.0  # seconds that a request may take to arrive
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 _HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
+_NO_PAGE = "default-src 'none'; sandbox"  # for what runs have logged, should a browser open it by itself
 _PAGE = Path(__file__).parent / "page"
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -60,7 +59,7 @@ _MEDIA_TYPES = {
 
 def create_app(runs: RunFolder, *, host: str, port: int, token: str | None) -> ASGIApp:
     """The ASGI application; without a token it only reads."""
-    api = Api(runs, token=token)
+    api, changes = Api(runs, control=token is not None), Changes(runs, token=token)
     files = {path.relative_to(_PAGE).as_posix(): path for path in _PAGE.rglob("*") if path.is_file()}
 
     def page_file(request: Request) -> Response:
@@ -79,9 +78,14 @@ def create_app(runs: RunFolder, *, host: str, port: int, token: str | None) -> A
         Route("/api/overlay", api.overlay),
         Route("/api/compare", api.compare),
         Route("/api/events", api.events),
-        Route("/api/control/{id:path}", api.control, methods=["POST"]),
+        Route("/api/matrix/{id:path}", api.matrix),
+        Route("/api/media/{id:path}", api.media),
+        Route("/api/control/{id:path}", changes.control, methods=["POST"]),
+        Route("/api/annotate/{id:path}", changes.annotate, methods=["POST"]),
+        Route("/api/remove/{id:path}", changes.remove, methods=["POST"]),
+        Route("/api/restore", changes.restore, methods=["POST"]),
     ]
-    errors = (HTTPException, MissingFile, InvalidArgument, Exception)
+    errors = (HTTPException, MissingFile, InvalidArgument, BadFile, Exception)
     return Guard(Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, _answer_error)), host, port)
 
 
@@ -90,6 +94,8 @@ def _answer_error(request: Request, error: Exception) -> Response:
         return JsonResponse({"error": str(error)}, 404)
     if isinstance(error, InvalidArgument):
         return JsonResponse({"error": str(error)}, 400)
+    if isinstance(error, BadFile):
+        return JsonResponse({"error": str(error)}, 422)
     if isinstance(error, HTTPException):
         texts = {404: f"nothing at {request.url.path!r}", 405: f"{request.method} is not supported here"}
         return JsonResponse({"error": texts.get(error.status_code, str(error))}, error.status_code)
@@ -141,8 +147,10 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                given = {name for name, _ in message.get("headers", ())}
                 headers = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *headers]}
+                added = [(name, value) for name, value in headers if name not in given]
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
@@ -188,33 +196,20 @@ async def _refuse(send: Send, status: int, text: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-class JsonResponse(Response):
-    """A JSON answer that browsers don't cache."""
-
-    media_type = "application/json"
-
-    def __init__(self, content: Any = None, status_code: int = 200) -> None:
-        super().__init__(content, status_code, headers={"cache-control": "no-store"})
-
-    def render(self, content: Any) -> bytes:
-        """Encodes the content."""
-        return to_json(content)
-
-
 class Api:
-    """Answers requests about the runs of a folder; with a token it also forwards requests to runs."""
+    """Answers requests about the runs of a folder."""
 
-    def __init__(self, folder: RunFolder, *, token: str | None) -> None:
+    def __init__(self, folder: RunFolder, *, control: bool) -> None:
         self._folder = folder
-        self._token = token
+        self._control = control  # whether runs can be changed
         self._streams = 0
 
     def runs(self, request: Request) -> Response:
         """The list of runs."""
         problems = self._folder.find().problems
         rows = list(self._folder.rows(seconds=_LIST_SECONDS).values())
-        control = self._token is not None
-        return JsonResponse({"folder": str(self._folder.path), "runs": rows, "control": control, "problems": problems})
+        known = {"folder": str(self._folder.path), "control": self._control, "problems": problems}
+        return JsonResponse({**known, "runs": rows})
 
     def run(self, request: Request) -> Response:
         """Everything about a run except its curves."""
@@ -227,6 +222,32 @@ class Api:
         run_id, query = request.path_params["id"], parse_curve_query(request.query_params)
         with self._folder.open(run_id) as opened:
             return JsonResponse({"series": make_curves(opened.run, query), "behind": opened.run.has_unread})
+
+    def matrix(self, request: Request) -> Response:
+        """A matrix of a run, as it was in an epoch."""
+        run_id, name = request.path_params["id"], request.query_params.get("name", "")
+        epoch = _parse_number(request.query_params, "epoch", int, -1, lowest=0, highest=2**62)
+        with self._folder.open(run_id) as opened:
+            return JsonResponse(make_matrix(opened.run, name, None if epoch < 0 else epoch))
+
+    def media(self, request: Request) -> Response:
+        """The content of a media file, which one of the run's events must name.
+
+        Browsers show it as what its event says, or not at all: never as a page, and never with scripts.
+        """
+        run_id, file = request.path_params["id"], request.query_params.get("file", "")
+        with self._folder.open(run_id) as opened:
+            event = next((event for event in opened.run.media if event.extra["file"] == file), None)
+            path = opened.path
+        if event is None:
+            raise MissingFile(f"the run {run_id!r} has logged no file {file[:200]!r}")
+        _, content_type = MEDIA_TYPES[event.extra["type"]]
+        headers = {
+            "cache-control": "no-cache",
+            "content-disposition": "attachment",
+            "content-security-policy": _NO_PAGE,
+        }
+        return Response(read_media(path, event), media_type=content_type, headers=headers)
 
     def overlay(self, request: Request) -> Response:
         """One number of several runs.
@@ -267,40 +288,6 @@ class Api:
 
     def _close_stream(self) -> None:
         self._streams -= 1
-
-    async def control(self, request: Request) -> Response:
-        """Asks a run to stop or to save."""
-        if self._token is None:
-            return JsonResponse({"error": "this server is read-only; start it without --read-only"}, 403)
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            return JsonResponse({"error": "wrong token; expected the one that `stoker ui` printed at its start"}, 403)
-        action = await _read_action(request)
-        return await run_in_threadpool(self._ask, request.path_params["id"], action)
-
-    def _ask(self, run_id: str, action: Any) -> Response:
-        with self._folder.open(run_id) as opened:
-            try:
-                opened.run.request(action, by="ui")
-            except StokerError as error:
-                return JsonResponse({"error": str(error)}, 409)
-        return JsonResponse({"asked": action})
-
-
-async def _read_action(request: Request) -> str:
-    """The action in a control request's body."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_BODY:
-            break
-    try:
-        action = json.loads(body)["ask"] if len(body) <= _MAX_BODY else None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        action = None
-    if action not in ("stop", "save"):
-        raise InvalidArgument('expected {"ask": "stop"} or {"ask": "save"}')
-    return action
 
 
 def parse_curve_query(query: QueryParams, *, runs: bool = False) -> CurveQuery:

@@ -114,6 +114,7 @@ class ShownRun:
             "status": report.status,
             "messages": new[-MAX_MESSAGES:],
             "updated": [name for name, count in report.counts.items() if counts.get(name) != count],
+            "media": report.media,
             "reset": reset,
             "problem": report.problem,
             "behind": report.behind,
@@ -129,7 +130,7 @@ class ShownRun:
         self._known = None  # if the run comes back, everything is reported
         if self._sent["row"].get("reason") == row["reason"]:
             return None
-        empty = {"messages": [], "updated": [], "reset": False, "behind": False}
+        empty = {"messages": [], "updated": [], "media": 0, "reset": False, "behind": False}
         self._sent = {**self._sent, **empty, "id": self.id, "row": row, "problem": row["reason"]}
         return self._sent
 

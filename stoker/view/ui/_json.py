@@ -7,10 +7,21 @@ from dataclasses import asdict
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from starlette.responses import Response
 
 from stoker._text import escape_surrogates
-from stoker.errors import BadFile
-from stoker.record import Event, Follower, Points, Source, group_by_metric, list_checkpoints, run_settings
+from stoker.errors import BadFile, MissingFile
+from stoker.record import (
+    Annotations,
+    Event,
+    Follower,
+    Points,
+    Source,
+    group_by_metric,
+    list_checkpoints,
+    read_annotations,
+    run_settings,
+)
 
 Row = dict[str, Any]
 MAX_MESSAGES = 1000  # in one answer: the last ones
@@ -42,6 +53,19 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
     return escape_surrogates(str(value))
 
 
+class JsonResponse(Response):
+    """A JSON answer that browsers don't cache."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: Any = None, status_code: int = 200) -> None:
+        super().__init__(content, status_code, headers={"cache-control": "no-store"})
+
+    def render(self, content: Any) -> bytes:
+        """Encodes the content."""
+        return to_json(content)
+
+
 def make_row(run_id: str, run: Follower) -> Row:
     """A run in the list: state, position, best and last values, settings.
 
@@ -55,12 +79,13 @@ def make_row(run_id: str, run: Follower) -> Row:
     row = {
         "id": run_id,
         "name": run.name,
+        **_make_annotations(run),
         "state": run.state,
         "reason": run.reason,
         "problem": run.problem,
         "began": summary.get("started"),
         "seconds": status.seconds,
-        "epoch": status.epoch,
+        "epoch": summary["epochs"],
         "epochs": status.epochs,
         "update": status.update,
         "fraction": status.fraction,
@@ -76,10 +101,19 @@ def make_row(run_id: str, run: Follower) -> Row:
     return to_plain(row)  # rows are compared with each other, and NaN is not equal to itself
 
 
+def _make_annotations(run: Follower) -> dict[str, Any]:
+    try:
+        found = read_annotations(run.path)
+    except (BadFile, OSError):  # a damaged file hides nothing else
+        found = Annotations()
+    return {"title": found.title or "", "tags": list(found.tags), "note": found.note, "archived": found.archived}
+
+
 def make_unread_row(run_id: str, *, state: str = "unread", reason: str = "not read yet") -> Row:
     """The row of a run that was not read yet, or can't be read."""
     unknown = dict.fromkeys(("began", "seconds", "epoch", "epochs", "update", "fraction", "best", "device", "model"))
     known = {"id": run_id, "name": run_id.rpartition("/")[2], "state": state, "reason": reason, "problem": ""}
+    known |= {"title": "", "tags": [], "note": "", "archived": False}
     return {**known, **unknown, "last": {}, "bests": {}, "directed": {}, "early": [], "config": {}}
 
 
@@ -96,10 +130,13 @@ def make_details(run_id: str, run: Follower) -> dict[str, Any]:
         "begin": begin,
         "names": names,
         "groups": group_by_metric(names),
+        "matrices": {name: run.matrix_epochs(name) for name in run.matrices},
+        "media": [_make_media(event) for event in run.media],
         "directions": {name: run.direction(name) for name in names},
         "units": {name: run.unit(name) for name in names},
         "messages": make_messages(run.messages[-MAX_MESSAGES:]),
         "log": run.log,
+        "path": str(run.path),
         "checkpoints": _make_checkpoints(run),
         "problem": run.problem,
         "system": [name for name in names if _is_system(run, name)],
@@ -112,6 +149,21 @@ def _is_system(run: Follower, name: str) -> bool:
     return name.startswith("system/") or ("/" not in name and bool(run.unit(name)))
 
 
+def _make_media(event: Event) -> dict[str, Any]:
+    return {**event.extra, "epoch": event.epoch, "update": event.update, "time": event.time}
+
+
+def make_matrix(run: Follower, name: str, epoch: int | None) -> dict[str, Any]:
+    """A matrix in an epoch, by default the best one, with the epochs that have it."""
+    originals = {escape_surrogates(each): each for each in run.matrices}
+    matrix = run.matrix(originals.get(name, name), epoch)
+    if matrix is None:
+        where = f" in epoch {epoch}" if epoch is not None else ""
+        raise MissingFile(f"the run {run.name!r} has no matrix {name[:200]!r}{where}")
+    found = {"name": name, "values": matrix.values.tolist(), "labels": list(matrix.labels)}
+    return {**found, "epoch": matrix.epoch, "update": matrix.update, "epochs": run.matrix_epochs(matrix.name)}
+
+
 def make_status(run: Follower) -> dict[str, Any]:
     """The run's current position and pace."""
     best = run.status.best
@@ -119,13 +171,14 @@ def make_status(run: Follower) -> dict[str, Any]:
 
 
 class RunReport(NamedTuple):
-    """A run for the pages that show it; `counts` are the numbers of points of its curves."""
+    """A run for the pages that show it; `counts` are the numbers of points of its curves and of matrices."""
 
     version: int
     row: Row
     status: dict[str, Any]
     messages: list[dict[str, Any]]
     counts: dict[str, int]
+    media: int
     problem: str
     behind: bool
 
@@ -133,8 +186,10 @@ class RunReport(NamedTuple):
 def make_report(run_id: str, run: Follower, version: int) -> RunReport:
     """The present state of a run."""
     counts = {name: run.count(name) for name in run.names}
+    counts |= {name: len(run.matrix_epochs(name)) for name in run.matrices}
     row, status = make_row(run_id, run), make_status(run)
-    return RunReport(version, row, status, make_messages(run.messages), counts, run.problem, run.has_unread)
+    messages, media = make_messages(run.messages), len(run.media)
+    return RunReport(version, row, status, messages, counts, media, run.problem, run.has_unread)
 
 
 def make_messages(events: Iterable[Event]) -> list[dict[str, Any]]:
@@ -152,12 +207,26 @@ def make_messages(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def _make_checkpoints(run: Follower) -> list[dict[str, Any]]:
-    """The checkpoints, oldest first; empty if they can't be read."""
+    """The checkpoints, oldest first, with the best by the run's monitor marked; empty if they can't be read."""
     try:
         checkpoints = list_checkpoints(run.path, run.facts)
     except BadFile:
         return []
-    return [{name: getattr(checkpoint, name) for name in _CHECKPOINT_FIELDS} for checkpoint in checkpoints]
+    monitor = run.summary["monitor"]
+    measured = {
+        each.name: each.values[monitor] for each in checkpoints if math.isfinite(each.values.get(monitor, math.nan))
+    }
+    choose = max if monitor is not None and run.direction(monitor) == "max" else min
+    best = choose(measured, key=measured.__getitem__) if measured else None
+    return [
+        {
+            **{name: getattr(checkpoint, name) for name in _CHECKPOINT_FIELDS},
+            "path": str(run.path / "checkpoints" / checkpoint.name),
+            "value": measured.get(checkpoint.name),
+            "best": checkpoint.name == best,
+        }
+        for checkpoint in checkpoints
+    ]
 
 
 class CurveQuery(NamedTuple):

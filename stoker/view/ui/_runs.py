@@ -18,10 +18,12 @@ from stoker.errors import InvalidArgument, MissingFile, did_you_mean
 from stoker.record import Follower
 from stoker.view.ui._json import Row, RunReport, make_report, make_row, make_unread_row
 
-Stamp = tuple[int, int, int]  # of an events file: inode, size and modification time
+Stamp = tuple[int, ...]  # of a run's files: inode, size and modification time of each
 
 _EVENTS = "events.jsonl"
-_FILES = (_EVENTS, "run.json", "config.json", "log.txt", "control.json", "checkpoints")  # of a run, read by the server
+_ANNOTATIONS = "annotations.json"
+_DIRECTORIES = ("checkpoints", "media")
+_FILES = (_EVENTS, _ANNOTATIONS, "run.json", "config.json", "log.txt", "control.json", *_DIRECTORIES)  # of a run
 _INTERVAL = 0.4  # seconds between two reads of the same thing, however many requests there are
 _SCAN_REST = 10.0  # times the duration of a scan of the folder, before the next: a slow disk is asked less often
 _SLICE, _FIRST_SLICE = 0.3, 0.01  # seconds of reading: a large run is shown before all of it is read
@@ -45,7 +47,7 @@ def find_runs(folder: Path) -> FoundRuns:
     """
     result = FoundRuns({}, [])
     for directory, subdirectories, files in os.walk(folder):
-        subdirectories.sort()
+        subdirectories[:] = sorted(name for name in subdirectories if name != ".trash")
         if _EVENTS in files:
             subdirectories.clear()  # a run contains checkpoints, not runs
             path = Path(directory)
@@ -69,18 +71,23 @@ def _find_foreign_file(path: Path, folder: Path) -> str:
             continue
         except OSError:  # a cycle of links
             return name
-        if not (stat.S_ISDIR(mode) if name == "checkpoints" else stat.S_ISREG(mode)):
+        if not (stat.S_ISDIR(mode) if name in _DIRECTORIES else stat.S_ISREG(mode)):
             return name
     return ""
 
 
 def _stamp_of(path: Path) -> Stamp | None:
-    """Changes whenever a run's events do; `None` if there are none."""
-    try:
-        status = (path / _EVENTS).stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    """Changes whenever a run's events or annotations do; `None` if there are no events."""
+    stamp: Stamp = ()
+    for name in (_EVENTS, _ANNOTATIONS):
+        try:
+            status = os.stat(path / name)
+        except OSError:
+            if name == _EVENTS:
+                return None
+        else:
+            stamp += (status.st_ino, status.st_size, status.st_mtime_ns)
+    return stamp
 
 
 class OpenRun:
@@ -100,8 +107,9 @@ class OpenRun:
 
     def refresh(self, seconds: float) -> None:
         """Reads new events for about `seconds`; with 0, only a sample of a large file."""
+        before = self.stamp
         self.stamp = _stamp_of(self.path)
-        if self.run.refresh(seconds=seconds):
+        if self.run.refresh(seconds=seconds) or self.stamp != before:
             self._version = next(OpenRun._versions)
         self.read_at = time.monotonic()
 
@@ -153,6 +161,12 @@ class RunFolder:
                     if name not in self._found.runs or now - opened.read_at >= _IDLE:
                         del self._open[name]
             return self._found
+
+    def forget_scan(self) -> None:
+        """Makes the next request look at the folder again: something has changed."""
+        with self._lock:
+            self._next_scan = 0.0
+        self._next_list = 0.0
 
     def path_of(self, run_id: str) -> Path:
         """The directory of a run that was found."""

@@ -72,9 +72,10 @@ def test_checkpoints_log_and_system_values(tmp_path):
         (run.path / "checkpoints").rename(run.path / "gone")
         (run.path / "checkpoints").write_text("no folder")
     run.close()
-    assert found["checkpoints"] == [
-        {"name": saved.name, "update": 5, "epoch": 1, "reason": "end", "bytes": saved.bytes, "time": saved.time}
-    ]
+    (checkpoint,) = found["checkpoints"]
+    assert checkpoint.pop("path") == str(run.path / "checkpoints" / saved.name)
+    expected = {"name": saved.name, "update": 5, "epoch": 1, "reason": "end", "bytes": saved.bytes, "time": saved.time}
+    assert checkpoint == {**expected, "value": None, "best": False}
     assert found["system"] == ["gpu_use"] and found["plan"] == ["model Net", "data 10 samples"]
     assert found["row"]["last"]["train/loss"] is None and found["row"]["state"] == "running"
     assert found["log"][-1].endswith("  hello") and found["messages"][0]["text"] == "look out"
@@ -151,7 +152,10 @@ def test_an_overlay_of_runs(client):
     query = {"name": "valid/loss", "id": ["a", "group/b"], "source": "epochs"}
     found = client.get("api/overlay", params=query).json()
     alone = [client.get(f"api/points/{each}", params={**query, "id": []}).json()["series"] for each in query["id"]]
-    assert found == {"series": dict(zip(query["id"], (each["valid/loss"] for each in alone), strict=True)), "behind": []}
+    assert found == {
+        "series": dict(zip(query["id"], (each["valid/loss"] for each in alone), strict=True)),
+        "behind": [],
+    }
     by = client.get("api/overlay", params={"name": "valid/loss", "id": "a", "by": "elapsed"}).json()["series"]["a"]
     assert by["x"] == [10, 20, 30, 40, 50], "seconds since the run began"
     assert client.get("api/overlay", params={"name": "x", "id": "no"}).status_code == 404

@@ -62,7 +62,7 @@ def test_train_and_valid_share_a_chart_in_their_colors(server, visit):
         page.get_by_role("link", name="digits").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("digits")
         expect(page.locator(".title .state")).to_have_text("✓finished")
-        expect(page.locator(".facts")).to_contain_text(re.compile(r"Epoch4 / 4.*Update200.*valid/loss, epoch 4"))
+        expect(page.locator(".facts")).to_contain_text(re.compile(r"Epochs4 / 4.*Update200.*valid/loss, epoch 4"))
         drawn(page, "loss")
         expect(panel(page, "loss").locator(".legend")).to_contain_text(
             re.compile(r"train/loss0\.6\d+.*valid/loss0\.6\d+|train/loss.*valid/loss")

@@ -1,6 +1,6 @@
 // The tabs of a run with text and tables, one function each.
-import { el } from "./dom.js";
-import { bytes, count, shell, value, when } from "./text.js";
+import { copyable, el } from "./dom.js";
+import { bytes, count, number as measured, shell, value, when } from "./text.js";
 
 export function config({ config: given, plan, facts }) {
   return el("div", { class: "columns" },
@@ -17,7 +17,7 @@ function ran(facts) {
 }
 
 /** What to do if no system metric was recorded. */
-export const meters = () => ["The run recorded no system metrics. Add some to the learner:",
+export const meters = () => ["The run recorded no system metrics. A run with a name does by default; others can be added to the learner:",
   el("code", {}, "metrics=[metrics.CPUUse(), metrics.MemoryUse(), metrics.GPUUse(), metrics.GPUMemory()]"),
   "There are also metrics.CPUTemperature(), metrics.GPUPower() and metrics.GPUTemperature(). They need",
   el("code", {}, "pip install 'stoker[monitor]'")];
@@ -31,10 +31,14 @@ export function log({ log: lines, messages }) {
   ];
 }
 
-export function checkpoints({ checkpoints: found }) {
-  const rows = found.map((each) => el("tr", {}, el("th", { scope: "row" }, each.name), number(each.epoch), number(each.update),
-    el("td", { class: "number" }, bytes(each.bytes)), el("td", {}, when(each.time)), el("td", { class: "text" }, each.reason)));
-  return section("Checkpoints", rows.length ? table(["Name", "Epoch", "Update", "Size", "When", "Reason"], rows) : empty("None yet."));
+/** The checkpoints, newest first; the star marks the best one by the run's monitor. */
+export function checkpoints({ checkpoints: found, row }) {
+  const star = el("span", { class: "mark", role: "img", "aria-label": "best" }, "★");
+  const monitor = row.best?.name ?? "Value";
+  const rows = found.toReversed().map((each) => el("tr", { class: each.best ? "best" : "" }, el("th", { scope: "row" }, each.best && star, each.name), number(each.epoch), number(each.update),
+    el("td", { class: "number" }, measured(each.value)), el("td", { class: "number" }, bytes(each.bytes)), el("td", {}, when(each.time)), el("td", { class: "text" }, each.reason),
+    el("td", {}, copyable(each.path, `the path of ${each.name}`))));
+  return section("Checkpoints", rows.length ? table(["Name", "Epoch", "Update", monitor, "Size", "When", "Reason", "Path"], rows) : empty("None yet."));
 }
 
 export function warnings(found) {
@@ -44,14 +48,14 @@ export function warnings(found) {
     el("ul", {}, distinct.map(({ text, epoch }) => el("li", {}, text, epoch ? el("small", {}, `epoch ${epoch}`) : null))));
 }
 
-const NUMBERS = new Set(["Epoch", "Update", "Size"]); // columns whose values stand on the right
+const TEXTS = new Set(["Name", "When", "Kind", "Text", "Reason", "Path"]); // other columns have their values on the right
 const section = (title, ...content) => el("section", { class: "detail" }, el("h2", {}, title), content);
 const empty = (text) => el("p", { class: "empty" }, text);
 const isEmpty = (given) => given === null || given === undefined || (typeof given === "object" && !Object.keys(given).length);
 const number = (given) => el("td", { class: "number" }, count(given));
 
 function table(names, rows) {
-  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, names.map((name) => el("th", { scope: "col", class: NUMBERS.has(name) ? "number" : "" }, name)))), el("tbody", {}, rows)));
+  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, names.map((name) => el("th", { scope: "col", class: TEXTS.has(name) ? "" : "number" }, name)))), el("tbody", {}, rows)));
 }
 
 function pairs(entries) {

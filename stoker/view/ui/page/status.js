@@ -24,13 +24,13 @@ export class StatusPane {
   }
 }
 
-/** [name, text, small text] of the known facts. */
+/** [name, text, small text] of the known facts; only complete epochs are counted. */
 function factsOf({ row, status }) {
   const running = row.state === "running";
   const best = status.best ?? row.best;
   return [
     running && ["Now", phase(status)],
-    ["Epoch", of(status.epoch, status.epochs)],
+    ["Epochs", of(row.epoch, status.epochs)],
     ["Update", of(status.update, status.updates)],
     (best || running) && ["Best", number(best?.value), best ? `${best.name ?? row.best?.name ?? ""}, epoch ${best.epoch}` : ""],
     ["Time", duration(status.seconds)],
@@ -43,8 +43,8 @@ function factsOf({ row, status }) {
   ].filter(Boolean);
 }
 
-function phase({ phase, set_name: set, batch, batches, phase_fraction: within }) {
+function phase({ phase, set_name: set, epoch, batch, batches, phase_fraction: within }) {
   if (phase !== "train" && phase !== "valid") return phase;
   const closed = within === 1 && Number.isFinite(batches); // after the last batch of an epoch, `batch` is not updated any more
-  return `${set || phase}, batch ${of(closed ? batches : batch, batches)}`;
+  return `epoch ${count(epoch)}, ${set || phase}, batch ${of(closed ? batches : batch, batches)}`;
 }

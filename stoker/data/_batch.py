@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from numbers import Number
-from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stoker._tree import is_namedtuple, map_leaves
-from stoker.data._rng import BATCH, SAMPLE, preserve_generators, random_key, seed_generators
+from stoker.data._rng import BATCH, SAMPLE, Draws, preserve_generators, random_key, seed_generators
 from stoker.data._source import Source, View, is_of_package
 from stoker.errors import BadData, WrongType
 
@@ -134,7 +135,7 @@ def move_batch(batch: Any, device: torch.device) -> Any:
 
 # --- building a batch out of samples
 
-Stack = Callable[[list[Tensor]], Tensor]
+Stack = Callable[[list[Tensor] | tuple[Tensor, ...]], Tensor]
 
 
 class Task(NamedTuple):
@@ -157,20 +158,32 @@ class Recipe:
     transform: Callable[..., Any] | None
     batcher: Callable[[list[Any]], Any] | None
     seed: int
+    _draws: Draws = field(default_factory=Draws, compare=False)
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether building a batch may draw: the samples of a list or a stream are only collated."""
+        return type(self.source) not in (list, tuple) or self.transform is not None or self.batcher is not None
 
     def build_here(self, tasks: Iterable[Task]) -> Iterator[Any]:
         """Builds batches in this process when they are requested; its global random state does not change."""
-        for task in tasks:
-            with preserve_generators():
-                batch = self.build(task)
-            yield batch
+        return (self.build(task, preserve=True) for task in tasks)
 
-    def build(self, task: Task, stack: Stack = torch.stack) -> Any:
-        """Reads, transforms and collates the samples; leaves torch's, numpy's and Python's generators seeded."""
-        samples = [self._load(task, place) for place in range(len(task.numbers))]
-        # Rank 0 draws what a single process draws; every other rank draws other random numbers.
-        rank = (task.rank,) if task.rank else ()
-        seed_generators(random_key(BATCH, self.seed, task.epoch, task.batch, *rank))
+    def build(self, task: Task, stack: Stack = torch.stack, *, preserve: bool = False) -> Any:
+        """Reads, transforms and collates the samples; without `preserve`, may leave the global generators seeded."""
+        if not self.calls_user_code:
+            return self._build(task, stack, None)
+        if task.samples is None:
+            return self._draws.run(lambda seed: self._build(task, stack, seed), preserve=preserve)
+        with preserve_generators() if preserve else nullcontext():  # those of a stream can't be read twice
+            return self._build(task, stack, seed_generators)
+
+    def _build(self, task: Task, stack: Stack, seed: Callable[[int], object] | None) -> Any:
+        samples = self._load(task, seed)
+        if seed is not None:
+            # Rank 0 draws what a single process draws; every other rank draws other random numbers.
+            rank = (task.rank,) if task.rank else ()
+            seed(random_key(BATCH, self.seed, task.epoch, task.batch, *rank))
         try:
             batch = collate(samples, stack=stack) if self.batcher is None else self.batcher(samples)
         except Exception as error:
@@ -179,23 +192,27 @@ class Recipe:
             raise
         return PaddingBatch(batch) if task.is_padding else batch
 
-    def _load(self, task: Task, place: int) -> Any:
-        number = task.numbers[place]
-        places = () if task.places is None else (task.places[place],)  # a sample that comes again draws other numbers
-        seed_generators(random_key(SAMPLE, self.seed, task.epoch, number, *places))
+    def _load(self, task: Task, seed: Callable[[int], object] | None) -> list[Any]:
+        source: Any = self.source if task.samples is None else dict(zip(task.numbers, task.samples, strict=True))
+        samples, transform, number = [], self.transform, 0
+        key, places = random_key(SAMPLE, self.seed, task.epoch), iter(task.places or ())
         try:
-            sample = self.source[number] if task.samples is None else task.samples[place]
-            return sample if self.transform is None else call_with_parts(self.transform, sample)
+            for number in task.numbers:
+                if seed is not None:  # a sample that comes again draws other numbers
+                    seed(random_key(key, number, *islice(places, 1)))
+                sample = source[number]
+                samples.append(sample if transform is None else call_with_parts(transform, sample))
         except Exception as error:
             error.add_note(f"while loading sample {number} (epoch {task.epoch}, batch {task.batch})")
             raise
+        return samples
 
 
 _ADVICE = "Loader(..., collate_fn=fn) defines how a list of samples becomes a batch (with padding, for example)"
 _KINDS: list[Any] = [(str, bytes), Tensor, (np.ndarray, np.generic), Number, Mapping]  # each may be mixed in a batch
 
 
-def collate(samples: Sequence[Any], path: str = "", stack: Stack = torch.stack) -> Any:
+def collate(samples: list[Any] | tuple[Any, ...], path: str = "", stack: Stack = torch.stack) -> Any:
     """Stacks samples: tuples to a tuple, mappings to a dict, tensors, arrays and numbers to a tensor.
 
     >>> collate([(1, 0.5, "a"), (2, 0.25, "b")])
@@ -206,20 +223,23 @@ def collate(samples: Sequence[Any], path: str = "", stack: Stack = torch.stack) 
     `stack` replaces `torch.stack`, for a caller that allocates the memory itself.
     """
     first, at = samples[0], f" at {path}" if path else ""
-
-    def collate_part(suffix: str, read: Callable[[Any], Any]) -> Any:
-        return collate([read(sample) for sample in samples], path + suffix, stack)
-
-    kind = next((kind for kind in _KINDS if isinstance(first, kind)), type(first))
-    for sample in samples:
-        if not isinstance(sample, kind):
-            names = f"{type(first).__name__} and {type(sample).__name__}"
-            raise BadData(f"samples have both {names}{at}, which do not stack; {_ADVICE}")
+    if len(set(map(type, samples))) > 1:
+        _check_kinds(samples, at)
+    kind = type(first)
+    if kind is Tensor:
+        return _stack(samples, at, stack)
+    if isinstance(first, tuple) or (isinstance(first, list) and not _is_row(first)):
+        lengths = set(map(len, samples))
+        if len(lengths) > 1:
+            raise BadData(f"samples have {_join(sorted(lengths))} parts{at}; {_ADVICE}")
+        columns = enumerate(zip(*samples, strict=True))
+        parts = [collate(column, f"{path}[{place}]", stack) for place, column in columns]
+        return kind(*parts) if is_namedtuple(first) else kind(parts)
+    if kind is int or kind is float or (isinstance(first, Number) and not isinstance(first, np.generic)):
+        return _as_tensor(samples, at)
     if isinstance(first, (str, bytes)):
         return list(samples)
-    if isinstance(first, Number) and not isinstance(first, np.generic):
-        return _as_tensor(samples, at)
-    if isinstance(first, (Tensor, np.ndarray, np.generic)) or _is_row(first):
+    if isinstance(first, (Tensor, np.ndarray, np.generic, list)):
         return _stack([_as_tensor(sample, at) for sample in samples], at, stack)
     if is_of_package("tensordict", first):
         return collate([sample.to_dict() for sample in samples], path, stack)
@@ -228,24 +248,29 @@ def collate(samples: Sequence[Any], path: str = "", stack: Stack = torch.stack) 
 
         return Batch.from_data_list(list(samples))
     if isinstance(first, Mapping):
-        for sample in samples:
-            if sample.keys() != first.keys():
-                missing = ", ".join(sorted(map(repr, sample.keys() ^ first.keys())))
-                raise BadData(f"only some samples have {missing}{at}; {_ADVICE}")
-        return {name: collate_part(f"[{name!r}]", itemgetter(name)) for name in first}
-    if isinstance(first, (tuple, list)):
-        lengths = {len(sample) for sample in samples}
-        if len(lengths) > 1:
-            raise BadData(f"samples have {_join(sorted(lengths))} parts{at}; {_ADVICE}")
-        parts = [collate_part(f"[{place}]", itemgetter(place)) for place in range(len(first))]
-        return type(first)(*parts) if is_namedtuple(first) else type(first)(parts)
+        names = set().union(*samples)
+        if len(names) > len(first) or len(set(map(len, samples))) > 1:
+            missing = ", ".join(sorted(repr(name) for name in names if any(name not in sample for sample in samples)))
+            raise BadData(f"only some samples have {missing}{at}; {_ADVICE}")
+        return {name: collate([sample[name] for sample in samples], f"{path}[{name!r}]", stack) for name in first}
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        names = [field.name for field in dataclasses.fields(first) if field.init]
-        return type(first)(**{name: collate_part(f".{name}", attrgetter(name)) for name in names})
+        fields = [each.name for each in dataclasses.fields(first) if each.init]
+        columns = {name: [getattr(sample, name) for sample in samples] for name in fields}
+        return kind(**{name: collate(column, f"{path}.{name}", stack) for name, column in columns.items()})
     raise BadData(
-        f"a {type(first).__name__}{at} can't be stacked into a batch; use tensors, arrays, numbers or strings "
+        f"a {kind.__name__}{at} can't be stacked into a batch; use tensors, arrays, numbers or strings "
         f"(transform= can make them); {_ADVICE}"
     )
+
+
+def _check_kinds(samples: Sequence[Any], at: str) -> None:
+    """Raises if samples of several types can't be parts of one batch."""
+    first = samples[0]
+    kind = next((kind for kind in _KINDS if isinstance(first, kind)), type(first))
+    for sample in samples:
+        if not isinstance(sample, kind):
+            names = f"{type(first).__name__} and {type(sample).__name__}"
+            raise BadData(f"samples have both {names}{at}, which do not stack; {_ADVICE}")
 
 
 def _is_row(value: Any) -> bool:
@@ -267,18 +292,26 @@ def _as_tensor(value: Any, at: str) -> Tensor:
         raise BadData(f"the numbers{at} can't be converted to a tensor ({error}); {_ADVICE}") from None
 
 
-def _stack(tensors: list[Tensor], at: str, stack: Stack) -> Tensor:
+def _stack(tensors: list[Tensor] | tuple[Tensor, ...], at: str, stack: Stack) -> Tensor:
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) == 1:
+        try:
+            return stack(tensors)
+        except RuntimeError:  # looking at every shape before takes longer than stacking
+            _check_shapes(tensors, at)
+            raise
+    _check_shapes(tensors, at)
+    listed = _join(sorted(map(str, dtypes)))
+    raise BadData(f"samples have dtypes {listed}{at}, but only equal dtypes stack; {_ADVICE}")
+
+
+def _check_shapes(tensors: Sequence[Tensor], at: str) -> None:
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
         listed = _join(str(list(shape)) for shape in sorted(shapes, key=lambda shape: (len(shape), shape)))
         more = "" if at else "; if these are columns, put them in a tuple, as in (x, y)"
         more = "; Transformers' DataCollatorWithPadding(tokenizer) is one for tokens" if "input_ids" in at else more
         raise BadData(f"samples have shapes {listed}{at}, but only equal shapes stack; {_ADVICE}{more}")
-    dtypes = {tensor.dtype for tensor in tensors}
-    if len(dtypes) > 1:
-        listed = _join(sorted(map(str, dtypes)))
-        raise BadData(f"samples have dtypes {listed}{at}, but only equal dtypes stack; {_ADVICE}")
-    return stack(tensors)
 
 
 def _join(values: Iterable[Any]) -> str:

@@ -87,8 +87,9 @@ class Loader:
       the source as it is then. Columns in memory without a transform or batcher start none.
     - `batcher` (or `collate_fn`): makes a batch, of any type, of a list of samples. Without it samples are stacked.
     - `transform`: a function of a sample (of its parts, if it is a tuple). What it draws from torch, numpy or `random`
-      is a function of (seed, epoch, number of the sample in the source). One that is marked with `batchable` is a
-      function of a batch instead.
+      is a function of (seed, epoch, number of the sample in the source), and so is what a Dataset draws. A generator
+      is seeded from the first sample on that draws from it; so code that puts the state of a generator back after
+      drawing from it has to seed it. A transform that is marked with `batchable` is a function of a batch instead.
     - `drop_last`: leave out a last batch that is not full.
     - `device`: where the tensors of the batches go.
     - `sampling_weights`: one for each sample. An epoch then draws as many samples as there are, with replacement, in
@@ -312,8 +313,9 @@ class Loader:
     @property
     def needs_main_thread(self) -> bool:
         """Whether building a batch uses the random state of this process, which belongs to the training thread."""
-        return any(
-            not (isinstance(leaf, ColumnBatches) or (isinstance(leaf, SampleBatches) and leaf.workers is not None))
+        return not all(
+            isinstance(leaf, ColumnBatches)
+            or (isinstance(leaf, SampleBatches) and (leaf.workers is not None or not leaf.recipe.calls_user_code))
             for leaf in leaves_of(self._batches)
         )
 

@@ -1,21 +1,31 @@
 """Random numbers of a loader: orders and draws are pure functions of (seed, epoch, number of the sample)."""
 
+import _random
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from ctypes import string_at
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.errors import WrongType
+
 # What a key is used for, so that two uses never share a stream of random numbers.
 ORDER, SAMPLE, BATCH, STREAM, SPLIT, DRAW, MIX, PART = range(1, 9)
 
 _MASK = 2**64 - 1
+T = TypeVar("T")
 
 
 def random_key(purpose: int, *numbers: int) -> int:
-    """Mixes its arguments to a 64-bit number that is the same on every machine."""
+    """Mixes its arguments to a 64-bit number that is the same on every machine.
+
+    A key may take the place of the purpose: `random_key(random_key(p, a), b)` is `random_key(p, a, b)`.
+    """
     state = purpose
     for number in numbers:  # the finaliser of splitmix64, once per number: all 64 bits depend on all earlier numbers
         state = (state + 0x9E3779B97F4A7C15 ^ number) & _MASK
@@ -31,20 +41,175 @@ def permutation(size: int, seed: int, *, epoch: int = 0, purpose: int = ORDER) -
     return torch.randperm(size, generator=generator, device="cpu")
 
 
+# --- the global generators that user code draws from: torch's for the CPU, numpy's and Python's
+
+
+class TorchGenerator:
+    """torch's generator for the CPU; `torch.manual_seed` would also seed CUDA, which belongs to training."""
+
+    seed = staticmethod(torch.default_generator.manual_seed)
+
+    def read(self) -> bytes:
+        """Returns the state, as a value that compares."""
+        state = torch.default_generator.get_state()
+        return string_at(state.data_ptr(), state.nbytes)
+
+    def restore(self, state: Any) -> None:
+        torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+_WORDS = 4 * 624  # bytes of a Mersenne Twister beside its position, which is a 32-bit integer
+
+
+class NumpyGenerator:
+    """numpy's global generator. Its words are read from memory: `np.random.get_state` takes about 80 µs."""
+
+    def __init__(self) -> None:
+        self._known: tuple[bytes, int, float] | None = None  # the latest state without a cached normal number
+
+    def seed(self, number: int) -> None:
+        np.random.seed(number & 0xFFFFFFFF)
+
+    def read(self) -> tuple[bytes, int, float]:
+        """Returns the state, as a value that compares: words and position, and a normal number that is cached."""
+        generator: Any = np.random.get_bit_generator()  # pyright: ignore[reportAttributeAccessIssue]
+        if not isinstance(generator, np.random.MT19937):
+            raise WrongType(
+                f"numpy's global generator is a {type(generator).__name__}, which can't be seeded for every sample; "
+                "undo np.random.set_bit_generator, or pass it a np.random.MT19937"
+            )
+        words = string_at(generator.ctypes.state_address, _WORDS + 4)
+        # Drawing a normal number caches a second one, and moves the position: nothing is cached if it has not moved.
+        if self._known is None or self._known[0] != words:
+            state: Any = np.random.get_state()
+            self._known = words, state[3], state[4]
+        known = self._known
+        if known[1]:
+            self._known = None  # using up the cached number moves nothing
+        return known
+
+    def restore(self, state: Any) -> None:
+        words, position = np.frombuffer(state[0][:_WORDS], np.uint32), int.from_bytes(state[0][_WORDS:], sys.byteorder)
+        np.random.set_state(("MT19937", words, position, *state[1:]))
+        self._known = None
+
+
+class PythonGenerator:
+    """Python's global generator. CPython's is read from memory, if it is as expected: `getstate` takes about 15 µs."""
+
+    def __init__(self) -> None:
+        self._generator: Any = random.getrandbits.__self__  # pyright: ignore[reportFunctionMemberAccess]
+        self._address = 0
+        kind = _random.Random
+        if sys.implementation.name == "cpython" and kind.__basicsize__ >= object.__basicsize__ + _WORDS + 4:
+            self._address = id(self._generator) + object.__basicsize__  # the position, then the words
+            if self._as_state(self.read()) != random.getstate():
+                self._address = 0
+
+    def seed(self, number: int) -> None:
+        random.seed(number)
+
+    def read(self) -> tuple[Any, ...]:
+        """Returns the state, as a value that compares."""
+        if not self._address:
+            return random.getstate()
+        return string_at(self._address, _WORDS + 4), self._generator.gauss_next
+
+    def restore(self, state: Any) -> None:
+        random.setstate(self._as_state(state) if self._address else state)
+
+    def _as_state(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        position, *words = np.frombuffer(state[0], np.uint32).tolist()
+        return 3, (*words, position), state[1]
+
+
+GENERATORS = (TorchGenerator(), NumpyGenerator(), PythonGenerator())
+Generator = TorchGenerator | NumpyGenerator | PythonGenerator
+
+
 def seed_generators(number: int) -> None:
-    """Seeds the global generators that user code draws from: torch's for the CPU, numpy's and Python's."""
-    torch.default_generator.manual_seed(number)  # `torch.manual_seed` would also seed CUDA, which belongs to training
-    np.random.seed(number & 0xFFFFFFFF)
-    random.seed(number)
+    """Seeds the global generators."""
+    for generator in GENERATORS:
+        generator.seed(number)
+
+
+def read_states(generators: Iterable[Generator] = GENERATORS) -> list[tuple[Generator, Any]]:
+    """Returns the states of global generators, which takes about 5 µs."""
+    return [(generator, generator.read()) for generator in generators]
+
+
+def restore_states(states: Iterable[tuple[Generator, Any]]) -> list[Generator]:
+    """Restores states that have changed, and returns whose."""
+    changed = [(generator, state) for generator, state in states if generator.read() != state]
+    for generator, state in changed:
+        generator.restore(state)
+    return [generator for generator, _ in changed]
 
 
 @contextmanager
 def preserve_generators() -> Iterator[None]:
     """Restores the three global generators on exit, whatever was drawn or seeded inside."""
-    states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    states = read_states()
     try:
         yield
     finally:
-        torch.default_generator.set_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+        restore_states(states)
+
+
+class Draws:
+    """Notes which global generators some functions draw from, so that only those are seeded for every sample.
+
+    Seeding all three takes as long as reading several small samples. Until the first batch is built, all are seeded.
+    Later the others are watched. If one of them is drawn from after all, the batch has to be built again.
+    """
+
+    def __init__(self) -> None:
+        self._drawn: list[Generator] = []
+        self._is_known = False  # set after the first batch
+        self._seeded: list[tuple[Generator, Any]] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Draws, ()  # another process finds out by itself
+
+    def run(self, build: Callable[[Callable[[int], object] | None], T], *, preserve: bool) -> T:
+        """Returns what `build` returns; its argument is a function that seeds, or None if nothing has to be seeded.
+
+        With `preserve`, the states of the generators stay as they are.
+        """
+        while True:
+            known, drawn = self._is_known, self._drawn
+            states = read_states(each for each in GENERATORS if preserve or (known and each not in drawn))
+            built: Any = None
+            failure: Exception | None = None
+            try:
+                built = build(self._choose_seed() if known else self._seed_and_note)
+            except Exception as error:
+                failure = error
+            finally:
+                self._note()
+                self._is_known = True
+                changed = restore_states(states)
+            unexpected = [each for each in changed if known and each not in drawn]
+            if not unexpected:
+                if failure is not None:
+                    raise failure
+                return built
+            self._drawn += unexpected
+
+    def _choose_seed(self) -> Callable[[int], object] | None:
+        if len(self._drawn) < 2:  # the usual cases, without a loop
+            return self._drawn[0].seed if self._drawn else None
+        return self._seed
+
+    def _seed(self, number: int) -> None:
+        for generator in self._drawn:
+            generator.seed(number)
+
+    def _seed_and_note(self, number: int) -> None:
+        self._note()
+        seed_generators(number)
+        self._seeded = read_states()
+
+    def _note(self) -> None:
+        self._drawn += [each for each, state in self._seeded if each not in self._drawn and each.read() != state]
+        self._seeded = []

@@ -289,7 +289,7 @@ def pack(value: Any, *, share_above: float = math.inf) -> memoryview:
     return buffer.getbuffer()
 
 
-def stack_shared(tensors: list[Tensor], *, above: float) -> Tensor:
+def stack_shared(tensors: list[Tensor] | tuple[Tensor, ...], *, above: float) -> Tensor:
     """Stacks tensors into shared memory if they are large, so that `pack` has nothing to copy."""
     size = sum(each.nbytes for each in tensors)
     plain = (type(each) is Tensor and each.is_contiguous() and not each.requires_grad for each in tensors)

@@ -147,6 +147,68 @@ def test_a_sample_draws_the_same_wherever_it_is_in_the_epoch():
         assert len({repr(sample[kind]) for sample in draws(*range(20))}) == 20
 
 
+class Sometimes(Dataset):
+    """Draws for some samples only, from generators that differ between them; counts how often a sample is read."""
+
+    def __init__(self, rule):
+        self.rule, self.reads = rule, []
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, number):
+        self.reads.append(number)
+        return number, *draw_from(self.rule(number))
+
+
+def draw_from(kinds):
+    values = {"torch": lambda: torch.randn(3).sum().item(), "numpy": np.random.randn, "python": random.random}
+    values |= {"gauss": lambda: random.gauss(0.0, 1.0), "uniform": np.random.rand}
+    return [values[kind]() for kind in kinds]
+
+
+RULES = {
+    "never": lambda number: [],
+    "always": lambda number: ["torch", "numpy", "python", "gauss"],
+    "late": lambda number: ["torch"] * (number >= 30) + ["numpy"] * (number >= 40) + ["gauss"] * (number >= 50),
+    "once": lambda number: ["numpy"] * (number == 37),
+    "twice": lambda number: ["gauss", "uniform"] * (number in (41, 42)),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_sample_draws_does_not_depend_on_what_others_draw(rule, workers):
+    np.random.randn()  # numpy and Python keep a second normal number, which must not be given to a sample
+    random.gauss(0.0, 1.0)
+    before = random_state()
+    source = Sometimes(RULES[rule])
+    found = [sample for batch in Loader(source, batch_size=4, batcher=list, workers=workers) for sample in batch]
+    assert random_state() == before
+    reads = list(source.reads)
+    # The reference seeds everything for every sample: a batch of one sample is the first of its loader.
+    alone = [
+        next(iter(Loader(source, batch_size=1, batcher=list).at(epoch=0, batch=number)))[0] for number in range(60)
+    ]
+    assert found == alone
+    if workers == 0 and rule in ("never", "always"):
+        assert reads == list(range(60))
+
+
+def test_a_failure_that_depends_on_a_draw_is_that_of_the_seeded_draw():
+    def transform(number):
+        if number == 6:
+            raise ValueError(torch.rand(()).item())
+        return number
+
+    def message(batch):
+        with pytest.raises(ValueError) as caught:
+            list(Loader(list(range(8)), batch_size=2, transform=transform).at(epoch=0, batch=batch))
+        return caught.value.args
+
+    assert message(0) == message(2) == message(3)
+
+
 def test_a_batcher_draws_by_the_batch_and_not_by_its_samples():
     def draw(samples):
         return torch.rand(()).item()

@@ -23,6 +23,7 @@ _INTEGRATIONS = {  # packages without an extra: stoker uses them if they are ins
     "wandb": "callbacks.WandB",
     "trackio": "callbacks.Trackio",
 }
+_VARIANTS = {"mlflow": ("mlflow-skinny",)}  # other packages with the same module
 
 
 def doctor() -> None:
@@ -84,7 +85,9 @@ def _optional() -> Iterator[str]:
         advice = f'{", ".join(missing)} missing: pip install "stoker[{extra}]"' if missing else ""
         yield f"stoker[{extra}]  {'; '.join(filter(None, (installed, advice)))}"
     for package, purpose in _INTEGRATIONS.items():
-        yield f"{package}  {_version(package) or f'missing: pip install {package}'} ({purpose})"
+        installed = next((name for name in (package, *_VARIANTS.get(package, ())) if _version(name)), None)
+        found = "" if installed is None else f"{_version(installed)}{f' ({installed})' * (installed != package)}"
+        yield f"{package}  {found or f'missing: pip install {package}'} ({purpose})"
 
 
 def _extras() -> dict[str, list[str]]:

@@ -2,14 +2,17 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
 from stoker._text import escape_control
-from stoker.errors import StokerError
+from stoker.errors import StokerError, did_you_mean
 
 _RUN = "a run's directory, or its name in the directory runs"
 _FOLDER = "the directory to search, including its subdirectories (default: runs)"
+_RUNS = """Lists runs, newest first. Conditions compare columns, settings and metrics: 'lr<0.005' state=failed
+'best<=0.1' tag=baseline 'optimizer=AdamW*'. Quote them: < and > redirect in a shell."""
 _RESUME = """Starts the script of a run again, in the same directory and with the same arguments, and lets it continue
 from the run's newest intact checkpoint (the variable STOKER_RESUME tells it which run). The command is read from the
 file run.json, so it is shown first and you are asked before it runs. The exit code is the script's."""
@@ -22,9 +25,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 means success, 1 an error that is printed to stderr, 2 a wrong command line, 130 Ctrl-C.
     """
-    args, unknown = _parser().parse_known_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser, commands = _parser()
+    if words[:1] == ["_complete"]:  # asked by the scripts of `stoker completion`
+        from stoker.cli._completion import complete
+
+        print("\n".join(complete(words[1:], {name: each.format_help() for name, each in commands.items()})))
+        return 0
+    if words and words[0] not in commands and not words[0].startswith("-"):
+        hint = did_you_mean(words[0], commands) or f"; there are: {', '.join(commands)}"
+        parser.error(f"there is no command {words[0]!r}{hint}")
+    args, unknown = parser.parse_known_args(words)
     if unknown:
-        args.command_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        known = re.findall(r"--[a-z][\w-]*", args.command_parser.format_help())
+        hint = did_you_mean(unknown[0], known) if unknown[0].startswith("-") else ""
+        args.command_parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         code = _run(args)
         sys.stdout.flush()
@@ -45,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser, and those of the commands by name."""
     parser = argparse.ArgumentParser(prog="stoker", description="Trains PyTorch models, and shows the results.")
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -53,8 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="train a small network on generated digits, in about a minute")
     demo.add_argument("--folder", default="runs", help="where to create the run's directory (default: runs)")
 
-    runs = commands.add_parser("runs", help="list the runs in a directory")
-    runs.add_argument("folder", nargs="?", default="runs", help=_FOLDER)
+    runs = commands.add_parser("runs", help="list the runs in a directory", description=_RUNS)
+    runs.add_argument("words", metavar="FOLDER or CONDITION", nargs="*", help=f"{_FOLDER}, or a condition: 'lr<0.01'")
+    runs.add_argument("--sort", metavar="FIELD", default="started", help="a column, setting or metric to sort by")
+    runs.add_argument("--reverse", action="store_true", help="sort in the other direction")
+    runs.add_argument("--json", action="store_true", dest="as_json", help="print everything that is known, as JSON")
+    runs.add_argument("--all", action="store_true", dest="archived", help="list archived runs too")
 
     show = commands.add_parser("show", help="show a run: its curves, numbers, config and end")
     show.add_argument("name", metavar="RUN", help=_RUN)
@@ -87,11 +107,35 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--source", choices=sources, default="epochs", help="which numbers (default: a row per epoch)")
     export.add_argument("--long", action="store_true", help="one row per number: name, epoch, update, time, value")
 
+    tag = commands.add_parser("tag", help="add tags to a run, remove them, or show them")
+    tag.add_argument("name", metavar="RUN", help=_RUN)
+    tag.add_argument("tags", metavar="TAG", nargs="*", help="a word to find the run by: stoker runs tag=TAG")
+    tag.add_argument("--remove", action="store_true", help="remove these tags")
+
+    note = commands.add_parser("note", help="write a note about a run, or show it")
+    note.add_argument("name", metavar="RUN", help=_RUN)
+    note.add_argument("text", metavar="TEXT", nargs="?", help='the note; "" removes it')
+
+    rename = commands.add_parser("rename", help="give a run a title; its directory keeps its name")
+    rename.add_argument("name", metavar="RUN", help=_RUN)
+    rename.add_argument("title", metavar="TITLE", help='the title; "" removes it')
+
+    archive = commands.add_parser("archive", help="leave runs out of lists, or list them again")
+    archive.add_argument("names", metavar="RUN", nargs="+", help=_RUN)
+    archive.add_argument("--undo", action="store_true", help="list them again")
+
+    remove = commands.add_parser("rm", help="move runs to the trash, or back")
+    remove.add_argument("names", metavar="RUN", nargs="*", help=_RUN)
+    remove.add_argument("--undo", action="store_true", help="restore runs (default: the one that was removed last)")
+
+    completion = commands.add_parser("completion", help="print a script that completes commands and runs in a shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help='eval "$(stoker completion bash)"')
+
     commands.add_parser("doctor", help="show what is installed, what is missing, and what this machine supports")
     parser.set_defaults(command_parser=parser)
     for command in commands.choices.values():
         command.set_defaults(command_parser=command)  # its usage is printed for a wrong argument
-    return parser
+    return parser, dict(commands.choices)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -105,17 +149,25 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     command = options.pop("command")
     if command is None:
-        _parser().print_help()
+        _parser()[0].print_help()
         return 0
     return _function_of(command)(**options) or 0
 
 
 def _function_of(command: str) -> Callable[..., int | None]:
     """The function of a command; its module is imported now, because some of them need torch."""
-    if command in ("runs", "show"):
-        from stoker.cli import _runs
+    if command in ("runs", "show", "completion"):
+        from stoker.cli import _completion, _list, _runs
 
-        return {"runs": _runs.list_runs, "show": _runs.show_run}[command]
+        functions = {"runs": _list.list_runs, "show": _runs.show_run, "completion": _completion.print_completion}
+        return functions[command]
+    if command in ("tag", "note", "rename", "archive", "rm"):
+        from stoker.cli import _annotate as annotate
+
+        functions = (annotate.tag_run, annotate.note_run, annotate.rename_run, annotate.archive_runs)
+        return dict(zip(("tag", "note", "rename", "archive", "rm"), (*functions, annotate.remove_runs), strict=True))[
+            command
+        ]
     if command in ("watch", "ui", "report", "export"):
         from stoker.cli import _viewers as viewers
 

@@ -1,16 +1,15 @@
-"""`stoker runs` and `stoker show`: the runs of a directory as a table, and one run in detail."""
+"""`stoker show`: one run in detail."""
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from stoker._text import escape_control, format_duration, format_short, format_size, format_time
-from stoker.cli._screen import Screen, find_run, new_screen
-from stoker.errors import BadFile, InvalidArgument
+from stoker.cli._screen import STATE_COLORS, Screen, find_problems, find_run, format_epochs, new_screen
+from stoker.errors import BadFile
 from stoker.record import (
     CheckpointInfo,
     Event,
@@ -18,10 +17,10 @@ from stoker.record import (
     History,
     Record,
     Run,
-    find_runs,
     group_by_metric,
     line_styles,
     list_checkpoints,
+    read_annotations,
     run_settings,
 )
 from stoker.view.console import Line, chart, legend
@@ -29,39 +28,7 @@ from stoker.view.console import Line, chart, legend
 if TYPE_CHECKING:
     from stoker.checkpoint import Store
 
-_STATE_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "died": "red"}
 _CHARTS, _LINES = 6, 6  # at most so many charts, and lines in each
-
-
-def list_runs(folder: str) -> None:
-    """Prints one line per run: name, state, epochs, best number, start time."""
-    if not Path(folder).is_dir():
-        raise InvalidArgument(
-            f"there is no directory {folder!r}; give the directory of your runs, or create a run with `stoker demo`"
-        )
-    screen = new_screen()
-    unreadable: list[OSError] = []
-    runs = find_runs(folder, on_error=unreadable.append)
-    if unreadable:
-        lines = [f"{error.filename} can't be read: {error.strerror}" for error in unreadable]
-        screen.print("\n".join(lines), style="yellow", markup=False)
-    elif not runs:
-        example = str(Path(folder, "first"))
-        screen.print(f"no runs in {folder!r} yet; learner.fit(…, run={example!r}) creates one", markup=False)
-    if not runs:
-        return
-    names = [run.name if run.path == Path(folder) else os.path.relpath(run.path, folder) for run in runs]
-    table = Table("name", "state", "epochs", "best", "started", box=None, pad_edge=False)
-    for name, run in zip(names, runs, strict=True):
-        summary = run.summary
-        cells = (name, run.state, format_epochs(summary), _best(summary), format_time(summary["started"]))
-        styles = ("", _STATE_COLORS.get(run.state, "red"), "", "", "")
-        table.add_row(*(Text(escape_control(cell), style) for cell, style in zip(cells, styles, strict=True)))
-    screen.print(table)
-    for name, run in zip(names, runs, strict=True):
-        for problem in _problems(run):
-            screen.print(f"{name}: {problem}", style="yellow", markup=False)
-    screen.print("\nstoker show RUN shows one", style="dim")
 
 
 def show_run(name: str, *, verify: bool = False) -> None:
@@ -69,11 +36,11 @@ def show_run(name: str, *, verify: bool = False) -> None:
     run = Follower(find_run(name))
     run.refresh()
     screen = new_screen()
-    title = (escape_control(str(run.path)), "bold"), ": ", (run.state, _STATE_COLORS.get(run.state, "red"))
+    title = (escape_control(str(run.path)), "bold"), ": ", (run.state, STATE_COLORS.get(run.state, "red"))
     screen.print(Text.assemble(*title))
-    for problem in _problems(run):
+    for problem in find_problems(run):
         screen.print(f"  {problem}", markup=False, style="yellow")
-    for line in _facts(run.summary, run.facts):
+    for line in (*_annotations(run), *_facts(run.summary, run.facts)):
         screen.print(f"  {line}", markup=False)
     _print_charts(screen, run)
     if len(history := History(_record_of_epochs(run))):
@@ -93,12 +60,6 @@ def show_run(name: str, *, verify: bool = False) -> None:
         screen.print(f"  {line}", markup=False)
 
 
-def format_epochs(summary: Mapping[str, Any]) -> str:
-    """How many complete epochs a run has: "3 of 10", or "3" without a planned number."""
-    planned, done = summary["epochs_planned"], summary["epochs"]
-    return f"{done} of {planned}" if planned else str(done)
-
-
 def open_store(run: Run | Follower) -> "Store":
     """The run's checkpoints, to read them in full."""
     from stoker.checkpoint import Store  # imports torch, which takes a second
@@ -114,11 +75,14 @@ def _best(summary: Mapping[str, Any]) -> str:
     return f"{best['name']} {format_short(best['value'])} (epoch {best['epoch']})"
 
 
-def _problems(run: Follower) -> list[str]:
-    """What could not be read, one line each."""
-    read = {"run.json": bool(run.facts), "config.json": run.config is not None}
-    damaged = [f"{name} can't be read" for name, known in read.items() if not known and (run.path / name).exists()]
-    return [*([run.problem] if run.problem else []), *damaged]
+def _annotations(run: Follower) -> list[str]:
+    """What people added to the run, one line each."""
+    try:
+        notes = read_annotations(run.path)
+    except BadFile as error:
+        return [str(error)]
+    tags = " ".join(f"#{tag}" for tag in notes.tags)
+    return [line for line in (notes.title, tags, notes.note, "archived" if notes.archived else "") if line]
 
 
 def _facts(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """How a run is doing: its summary in a few plain values, and its status for a progress display."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from stoker.record._columns import EPOCH, MESSAGE, OTHER, SYSTEM, Best, Columns
+from stoker.record._columns import EPOCH, MESSAGE, OTHER, PROGRESS, SYSTEM, Best, Columns
 from stoker.record._event import Event, drop_unexpected
 
 DIED = "the process ended without finishing the run"
+_RATE_EPOCHS = 5  # the last epochs, whose pace predicts the rest
 _RATE_SECONDS = 60.0  # the time over which updates per second are measured
 # How the reasons of signals, deadlines and requests begin; records of earlier versions say nothing else about them.
 _INTERRUPTED = re.compile(
@@ -171,7 +173,7 @@ def status_of(columns: Columns, summary: Mapping[str, Any]) -> Status:
         updates=_to_int(plan.get("updates")),
         phase_fraction=phase_fraction,
         fraction=fraction,
-        seconds_left=seconds * (1 - fraction) / fraction if fraction and seconds else None,
+        seconds_left=_seconds_left(columns, fraction, updates, seconds, time),
         seconds=seconds,
         samples_per_second=float(speed) if speed else None,
         updates_per_second=_updates_per_second(columns),
@@ -181,6 +183,34 @@ def status_of(columns: Columns, summary: Mapping[str, Any]) -> Status:
         best=Best(**summary["best"]) if summary["best"] is not None else None,
         time=time,
     )
+
+
+def _seconds_left(columns: Columns, fraction: float | None, update: int, seconds: float, now: float) -> float | None:
+    """The time that the rest of the plan takes, at the pace of the last epochs; `None` if it is unknown.
+
+    The pace is measured from the first progress of this process on, so that starting and compiling do not count.
+    """
+    if not fraction:
+        return None
+    minutes = columns.plan.get("minutes")
+    limit = max(0.0, 60 * minutes - seconds) if minutes else math.inf
+    started = max((row for row, event in columns.events if event.kind in ("begin", "resume")), default=0)
+    kinds, updates = np.array(columns.kinds), np.array(columns.updates)
+    rows = np.arange(len(kinds)) >= started
+    first = np.flatnonzero(rows & (kinds >= PROGRESS) & (updates > 0))[:1]
+    ends = np.flatnonzero(rows & (kinds == EPOCH))[-_RATE_EPOCHS - 1 :]
+    ends = ends[ends > first[0]] if first.size else ends
+    updates_left = update * (1 - fraction) / fraction
+    since = ends[0] if len(ends) > 1 else first[0] if first.size else None
+    if since is None:
+        return None if math.isinf(limit) else limit
+    until, until_update = (columns.times[ends[-1]], updates[ends[-1]]) if ends.size else (now, update)
+    if until_update <= updates[since]:
+        return None if math.isinf(limit) else limit
+    pace = (until - columns.times[since]) / (until_update - updates[since])
+    # An epoch validates after its updates, so within an epoch the time since the last one counts, not the updates.
+    left = pace * (updates_left + update - until_update) - (now - until)
+    return float(min(limit, max(left, pace * updates_left, 0.0)))
 
 
 def _current(columns: Columns, epoch: int, progress: Event) -> dict[str, float]:

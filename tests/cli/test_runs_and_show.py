@@ -1,5 +1,6 @@
 """`stoker runs` and `stoker show`."""
 
+import json
 import os
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from stoker.checkpoint import Place, Store
 from stoker.cli import main
 from stoker.record import Event, Run
+from tests.cli.terminals import StokerTerminal
 from tests.record.examples import METRICS, append_fit
 
 
@@ -37,14 +39,93 @@ def test_runs_in_every_state(capsys):
     assert main(["runs"]) == 0
     running.close()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["name", "state", "epochs", "best", "started"]
+    assert lines[0].split() == ["name", "state", "epochs", "valid/loss", "time", "started", "settings"]
     words = [" ".join(line.split()) for line in lines[1:6]]
-    best = "valid/loss 0.5 (epoch 3) 1970-01-01"
-    assert words[0].startswith(f"first finished 5 of 5 {best}")
-    assert words[1].startswith(f"early finished 5 of 9 {best}")
-    assert words[2].startswith(f"group/running running 5 {best}")
-    assert words[3].startswith(f"killed died 5 of 5 {best}")
-    assert words[4].startswith("[red]odd failed 0 of 5 RuntimeError: boom 1970")
+    assert words[4].startswith("first finished 5/5 0.5 0:50 1970-01-01"), "newest first"
+    assert words[3].startswith("early finished 5/9 0.5 0:50 1970-01-01")
+    assert words[2].startswith("group/running running 5 0.5 0:50 1970-01-01")
+    assert words[1].startswith("killed died 5/5 0.5 0:50 1970-01-01")
+    assert words[0].startswith("[red]odd failed 0/5 ") and words[0].endswith(" RuntimeError: boom")
+
+
+@pytest.fixture
+def sweep():
+    """Four finished runs that differ in their learning rate, wherever it was given, and one that failed."""
+    for number, (lr, config) in enumerate([(0.1, {}), (0.01, {}), (0.003, {"hidden": 64}), (1e-3, {"hidden": 32})]):
+        settings = {"lr": lr, "batch_size": 32, "optimizer": "AdamW()"}
+        facts = {"started": float(number), "settings": settings}
+        run = Run.create(f"runs/sweep/learning-rate-{lr}-of-four", config={"model": config}, facts=facts)
+        append_fit(run.record, planned=5)
+        run.close()
+    failed = Run.create("runs/failed", facts={"started": 9.0})
+    failed.record.append(Event("error", text="RuntimeError: boom"))
+    failed.close()
+
+
+def names(capsys, *arguments):
+    assert main(["runs", *arguments]) == 0
+    return [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:] if line and "stoker show" not in line]
+
+
+def test_runs_are_filtered_by_settings_columns_and_metrics(sweep, capsys):
+    rates = [f"sweep/learning-rate-{lr}-of-four" for lr in ("0.001", "0.003", "0.01", "0.1")]
+    assert names(capsys) == ["failed", *rates]
+    assert names(capsys, "lr<0.005") == rates[:2]
+    assert names(capsys, "lr>=0.01", "runs") == rates[2:] and names(capsys, "lr=0.003") == [rates[1]]
+    assert names(capsys, "state!=finished") == ["failed"]
+    assert names(capsys, "optimizer=adamw*", "valid/loss<=0.5", "model.hidden=64") == [rates[1]]
+    assert main(["runs", "lr<0"]) == 0
+    assert capsys.readouterr().out == "none of the 5 runs in 'runs' meets this; --all shows archived runs\n"
+    assert main(["runs", "batchsize=1"]) == 1
+    assert "no run has 'batchsize'; did you mean 'batch_size'" in capsys.readouterr().err
+
+
+def test_runs_are_sorted_and_printed_as_json(sweep, capsys):
+    rates = [f"sweep/learning-rate-{lr}-of-four" for lr in ("0.001", "0.003", "0.01", "0.1")]
+    assert names(capsys, "--sort", "lr") == [*rates, "failed"]
+    assert names(capsys, "--sort", "lr", "--reverse") == [*reversed(rates), "failed"], "a missing value stays last"
+    assert main(["runs", "lr<0.005", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [run["settings"]["lr"] for run in listed] == [0.001, 0.003]
+    assert listed[0]["state"] == "finished" and listed[0]["best"]["value"] == 0.5 and listed[0]["epochs"] == 5
+
+
+def test_a_run_is_one_line_at_80_columns(sweep):
+    with StokerTerminal(["runs"], columns=80) as terminal:
+        lines, code = terminal.until_end()
+    assert code == 0 and len(lines) == 1 + 5 + 2 and max(map(len, lines)) < 80
+    assert lines[0].split() == ["name", "state", "epochs", "valid/loss", "time", "settings"], "the start has no room"
+    assert lines[2].split()[0] == "sweep/learnin…-0.001-of-four" and "lr=0.001" in lines[2], "both ends of a long name"
+
+
+def test_tags_notes_titles_and_archives(sweep, capsys):
+    best, other = "sweep/learning-rate-0.001-of-four", "sweep/learning-rate-0.1-of-four"
+    assert main(["tag", best, "baseline", "paper"]) == 0 and main(["tag", best, "paper", "--remove"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"runs/{best}: baseline"
+    assert main(["note", best, "the one for the paper"]) == 0 and main(["rename", best, "final"]) == 0
+    assert main(["archive", other]) == 0
+    assert capsys.readouterr().out.endswith("is archived; stoker runs --all lists it\n")
+    assert other not in names(capsys) and other in names(capsys, "--all")
+    assert names(capsys, "tag=baseline") == ["final"]
+    shown = show(capsys, best)
+    assert "  final\n  #baseline\n  the one for the paper\n" in shown
+    assert main(["archive", other, "--undo"]) == 0 and other in names(capsys)
+    assert main(["tag", best, "unknown", "--remove"]) == 1
+    assert "has no tag unknown; its tags: baseline" in capsys.readouterr().err
+
+
+def test_removed_runs_can_be_restored(sweep, capsys):
+    first, second = "sweep/learning-rate-0.1-of-four", "failed"
+    assert main(["rm", first, second]) == 0
+    assert "`stoker rm --undo failed` restores it" in capsys.readouterr().out
+    assert len(names(capsys)) == 3
+    assert main(["rm", "--undo"]) == 0
+    assert capsys.readouterr().out == "restored runs/failed\n", "the last one"
+    assert main(["rm", "--undo", first]) == 0 and capsys.readouterr().out == f"restored runs/{first}\n"
+    assert len(names(capsys)) == 5
+    assert main(["rm", "--undo", "nothing"]) == 1
+    assert "there is no run 'nothing' in the trash of 'runs'" in capsys.readouterr().err
+    assert main(["rm"]) == 1 and "rm needs the name of a run" in capsys.readouterr().err
 
 
 def test_an_empty_directory_and_a_missing_one(tmp_path, capsys):
@@ -89,9 +170,9 @@ def test_damage_is_listed_and_control_characters_are_escaped(tmp_path, capsys):
     (tmp_path / "digits" / "run.json").write_text("{")
     assert main(["runs", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    words = [line.split()[:6] for line in out.splitlines()]
-    assert ["digits", "finished", "5", "of", "5", "valid/loss"] in words
-    assert ["esc\\x1b[31mred", "finished", "5", "of", "5", "valid/loss"] in words and "\x1b" not in out
+    words = [line.split()[:3] for line in out.splitlines()]
+    assert ["digits", "finished", "5/5"] in words
+    assert ["esc\\x1b[31mred", "finished", "5/5"] in words and "\x1b" not in out
     assert "digits: 3 damaged lines were skipped\ndigits: run.json can't be read\n" in out
     lines = show(capsys, str(tmp_path / "digits")).splitlines()
     assert lines[1:3] == ["  3 damaged lines were skipped", "  run.json can't be read"]

@@ -92,3 +92,24 @@ def test_messages_have_no_place_in_the_training(run):
     assert status_of(run, BEGIN, progress(2, 1, 1021.0), Event("checkpoint", 1022.0, 1, 10, 10)).epoch == 2
     slow = status_of(run, BEGIN, progress(1, 2, 2000.0), progress(1, 3, 3000.0))
     assert slow.updates_per_second == 0.001
+
+
+def test_the_time_left_leaves_out_starting_and_compiling_and_includes_validation():
+    """Start-up and the first batch take 100 s, then an update 1 s and the validation of an epoch 5 s."""
+    record, now = Record(), 100.0
+    record.append(Event("begin", 0.0, extra={"epochs": 4, "batches": 10}))
+    left = {}
+    for epoch in range(1, 5):
+        for batch in range(1, 11):
+            update = 10 * (epoch - 1) + batch
+            now += update > 1
+            extra = {"phase": "train", "batches": 10}
+            values = {"train/loss": 1.0}
+            record.append(Event("progress", now, epoch=epoch, batch=batch, update=update, values=values, extra=extra))
+            left[update] = record.status().seconds_left
+        now += 5
+        record.append(Event("epoch", now, epoch=epoch, batch=10, update=update, values={"train/loss": 1.0}))
+    assert left[1] is None and left[3] == pytest.approx(37.0), "an update takes 1 s as far as is known"
+    assert left[20] == pytest.approx(2 * 15 + 5, rel=0.1) and left[30] == pytest.approx(15 + 5, rel=0.1)
+    assert all(left[update] - left[update + 1] == pytest.approx(1.0) for update in range(22, 29)), "it counts down"
+    assert record.status().seconds_left == 0

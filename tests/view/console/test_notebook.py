@@ -40,6 +40,7 @@ def test_one_output_is_updated_in_place(outputs):
     listener = console(record, interval=0)
     record.subscribe(listener)
     begin(record)
+    progress(record, 1, 1, at=1001.0)
     progress(record, 1, 5, at=1002.0)
     assert "epoch 1/4" in page(outputs[-1]) and "12.3k samples/s" in page(outputs[-1]) and "left" in page(outputs[-1])
     epoch(record, 1, valid={"loss": 0.5, "<b>": 0.5, "\ud800": 1.0}, lr=0.01)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what a type checker sees; a test compares it with _NAMES an
     from stoker import distributed as distributed
     from stoker import gradients as gradients
     from stoker import learner as learner
+    from stoker import lightning as lightning
     from stoker import metrics as metrics
     from stoker import optim as optim
     from stoker import optuna as optuna
@@ -75,6 +76,7 @@ _PACKAGES = (
     "distributed",
     "gradients",
     "learner",
+    "lightning",
     "metrics",
     "optim",
     "optuna",

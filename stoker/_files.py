@@ -5,11 +5,14 @@ either the old file or the new one, never a part of it.
 """
 
 import errno
+import functools
 import io
 import json
+import operator
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import IO, Any, BinaryIO, NoReturn
 from stoker.errors import BadFile, MissingFile, StokerError, did_you_mean
 
 MAX_JSON = 1 << 28  # bytes of a JSON file that is read as a whole
+_REPLACE_ATTEMPTS = 50  # 10 ms apart
 
 # Errors of this process, not of the file: too many open files, no memory.
 _PROCESS_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
@@ -50,8 +54,11 @@ def open_to_append(path: Path) -> io.FileIO:
 
 def open_descriptor(path: str | Path, flags: int) -> int:
     """Opens a regular file as `os.open` does; a symbolic link, pipe, device or directory raises `OSError`."""
-    # O_NONBLOCK: opening a pipe would wait for its writer. Windows has neither flag.
-    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    if not hasattr(os, "O_NOFOLLOW") and os.path.islink(path):  # Windows
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    # O_NONBLOCK: opening a pipe would wait for its writer. O_BINARY: Windows would change line ends.
+    extra = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+    descriptor = os.open(path, functools.reduce(operator.or_, extra, flags), 0o666)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
@@ -103,21 +110,43 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, follow
         with temporary.open("xb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+            sync_descriptor(file.fileno())
+        _replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 
 
+def _replace(temporary: Path, path: Path) -> None:
+    """Renames a file over another one; on Windows that fails while a viewer reads it, so it is tried again."""
+    for _ in range(_REPLACE_ATTEMPTS):
+        try:
+            return os.replace(temporary, path)
+        except PermissionError:
+            if hasattr(os, "O_DIRECTORY"):
+                raise
+            time.sleep(0.01)
+    return os.replace(temporary, path)
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Syncs an open file; on macOS out of the disk's own cache too, in which `fsync` leaves it there."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    except (ImportError, AttributeError, OSError):  # Windows, Linux, and file systems that do not support it
+        os.fsync(descriptor)
+
+
 def sync_directory(path: Path) -> None:
     """Syncs the names in a directory: a new or renamed file survives a power cut only after this."""
-    if os.name == "nt":  # Windows cannot open directories, and does not need this
+    if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open directories, and does not need this
         return
-    directory = os.open(path, os.O_RDONLY)
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(directory)
+        sync_descriptor(directory)
     finally:
         os.close(directory)
 

@@ -25,6 +25,7 @@ PACKAGES = [
     "engine",
     "learner",
     "_export_model",
+    "lightning",
     "optuna",
     "sklearn",
     "cli",

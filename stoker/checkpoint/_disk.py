@@ -8,7 +8,7 @@ import stat
 from errno import ENOTDIR
 from pathlib import Path
 
-from stoker._files import open_descriptor, sync_directory
+from stoker._files import open_descriptor, sync_descriptor, sync_directory
 
 OPERATIONS = (
     *("make_folder", "check_folder", "names", "rename", "unlink", "remove_folder"),
@@ -44,12 +44,18 @@ def remove_folder(path: Path) -> None:
 
 def create(path: Path) -> int:
     """Creates a file for writing; an existing one is an error."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    return open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
 def open_file(path: Path) -> tuple[int, int]:
     """Opens a regular file and returns its size too; a link, directory, pipe or device is an error and never blocks."""
-    file = open_descriptor(path, os.O_RDONLY)
+    flags = os.O_RDONLY if hasattr(os, "O_DIRECTORY") else os.O_RDWR  # Windows syncs only what is open for writing
+    try:
+        file = open_descriptor(path, flags)
+    except PermissionError:
+        if flags == os.O_RDONLY:
+            raise
+        file = open_descriptor(path, os.O_RDONLY)
     return file, os.fstat(file).st_size
 
 
@@ -60,12 +66,16 @@ def write(file: int, data: memoryview) -> int:
 
 def read(file: int, memory: memoryview) -> int:
     """Reads into the start of `memory` and returns the number of bytes; 0 at the end."""
-    return os.readv(file, [memory])
+    if hasattr(os, "readv"):
+        return os.readv(file, [memory])
+    data = os.read(file, len(memory))  # Windows
+    memory[: len(data)] = data
+    return len(data)
 
 
 def sync(file: int) -> None:
     """Returns when a file is on the disk as it is now."""
-    os.fsync(file)
+    sync_descriptor(file)
 
 
 def sync_folder(path: Path) -> None:

@@ -1,5 +1,6 @@
 """The events file of a run: one process appends to it under a lock, any number of processes read it."""
 
+import errno
 import functools
 import io
 import json
@@ -9,13 +10,15 @@ import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from stoker._files import explain_errors, open_regular_file, open_to_append, sync_directory
+from stoker._files import explain_errors, open_regular_file, open_to_append, sync_descriptor, sync_directory
 from stoker.errors import BadFile, MissingFile, RunExists, did_you_mean
 from stoker.record._event import Event, from_line
 
 EVENTS, FACTS = "events.jsonl", "run.json"
 LONGEST_LINE = 1 << 24  # bytes
+_LOCKED_BYTE = 2**31 - 2  # on Windows, where the position has 32 bits
 _LOCK_ATTEMPTS = 50  # 10 ms apart: a reader that checks whether a run is alive holds the lock for microseconds
 
 
@@ -59,7 +62,7 @@ class Journal:
         while self._pending:  # until the operating system raises
             self.write(b"")
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            sync_descriptor(self._file.fileno())
         sync_directory(self.path.parent)
         if not was_open:
             self.close()
@@ -153,18 +156,13 @@ _locked_files: "weakref.WeakSet[io.FileIO]" = weakref.WeakSet()
 
 def _lock(file: io.FileIO, path: Path) -> None:
     """Locks the file while this process has it open, and notes beside it who holds the lock."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
     for _ in range(_LOCK_ATTEMPTS):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            time.sleep(0.01)
-        except OSError:  # a file system without locks
+        is_locked = _try_lock(file, shared=False)
+        if is_locked is None:  # a file system without locks
             return
+        if is_locked:
+            break
+        time.sleep(0.01)
     else:
         writer = writer_of(path)
         advice = (
@@ -178,6 +176,39 @@ def _lock(file: io.FileIO, path: Path) -> None:
         note.unlink(missing_ok=True)
         with note.open("x", encoding="utf-8") as new:  # "x" does not follow a symbolic link
             json.dump({"pid": os.getpid(), "host": platform.node()}, new)
+
+
+def _try_lock(file: io.FileIO | BinaryIO, *, shared: bool) -> bool | None:
+    """Locks an open file; returns whether that succeeded, or `None` if the file system has no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return _try_lock_on_windows(file)
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _try_lock_on_windows(file: io.FileIO | BinaryIO) -> bool | None:
+    """Locks one byte far behind the end: others can't read the bytes that are locked."""
+    try:
+        import msvcrt
+    except ImportError:
+        return None
+    locking: Any = msvcrt  # its functions are declared for Windows only
+    position = file.seek(0, os.SEEK_CUR)
+    try:
+        file.seek(_LOCKED_BYTE)
+        locking.locking(file.fileno(), locking.LK_NBLCK, 1)
+    except OSError as error:
+        return False if error.errno in (errno.EACCES, errno.EDEADLK) else None
+    finally:
+        file.seek(position)
+    return True
 
 
 def _release(file: io.FileIO, path: Path) -> None:
@@ -197,21 +228,18 @@ def _close_in_forks() -> None:
             file.close()
         _locked_files.clear()
 
-    os.register_at_fork(after_in_child=close_all)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=close_all)
 
 
 def is_being_written(path: Path) -> bool:
     """Whether a living process has locked this events file."""
-    try:
-        import fcntl
-
-        with open_regular_file(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):  # without locks, a file that has not grown for a minute counts as dead
-        return path.exists() and time.time() - path.stat().st_mtime < 60
+    with suppress(OSError), open_regular_file(path) as file:
+        is_locked = _try_lock(file, shared=True)  # until the file is closed
+        if is_locked is not None:
+            return not is_locked
+    # Without locks, a file that has not grown for a minute counts as dead.
+    return path.exists() and time.time() - path.stat().st_mtime < 60
 
 
 def writer_of(path: Path) -> str:

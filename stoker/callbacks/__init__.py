@@ -11,7 +11,7 @@ from stoker.callbacks._freeze import FreezeUntil
 from stoker.callbacks._mix import CutMix, MixUp, mixed_loss
 from stoker.callbacks._profile import Profile
 from stoker.callbacks._stopping import EarlyStopping, ReduceLROnPlateau, StopOnTime
-from stoker.callbacks._tracker import Ending, Sink, Tracked, Tracker
+from stoker.callbacks._tracker import Ending, MediaItem, Sink, Tracked, Tracker
 from stoker.callbacks._trackers import MLflow, TensorBoard, Trackio, WandB
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "FreezeUntil",
     "Hooks",
     "MLflow",
+    "MediaItem",
     "MixUp",
     "Profile",
     "ReduceLROnPlateau",

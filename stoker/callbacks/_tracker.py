@@ -48,12 +48,29 @@ class Tracked:
     time: float  # when the run began, in seconds since 1970
 
 
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """An image, histogram, text, table or sound, as trackers get it; see `stoker.record.MediaLog`.
+
+    `content` is that of the file (PNG, JSON, text or WAV), `extra` what its event says about it.
+    """
+
+    name: str
+    type: str
+    content: bytes
+    caption: str
+    update: int
+    time: float
+    extra: Mapping[str, Any]
+
+
 class Sink(Protocol):
     """The four methods that `callbacks.Tracker` needs to send a run's metrics somewhere.
 
     They are called one after the other in a thread of their own; they may block and raise without affecting the
     training. A sink may also have a method `prepare()` for a slow import. It is called in the main thread before the
     fit begins: a data worker that is forked while another thread imports something could wait for that import forever.
+    A sink that takes media has a method `media(item)`, which gets a `MediaItem`.
     """
 
     def open(self, run: Tracked) -> Mapping[tuple[int, str], float] | None:
@@ -146,7 +163,7 @@ class Tracker(Callback):
                 ctx.warn(problem)
             if (
                 event.values and event.epoch
-            ):  # after data workers have been forked: a thread could hold a lock that they need
+            ):  # data workers are forked by now: they could need a lock that a thread holds
                 delivery.start()
             self._send(delivery, event)
 
@@ -191,6 +208,11 @@ class Tracker(Callback):
             self._sent = {} if event.kind == "epoch" else {**self._sent, **new}
             if new:
                 delivery.write(new, epoch=event.epoch, **position)
+        elif event.kind == "media" and "content" in event.extra:
+            extra = event.extra
+            delivery.media(
+                MediaItem(extra["name"], extra["type"], extra["content"], extra["caption"], **position, extra=extra)
+            )
         elif event.kind == "progress" and self._is_due(event):
             self._progress_time = event.time
             running = {f"running/{name}": value for name, value in event.values.items()}
@@ -249,6 +271,11 @@ class _Delivery:
 
     def text(self, text: str, *, update: int, time: float) -> None:
         self._put(lambda: self._sink.text(text, update=update, time=time), limit=_LIMIT)
+
+    def media(self, item: MediaItem) -> None:
+        send = getattr(self._sink, "media", None)
+        if send is not None:
+            self._put(lambda: send(item), limit=_PROGRESS_LIMIT)
 
     def close(self, ending: Ending, *, patience: float) -> None:
         self.start()

@@ -4,12 +4,15 @@ import contextlib
 import json
 import os
 import re
+import tempfile
 import time as _time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.callbacks._tracker import Ending, Tracked, Tracker
+import numpy as np
+
+from stoker.callbacks._tracker import Ending, MediaItem, Tracked, Tracker
 from stoker.errors import MissingExtra
 from stoker.record import flatten_config
 
@@ -39,7 +42,7 @@ def _append_text(texts: str, text: str) -> str:
 
 
 class TensorBoard(Tracker):
-    """Writes the run's numbers, config and messages for TensorBoard; needs `stoker[tensorboard]`.
+    """Writes the run's numbers, media, config and messages for TensorBoard; needs `stoker[tensorboard]`.
 
     >>> TensorBoard("boards")
     TensorBoard(name=None, progress=5.0, patience=30.0)
@@ -97,9 +100,58 @@ class _EventFiles:
         self._writer.add_text("messages", text, update, time)
         self._writer.flush()
 
+    def media(self, item: MediaItem) -> None:
+        assert self._writer is not None
+        if item.type in ("text", "table"):
+            text = "\n".join(f"    {line}" for line in item.content.decode().splitlines())  # not as Markdown
+            self._writer.add_text(item.name, text, item.update, item.time)
+        else:
+            self._writer._get_file_writer().add_summary(_summary(item), item.update, item.time)
+        self._writer.flush()
+
     def close(self, ending: Ending) -> None:
         if self._writer is not None:
             self._writer.close()
+
+
+def _summary(item: MediaItem) -> Any:
+    """An image, histogram or sound in TensorBoard's own format, which takes encoded files as they are."""
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+
+    extra: Mapping[str, Any] = item.extra
+    if item.type == "image":
+        content = Summary.Image(height=extra["height"], width=extra["width"], encoded_image_string=item.content)
+        return Summary(value=[Summary.Value(tag=item.name, image=content)])
+    if item.type == "audio":
+        sound = Summary.Audio(
+            sample_rate=extra["rate"],
+            num_channels=extra["channels"],
+            length_frames=round(extra["seconds"] * extra["rate"]),
+            encoded_audio_string=item.content,
+            content_type="audio/wav",
+        )
+        return Summary(value=[Summary.Value(tag=item.name, audio=sound)])
+    bins = json.loads(item.content)
+    limits = {"min": extra.get("minimum", 0.0), "max": extra.get("maximum", 0.0)}
+    count, mean = sum(bins["counts"]), extra.get("mean", 0.0)
+    histogram = HistogramProto(
+        **limits,
+        num=count,
+        sum=count * mean,
+        sum_squares=count * mean * mean,  # not known; TensorBoard does not show it
+        bucket_limit=bins["edges"][1:],
+        bucket=bins["counts"],
+    )
+    return Summary(value=[Summary.Value(tag=item.name, histo=histogram)])
+
+
+@contextlib.contextmanager
+def _temporary_file(item: MediaItem) -> Iterator[Path]:
+    """The item as a file with its proper name, for packages that take paths only."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / Path(item.extra["file"]).name
+        path.write_bytes(item.content)
+        yield path
 
 
 def _wait_for_new_second(directory: Path) -> None:
@@ -109,14 +161,14 @@ def _wait_for_new_second(directory: Path) -> None:
 
 
 class MLflow(Tracker):
-    """Sends the run's metrics, config and messages to MLflow, with the update as the step; needs `mlflow`.
+    """Sends the run's metrics, media, config and messages to MLflow, with the update as the step; needs `mlflow`.
 
     >>> MLflow("digits", uri="http://localhost:5000")
     MLflow(name=None, progress=5.0, patience=30.0)
 
     `uri` is the tracking server, by default MLFLOW_TRACKING_URI. Without either, the metrics go into a database in
     `mlflow` in the run directory, or in `folder`: `mlflow ui --backend-store-uri sqlite:///runs/digits/mlflow/mlflow.db`.
-    Characters that MLflow does not allow in names become `_`.
+    Characters that MLflow does not allow in names become `_`. Media are artifacts in `media`.
     """
 
     def __init__(
@@ -189,6 +241,10 @@ class _MLflowSink:
         self._texts = _append_text(self._texts, text)
         self._client.set_tag(self._run_id, "mlflow.note.content", self._texts)
 
+    def media(self, item: MediaItem) -> None:
+        with _temporary_file(item) as path:
+            self._client.log_artifact(self._run_id, str(path), "media")
+
     def close(self, ending: Ending) -> None:
         self._client.set_terminated(self._run_id, _MLFLOW_STATUS[ending])
 
@@ -212,7 +268,7 @@ def _clean_mlflow_name(name: str) -> str:
 
 
 class WandB(Tracker):
-    """Sends the run's metrics, config and messages to Weights & Biases, over the update; needs `wandb`.
+    """Sends the run's metrics, media, config and messages to Weights & Biases, over the update; needs `wandb`.
 
     >>> WandB("digits", mode="offline", tags=["small"])
     WandB(name=None, progress=5.0, patience=30.0)
@@ -272,8 +328,33 @@ class _WandBSink:
         self._texts = _append_text(self._texts, text)
         self._run.summary["messages"] = self._texts
 
+    def media(self, item: MediaItem) -> None:
+        with _temporary_file(item) as path:
+            self._run.log({item.name: _wandb_media(item, path), "update": item.update})
+
     def close(self, ending: Ending) -> None:
         self._run.finish(exit_code=_WANDB_EXIT_CODES[ending])
+
+
+def _wandb_media(item: MediaItem, path: Path) -> Any:
+    import wandb
+
+    caption = item.caption or None
+    if item.type == "image":
+        return wandb.Image(str(path), caption=caption)
+    if item.type == "audio":
+        return wandb.Audio(str(path), caption=caption)
+    if item.type == "text":
+        return wandb.Table(columns=["text"], data=[[item.content.decode()]])
+    content = json.loads(item.content)
+    if item.type == "table":
+        data: Any = [[value if value is None else str(value) for value in row] for row in content["rows"]]
+        return wandb.Table(columns=content["columns"], data=data)
+    counts, edges = np.array(content["counts"]), np.array(content["edges"])
+    if len(counts) > wandb.Histogram.MAX_LENGTH:
+        edges = edges[:: -(-len(counts) // wandb.Histogram.MAX_LENGTH)]
+        counts, edges = np.histogram(np.array(content["edges"])[:-1], bins=edges, weights=counts)
+    return wandb.Histogram(np_histogram=(counts, edges))
 
 
 class Trackio(Tracker):
@@ -283,7 +364,7 @@ class Trackio(Tracker):
     Trackio(name=None, progress=5.0, patience=30.0)
 
     Trackio keeps one database for all runs of a project, in TRACKIO_DIR or its default directory; `trackio show`
-    displays it. `init` are further arguments of `trackio.init`, such as `space_id`.
+    displays it. `init` are further arguments of `trackio.init`, such as `space_id`. It gets no media.
     """
 
     def __init__(

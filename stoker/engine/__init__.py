@@ -24,6 +24,7 @@ from stoker.engine._settings import Settings
 from stoker.engine._signals import TERMINATED, StopSignals
 from stoker.engine._state import Progress, TrainState, upgrade_state
 from stoker.engine._step import StepResult, TrainStep
+from stoker.engine._system import SystemMetrics
 from stoker.engine._totals import RunningTotals
 from stoker.engine._train import train, train_epoch
 from stoker.engine._weights import EMA, ModelWithLoss, WeightCopy, copy_weights, join_loss, restore_weights
@@ -48,6 +49,7 @@ __all__ = [
     "Settings",
     "StepResult",
     "StopSignals",
+    "SystemMetrics",
     "TrainState",
     "TrainStep",
     "WeightCopy",

@@ -30,7 +30,7 @@ from stoker.engine._undo import is_out_of_memory
 from stoker.engine.executors import Executor
 from stoker.errors import BadData, InvalidArgument, NoSuchMetric, did_you_mean
 from stoker.metrics import Metric
-from stoker.record import Best
+from stoker.record import Best, split_matrices
 from stoker.steps import BareLoss, Output, OwnForward, StepFunction, Steps, count_samples, valid
 
 _ONE_PROCESS = World()
@@ -202,7 +202,7 @@ def validate(fit: Fit, executor: Executor) -> None:
             fire("on_valid_begin", ctx)
             values = _validate_on(fit, loader, name, use_pool)
             if not fit.signals.interrupted:
-                ctx.metrics |= values
+                ctx.metrics |= split_matrices(values)[0]
                 # The position is that of the training; batches of the validation set do not matter afterwards.
                 event = fit.recorder.event("valid", values, name=name)
                 fit.recorder.record.append(replace(event, batch=batch_number))
@@ -422,7 +422,7 @@ def check_valid_sets(fit: Fit) -> None:
                     raise
                 continue  # the validation splits it
             if fit.settings.keep == "best" and fit.settings.monitor == f"{name}/loss" and not totals.losses:
-                raise _no_loss(list(totals.values(name)))
+                raise _no_loss(list(split_matrices(totals.values(name))[0]))
 
 
 def _is_plain(fit: Fit) -> bool:

@@ -63,7 +63,8 @@ def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callabl
         try:
             ending = Ending(use_best_weights(fit), ending.random, ending.seconds)
         finally:
-            fit.recorder.write_end(time.monotonic() - started, fit.state.progress.skipped)
+            seconds, interrupted = time.monotonic() - started, fit.signals.interrupted
+            fit.recorder.write_end(seconds, fit.state.progress.skipped, interrupted=interrupted)
             fit.recorder.record.close()
     return ending
 
@@ -94,7 +95,12 @@ def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], N
 @contextmanager
 def _open_executor(fit: Fit) -> Iterator[Executor]:
     executor = make_executor(fit.step, fit.plan, fit.device, is_saved=fit.checkpointer.is_active)
-    fit.checkpointer.before_saving = executor.synchronize
+
+    def synchronize() -> None:
+        executor.synchronize()
+        fit.recorder.flush(fit.state.totals)  # a checkpoint counts the events
+
+    fit.checkpointer.before_saving = synchronize
     try:
         yield executor
     except NotFinite:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,6 @@ from stoker._tree import OpaqueValue, first_tensor, flatten, map_tensors
 from stoker.distributed import World
 from stoker.errors import StateMismatch
 from stoker.metrics import Metric, flatten_value, weight_of
-from stoker.record import Event
 from stoker.steps import LossCount, Output, SupervisedOutput, count_samples, extra_numbers, says_count
 
 _CPU = torch.device("cpu")
@@ -194,6 +192,11 @@ class RunningTotals:
         copy_all(targets, values)
 
     @property
+    def can_be_read_often(self) -> bool:
+        """Whether a `TotalsReading` neither waits for the device nor costs much."""
+        return self._device.type in ("cpu", "cuda")
+
+    @property
     def metrics(self) -> Sequence[Metric]:
         """The metrics that are counted besides the losses."""
         return self._metrics
@@ -305,34 +308,35 @@ class RunningTotals:
         return torch.full((), total, dtype=torch.float64, device=self._device)
 
 
-class PendingProgress:
-    """A progress event whose losses are still being copied from the device."""
+class TotalsReading:
+    """The sums and weights of all losses at some moment, while they are being copied from the device."""
 
-    __slots__ = ("_arrived", "_event", "_values")
+    __slots__ = ("_arrived", "_copied", "_names", "_values")
 
-    def __init__(self, event: Event, totals: RunningTotals, phase: str) -> None:
-        self._event = event
-        sums, weights = totals._sums, totals._weights
-        on_gpu = any(isinstance(each, Tensor) and each.is_cuda for each in (*sums.values(), *weights.values()))
-        names = [name for name in sums if not name.startswith(_NUMBER)]
-        self._values = {f"{phase}/{name}": (_to_host(sums[name]), _to_host(weights[name])) for name in names}
-        self._arrived = torch.cuda.Event() if on_gpu else None
-        if self._arrived is not None:
+    def __init__(self, totals: RunningTotals) -> None:
+        self._names = list(totals._sums)
+        values = [each for name in self._names for each in (totals._sums[name], totals._weights[name])]
+        on_gpu = [each for each in values if isinstance(each, Tensor) and each.is_cuda]
+        self._copied = None
+        self._arrived = None
+        if on_gpu:  # one copy for all, into torch's own pinned memory
+            self._copied = torch.stack([each.double() for each in on_gpu]).to("cpu", non_blocking=True)
+            self._arrived = torch.cuda.Event()
             self._arrived.record()
+        self._values = [None if isinstance(each, Tensor) and each.is_cuda else float(each) for each in values]
 
     def has_arrived(self) -> bool:
         """Whether the values can be read without waiting."""
         return self._arrived is None or self._arrived.query()
 
-    def complete(self) -> Event:
-        """The event with its values."""
-        return replace(self._event, values={name: _mean(*pair) for name, pair in self._values.items()})
-
-
-def _to_host(value: float | Tensor) -> float | Tensor:
-    if not isinstance(value, Tensor):
-        return value
-    return value.to("cpu", non_blocking=True) if value.is_cuda else value.item()  # into torch's own pinned memory
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """The sum and the weight of each loss by name; waits for the device."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        copied = iter(() if self._copied is None else self._copied.tolist())
+        values = [next(copied) if each is None else each for each in self._values]
+        names = [name.removeprefix(_NUMBER) for name in self._names]
+        return {name: (values[2 * place], values[2 * place + 1]) for place, name in enumerate(names)}
 
 
 def merge_states(metrics: Sequence[Metric], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from stoker.engine._totals import RunningTotals
 from stoker.engine.executors import Executor
 from stoker.errors import BadData, NotFinite
 from stoker.metrics import GradientNorm
+from stoker.record import split_matrices
 
 
 def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
@@ -95,12 +96,11 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
         _record_update(fit)
         state.progress.needs_validation = True
     ctx.batch = ctx.pred = ctx.output = ctx.loss = None
-    fit.recorder.drop_pending()
     totals = state.totals.merge_ranks(fit.ranks.data_world)
     _check_that_some_updates_were_applied(fit, totals)
     values = totals.values("train")
-    ctx.metrics |= values
-    fit.recorder.write("train", values, losses=totals.losses)
+    ctx.metrics |= split_matrices(values)[0]
+    fit.recorder.write_training(state.totals, values, totals.losses)
     fire("on_train_end", ctx)
     keep_best_of_training(fit)
     state.progress.stage = "validate"
@@ -114,6 +114,7 @@ def begin(fit: Fit, resumed: Mapping[str, Any] | None) -> None:
     _switch_to_training(fit, is_resumed=resumed is not None)
     fit.hooks.fire("on_fit_begin", ctx)
     if resumed is not None:
+        fit.recorder.resume(fit.state.totals)
         # The hook starts as in a new fit; the resumed values replace those that it set.
         ctx.state = {**ctx.state, **user_state}
         ctx.lr_scale, ctx.lr, ctx.metrics = lr_scale, lr, metrics

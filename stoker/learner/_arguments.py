@@ -75,6 +75,7 @@ class FitArguments:
     mode: Literal["min", "max"] | None
     checkpoint: Checkpoint | bool | None
     resume: bool | Literal["force"]
+    system_metrics: bool
 
     def __post_init__(self) -> None:
         check_limits(epochs=self.epochs, updates=self.updates, minutes=self.minutes)

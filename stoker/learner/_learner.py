@@ -127,6 +127,7 @@ class Learner:
         mode: Literal["min", "max"] | None = None,
         checkpoint: Checkpoint | bool | None = None,
         resume: bool | Literal["force"] = False,
+        system_metrics: bool = True,
         show: bool = True,
     ) -> Fitted:
         """Trains until a limit (`epochs`, `updates` or `minutes`), a callback or a signal stops it.
@@ -148,6 +149,8 @@ class Learner:
         never. `resume=True` continues a run from its newest complete checkpoint, to the same bits as without the
         interruption; it starts a run that does not exist, and returns the result of one that is finished. Model,
         optimizer, data and seed must be the same; with `resume="force"` all but the model's parameters may differ.
+
+        A run also records how busy processor, memory and GPU are, every five seconds, unless `system_metrics=False`.
         """
         arguments = {name: value for name, value in locals().items() if name not in ("self", "show")}
         return Fitted.of(run_fit(self, FitArguments(**arguments), show=show))

@@ -11,7 +11,7 @@ import torch
 
 from stoker.checkpoint import Found, Saved, Saver, Store, model_state
 from stoker.distributed import World, is_sharded, run_on_rank_zero
-from stoker.engine import Checkpointer, Ending, Fit, upgrade_state, use_best_weights
+from stoker.engine import Checkpointer, Ending, Fit, SystemMetrics, upgrade_state, use_best_weights
 from stoker.errors import BadFile, StateMismatch, StokerError
 from stoker.learner._arguments import FitArguments
 from stoker.learner._describe import facts_of, limits_of, list_changes
@@ -156,6 +156,7 @@ def open_run(prepared: Prepared, arguments: FitArguments, *, resume: bool) -> tu
         fit.ctx.record = run.record
         if fit.ranks.world.is_first:
             fit.recorder.update_facts, fit.recorder.control = run.update_facts, Control(run.path)
+            fit.recorder.system = SystemMetrics(fit.device) if arguments.system_metrics else None
         _set_up_checkpoints(fit, arguments, run, None if found is None or found.saved is None else found.saved.name)
     except BaseException:
         run.close()

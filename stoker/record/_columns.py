@@ -6,7 +6,7 @@ A million events take about a hundred MB, and the curve of any number is found w
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -115,6 +115,7 @@ class Columns:
         self.point_times = array("d")
         self.point_updates = array("q")
         self.series: dict[str, _Series] = {}  # by name, in order of first appearance
+        self.windowed: set[str] = set()  # the numbers whose running values are means over windows of updates
         self.matrices: dict[str, list[tuple[int, Matrix]]] = {}  # by name: the row of the event, and the matrix
         self.epoch_names: dict[str, int] = {}  # the numbers that epochs have, and the row where each first appeared
         self.events: list[tuple[int, Event]] = []  # (row, event) of all kinds without numbers, which are few
@@ -160,6 +161,8 @@ class Columns:
                 self.progress = self.last_progress = event
             return
         values, cells = split_matrices(event.values)
+        if "points" in event.extra:
+            self._add_points(event, row)
         for name, value in values.items():
             series = self._series(name)
             series.rows.append(row)
@@ -205,6 +208,7 @@ class Columns:
         self.point_rows.extend([row] * count)
         self.point_times.frombytes(times.tobytes())
         self.point_updates.frombytes(updates.tobytes())
+        self.windowed |= columns.keys()
         for name, values in columns.items():
             series = self._series(name)
             known = np.flatnonzero(~np.isnan(values)) if np.isnan(values).any() else None
@@ -225,7 +229,10 @@ class Columns:
             self.progress = event if event.batch else None  # the position inside the epoch
         elif event.kind == "begin":
             self.begin = event
-        self.events.append((self._add_row(kind, event.time, event.epoch, event.update), event))
+        row = self._add_row(kind, event.time, event.epoch, event.update)
+        if event.kind == "end" and "points" in event.extra:
+            self._add_points(event, row)
+        self.events.append((row, event))
 
     def _truncate(self, row: int) -> None:
         """Removes all rows from this one on."""
@@ -334,21 +341,25 @@ class Columns:
             final = final.select(final.epoch > 0)
             _, last = np.unique(final.epoch[::-1], return_index=True)
             return final.select(np.sort(len(final) - 1 - last))
+        if name in self.windowed and len(running):  # means over whole epochs are not on the same curve
+            final = self.final_points(name, kinds=(VALID, LOG))
         running = running.select(~np.isin(running.update, final.update))
         fields = [(getattr(final, field), getattr(running, field)) for field in Points.__slots__]
         both = Points(*map(np.concatenate, fields))
         return both.select(np.argsort(both.update, kind="stable"))
 
-    def final_points(self, name: str) -> Points:
-        """All final values in order of the events, without those that an "epoch" event only repeats."""
-        points, kinds = self._final(name)
+    def final_points(self, name: str, kinds: Collection[int] = (TRAIN, VALID, LOG, EPOCH)) -> Points:
+        """The final values of some kinds in order of the events, without those that an "epoch" event only repeats."""
+        points, found = self._final(name)
+        wanted = np.isin(found, list(kinds))
+        points, found = points.select(wanted), found[wanted]
         # Sorted by epoch, a repeated value follows its original.
         order = np.argsort(points.epoch, kind="stable")
         epoch, value = points.epoch[order], points.value[order]
         same = (value[1:] == value[:-1]) | (np.isnan(value[1:]) & np.isnan(value[:-1]))
         repeated = np.zeros(len(points), dtype=bool)
         repeated[order[1:]] = same & (epoch[1:] == epoch[:-1]) & (epoch[1:] > 0)
-        return points.select(~(repeated & (kinds == EPOCH)))
+        return points.select(~(repeated & (found == EPOCH)))
 
     def _final(self, name: str) -> tuple[Points, np.ndarray]:
         """The final values of a number, and the kind of the event of each."""
@@ -447,8 +458,8 @@ class Numbers:
         """The values of a number over the run, in order of update; empty for an unknown name.
 
         "epochs" gives the latest value of each epoch. "running" gives the values inside of epochs, each of which is a
-        mean over the updates since the one before. "all" gives both and every validation; a final value then replaces
-        a running one of the same update.
+        mean over the updates since the one before. "all" gives a curve: the running values of a number that has them,
+        else those of the epochs, and every validation.
         """
         return self._columns.points(name, source)
 

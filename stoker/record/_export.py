@@ -38,10 +38,10 @@ def export(
     epoch,update,time,valid/loss
     1,10,1.5,0.30000000000000004
 
-    `source` is "epochs" (a row per epoch), "running" (the values of progress events) or "all" (both, a row per
-    update). With `long`, each row is one number: name, epoch, update, time, value. Numbers are exact. An empty cell is
-    null in Parquet and JSON. NaN and infinities are `nan`, `inf`, `-inf` in CSV, and "NaN", "Infinity", "-Infinity" in
-    JSON. An existing file is replaced atomically.
+    `source` is "epochs" (a row per epoch), "running" (means over the updates since the row before) or "all"
+    (see `Numbers.points`; a row per update). With `long`, each row is one number: name, epoch, update, time, value.
+    Numbers are exact; matrices are left out. An empty cell is null in Parquet and JSON. NaN and infinities are `nan`,
+    `inf`, `-inf` in CSV, and "NaN", "Infinity", "-Infinity" in JSON. An existing file is replaced atomically.
     """
     path = Path(path)
     write = _WRITERS.get(path.suffix.lower())

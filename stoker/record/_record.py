@@ -79,7 +79,7 @@ class Record(Numbers):
             event = replace(event, values=float_values(event))
         event = fold_matrices(event)
         is_soon = 0 <= event.time - self._progress_time < _PROGRESS_SECONDS
-        if event.kind != "progress" or not is_soon or event.extra.get("points"):
+        if event.kind != "progress" or not is_soon or "window" in event.extra:
             self._store(event)
         else:
             self._columns.progress = self._columns.last_progress = event  # for `status`; it gets no row

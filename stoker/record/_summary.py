@@ -17,7 +17,7 @@ _RATE_EPOCHS = 5  # the last epochs, whose pace predicts the rest
 _RATE_SECONDS = 60.0  # the time over which updates per second are measured
 # How the reasons of signals, deadlines and requests begin; records of earlier versions say nothing else about them.
 _INTERRUPTED = re.compile(
-    r"Interrupted in |Terminated \(|Stopped before the deadline|Stop requested|torchrun, which started "
+    r"Interrupted|Terminated \(|Stopped before the deadline|Stop requested|torchrun, which started "
 )
 
 

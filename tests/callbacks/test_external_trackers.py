@@ -13,7 +13,17 @@ import pytest
 from stoker import InvalidArgument
 from stoker.callbacks import MLflow, Trackio, WandB, on
 from stoker.record import Run
-from tests.callbacks.tracked_fits import CONFIG, PATIENCE, cut_off_and_resume, fit, offline, points, same, warnings
+from tests.callbacks.tracked_fits import (
+    CONFIG,
+    PATIENCE,
+    cut_off_and_resume,
+    fit,
+    log_media,
+    offline,
+    points,
+    same,
+    warnings,
+)
 
 # MLflow and SQLAlchemy cause warnings in each other.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -92,6 +102,16 @@ def test_mlflow_takes_any_name_and_number_and_the_end_of_long_messages(tmp_path)
 
 
 @pytest.mark.soak
+def test_mlflow_has_media_as_artifacts(tmp_path):
+    run = fit(MLflow(patience=PATIENCE), run=tmp_path / "run", epochs=1, more=[on(epoch_end=log_media)])
+    assert warnings(run) == []
+    client, found = mlflow_run(tmp_path / "run" / "mlflow")
+    assert {item.path for item in client.list_artifacts(found.info.run_id, "media")} == {
+        event.extra["file"] for event in run.record.media
+    }
+
+
+@pytest.mark.soak
 def test_an_mlflow_server_needs_no_folder_and_may_be_unreachable(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert fit(MLflow(uri="http://127.0.0.1:9", patience=PATIENCE), epochs=1) is not None
@@ -152,6 +172,20 @@ def test_wandb_has_one_run_with_every_value_of_a_resumed_run(tmp_path):
     assert [row["epoch"] for row in rows if "train/loss" in row] == [1, 2, 3, 2, 3, 4]
     assert [each.exit_code for each in wandb_messages(folder, "exit")] == [1, 0]
     assert {path.name for path in tmp_path.iterdir()} <= {"run", "home"}
+
+
+@pytest.mark.soak
+def test_wandb_has_media(tmp_path):
+    tracker = WandB(mode="offline", progress=None, patience=PATIENCE)
+    run = fit(tracker, run=tmp_path / "run", epochs=1, more=[on(epoch_end=log_media)])
+    assert warnings(run) == []
+    histories = wandb_messages(tmp_path / "run" / "wandb", "history")
+    items = [item for history in histories for item in history.item if list(item.nested_key[1:]) == ["_type"]]
+    types = {item.nested_key[0]: json.loads(item.value_json) for item in items}
+    assert types == {
+        "picture": "image-file", "weights": "histogram", "words": "table-file", "table": "table-file",
+        "sound": "audio-file",
+    }  # fmt: skip
 
 
 def test_a_wrong_argument_of_wandb_init_costs_a_warning(tmp_path):

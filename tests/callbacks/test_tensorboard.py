@@ -7,8 +7,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from stoker import InvalidArgument
-from stoker.callbacks import TensorBoard
-from tests.callbacks.tracked_fits import CONFIG, cut_off_and_resume, fit, points, same, warnings
+from stoker.callbacks import TensorBoard, on
+from tests.callbacks.tracked_fits import CONFIG, cut_off_and_resume, fit, log_media, points, same, warnings
 
 
 def board(folder):
@@ -41,6 +41,17 @@ def test_tensorboard_reads_a_run(tmp_path):
     (first, *_) = found.Scalars("train/loss")
     assert first.wall_time == run.record.events_of("train")[0].time
     assert warnings(run) == []
+
+
+def test_media_are_shown(tmp_path):
+    fit(TensorBoard(), run=tmp_path / "run", epochs=1, more=[on(epoch_end=log_media)])
+    found = board(tmp_path / "run" / "tensorboard")
+    assert found.Tags()["images"] == ["picture"] and found.Tags()["audio"] == ["sound"]
+    (image,) = found.Images("picture")
+    assert (image.width, image.height, image.step, image.encoded_image_string[:4]) == (6, 4, 4, b"\x89PNG")
+    (histogram,) = found.Histograms("weights")
+    assert sum(histogram.histogram_value.bucket) == histogram.histogram_value.num == 100
+    assert text(found, "words").strip() == "<b>bold</b>" and '"rows": [[1]]' in text(found, "table")
 
 
 def test_a_resumed_run_replaces_the_values_it_trains_again(tmp_path):

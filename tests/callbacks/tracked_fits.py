@@ -43,6 +43,15 @@ def fit(tracker, *, run=None, epochs=3, cut_off=None, resume=False, more=()):
     return fitted if run is None else Run.open(run)
 
 
+def log_media(ctx):
+    """Logs an item of each type."""
+    ctx.log_image("picture", torch.rand(3, 4, 6), caption="a picture")
+    ctx.log_histogram("weights", torch.arange(100.0), bins=10)
+    ctx.log_text("words", "<b>bold</b>")
+    ctx.log_table("table", {"a": [1]})
+    ctx.log_audio("sound", torch.zeros(800), 8000)
+
+
 def cut_off_and_resume(make, run):
     """Trains epochs 1 to 3, of which the third is not saved, and then epochs 3 to 4 with another tracker."""
     fit(make(), run=run, epochs=4, cut_off=3)

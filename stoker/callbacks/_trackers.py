@@ -116,8 +116,10 @@ class _EventFiles:
 
 def _summary(item: MediaItem) -> Any:
     """An image, histogram or sound in TensorBoard's own format, which takes encoded files as they are."""
-    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+    import tensorboard.compat.proto.summary_pb2 as proto
 
+    formats: Any = proto  # its classes are made when it is imported
+    HistogramProto, Summary = formats.HistogramProto, formats.Summary
     extra: Mapping[str, Any] = item.extra
     if item.type == "image":
         content = Summary.Image(height=extra["height"], width=extra["width"], encoded_image_string=item.content)

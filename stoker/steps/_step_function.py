@@ -150,7 +150,7 @@ class OwnForward(StepFunction):
     def arguments(self, batch: Any, size: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A batch of `size` samples as the arguments of `forward`."""
         if isinstance(batch, Mapping):
-            columns = dict(batch.items())
+            columns = self._name_columns(batch)
             layout: Any = tuple(columns)
         else:
             columns, layout = {}, (type(batch), len(batch)) if isinstance(batch, tuple | list) else type(batch)
@@ -161,6 +161,12 @@ class OwnForward(StepFunction):
             names = self._signature.parameters
             return (), {name: part for name, part in columns.items() if self._takes_any_name or name in names}
         return tuple(batch) if how == "by place" else (batch,), {}
+
+    def _name_columns(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns of a batch; `label`, as datasets call it, is named as `forward` calls it."""
+        names = self._signature.parameters
+        is_renamed = "labels" in names and "label" not in names and "labels" not in batch
+        return {"labels" if name == "label" and is_renamed else name: part for name, part in batch.items()}
 
     def _find_layout(
         self, batch: Any, columns: Mapping[str, Any], size: int | None
@@ -224,13 +230,15 @@ class OwnForward(StepFunction):
                 self._losses = {*answer}
             elif self._losses is not None and {*answer} != self._losses:
                 loss = None  # other numbers, such as scores
-        if loss is not None or not needs_loss:
-            return _forward_output(loss, answer, batch)
-        if getattr(answer, "loss", 0) is None:
+        is_labels_missing = loss is None and getattr(answer, "loss", 0) is None
+        if is_labels_missing and (needs_loss or isinstance(answer, Mapping)):
+            given = f" (it has {', '.join(map(repr, batch))})" if isinstance(batch, Mapping) else ""
             raise BadData(
                 f"{self.name} returned a {type(answer).__name__} whose loss is None: models of Transformers compute a "
-                "loss if the batch has labels. Rename the column of the targets, or give Learner(loss=...)"
+                f"loss if the batch has labels{given}. Rename the column of the targets, or give Learner(loss=...)"
             )
+        if loss is not None or not needs_loss:
+            return _forward_output(loss, answer, batch)
         raise WrongType(
             f"{self.name} returned {_describe(answer)}, which has no loss; expected an output with a .loss, a mapping "
             'with "loss" or with losses only, one number, or a tuple whose first number is the loss, the only one with '

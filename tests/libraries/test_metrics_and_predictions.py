@@ -92,6 +92,40 @@ def test_token_metrics_agree_with_the_loss_of_the_model(name):
     torch.testing.assert_close(answers.logits, output.logits)
 
 
+def test_label_is_passed_as_labels_and_another_name_is_an_error_that_says_so():
+    """Datasets call the column `label`, and Transformers' collators rename it."""
+    classes, rate = torch.arange(10) % 3, {"lr": 1e-2, "metrics": [metrics.Accuracy()]}
+    found = []
+    for name in ("labels", "label"):
+        torch.manual_seed(0)
+        fitted = fit(bert("BertForSequenceClassification", num_labels=3), {"input_ids": IDS, name: classes}, **rate)
+        found.append((fitted.history["valid/loss"], fitted.history["valid/accuracy"]))
+    assert found[0] == found[1]
+    with pytest.raises(BadData, match=r"loss is None: .* has labels \(it has 'input_ids', 'y'\). Rename the column"):
+        fit(bert("BertForSequenceClassification", num_labels=3), {"input_ids": IDS, "y": classes}, **rate)
+
+
+def test_a_loss_of_the_user_on_the_outputs_of_a_model_that_takes_labels():
+    classes, balance = torch.arange(10) % 3, torch.tensor([1.0, 2.0, 8.0])
+    rows = {"input_ids": IDS, "labels": classes}
+
+    def loss(output, targets):
+        return nn.functional.cross_entropy(output.logits, targets, weight=balance, label_smoothing=0.1)
+
+    torch.manual_seed(0)
+    model = bert("BertForSequenceClassification", num_labels=3)
+    fitted = fit(model, rows, loss=loss, metrics=[metrics.Accuracy()])
+    found = fitted.evaluate(rows, batch_size=3)
+    with torch.no_grad():
+        output = fitted.model(input_ids=IDS)
+    assert found["loss"] == pytest.approx(loss(output, classes).item(), rel=1e-5)
+    assert found["accuracy"] == pytest.approx((output.logits.argmax(1) == classes).double().mean().item())
+    torch.testing.assert_close(fitted.predict(rows, batch_size=3).logits, output.logits)
+    with pytest.raises(TypeError, match="must be Tensor") as caught:
+        fit(model, rows, loss=nn.CrossEntropyLoss())
+    assert any("lambda output, target: CrossEntropyLoss(output['logits'], target)" in n for n in caught.value.__notes__)
+
+
 def test_sequences_have_classes_labels_or_numbers():
     torch.manual_seed(0)
     classes = torch.randint(3, (10,), generator=DRAW)

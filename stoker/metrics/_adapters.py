@@ -238,7 +238,7 @@ def _read_arguments(name: str, metric: Any, output: Any) -> tuple[Any, Any]:
     if scores is None or targets is None:
         raise WrongType(
             f"{name} needs scores (or predictions) and targets, which {type(output).__name__} does not have: return "
-            "an output that has them from train_step"
+            'them from the step, or measure it in validation only: metrics.as_metric(..., on="valid")'
         )
     if not isinstance(scores, Tensor) or not isinstance(targets, Tensor):
         return scores, targets

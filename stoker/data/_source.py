@@ -183,6 +183,10 @@ def _check_samples_or_stream(source: Any) -> "Source[Any] | Stream":
             return Stream(source)
         if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
             return source
+        if is_of_package("torchdata", source) and hasattr(source, "get_state"):  # a node, which is read once
+            from torchdata import nodes
+
+            return Stream(nodes.Loader(source))
         if isinstance(source, Iterator):
             raise WrongType(
                 f"a {name} can be read only once, but every epoch reads the source from its start; pass a list of its "

@@ -149,16 +149,26 @@ class Supervised:
             return self._split_mapping(batch)
         if isinstance(batch, Tensor | tuple | list):
             return Parts((batch,) if isinstance(batch, Tensor) else tuple(batch), {}, None)
+        if _is_graphs(batch):
+            return self._split_graphs(batch)
         raise BadData(
             f"a batch of type {type(batch).__name__} can't be split into inputs and a target: use tuples or mappings, "
-            "or give the model a train_step(batch)"
+            "Learner(step=fn) with a function fn(model, batch), or a model with a train_step(batch)"
         )
 
+    def _split_graphs(self, batch: Any) -> Parts:
+        """A batch of PyTorch Geometric: `forward` takes its parts by name, or else the whole; `y` is the target."""
+        columns = batch.to_dict()
+        targets = columns.pop("y", None)
+        if self._names[: self._required] and {*self._names[: self._required]} <= {*columns}:
+            return Parts((), {name: columns[name] for name in self._names if name in columns}, targets)
+        return Parts((batch,), {}, targets)
+
     def _split_inputs(self, batch: Any) -> Parts:
-        if isinstance(batch, Mapping):
+        if isinstance(batch, Mapping) or _is_graphs(batch):
             return self._split(batch)
         if not isinstance(batch, Tensor | tuple | list):
-            return Parts((batch,), {}, None)  # a batch of graphs, for example: the only argument
+            return Parts((batch,), {}, None)  # the only argument
         values = (batch,) if isinstance(batch, Tensor) else tuple(batch)
         if self._input_count is not None:
             counts = {self._input_count}
@@ -278,7 +288,7 @@ class Supervised:
             # Models of Transformers take the labels too, and compute a loss of their own from them.
             required = self._names[: self._required]
             target = next((name for name in TARGET_NAMES if name in inputs and name not in required), None)
-            inputs.pop(target, None)
+            inputs.pop(target or "", None)
         if takes_all:
             inputs.pop("weight", None)
         rest = {name: value for name, value in batch.items() if name not in inputs}
@@ -317,6 +327,10 @@ class Supervised:
         else:
             args, kwargs = tuple(columns.values()), {}
         return Parts(args, kwargs, _alone_or_all(columns if target is None else targets), weights)
+
+
+def _is_graphs(batch: Any) -> bool:
+    return any(base.__module__.startswith("torch_geometric.") for base in type(batch).__mro__)
 
 
 def _start_graph(tensor: Tensor) -> Tensor:

@@ -84,6 +84,19 @@ def test_nodes_of_torchdata_continue_from_their_state():
     assert len(rest) == 3
 
 
+def test_a_node_of_torchdata_starts_again_in_each_epoch():
+    """It can be read only once by itself; its own Loader resets it."""
+    loader = Loader(node_loader().root, batched=True)
+    first, second = (collate_batches(loader.at(epoch=epoch)) for epoch in (0, 1))
+    assert len(first) == 5 and all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    again = Loader(node_loader().root, batched=True)
+    batches = iter(again.at(epoch=0))
+    next(batches), next(batches)
+    state = again.source_state(epoch=0, batch=2)
+    rest = collate_batches(Loader(node_loader().root, batched=True).at(epoch=0, batch=2, state=state))
+    assert len(rest) == 3 and torch.equal(rest[0], first[2])
+
+
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_graphs_are_collated_as_pytorch_geometric_does():

@@ -5,14 +5,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import stoker
+from stoker import data, metrics
 from tests.libraries.checks import (
     Case,
+    assert_same,
     check_evaluation,
     check_executors,
     check_resume,
     check_summary,
     check_training,
     check_view,
+    weights,
 )
 
 pytestmark = [
@@ -83,6 +87,29 @@ def test_a_crashed_run_resumes_to_the_same_bits(kind, tmp_path):
 
 def test_evaluation_and_predictions(kind):
     check_evaluation(case(kind))
+
+
+class ByName(Classifier):
+    def forward(self, x, edge_index, batch=None):
+        return self.head(self.pool(self.body(x, edge_index), batch))
+
+
+@pytest.mark.parametrize("make", [Classifier, ByName])
+def test_a_loss_function_compares_with_y_and_forward_takes_the_batch_or_its_parts(make):
+    graphs = [graph(number) for number in range(10)]
+    torch.manual_seed(1)
+    model = make("GCN")
+    learner = stoker.Learner(model, loss=nn.CrossEntropyLoss(), metrics=[metrics.Accuracy()], lr=1e-2, seed=0)
+    fitted = learner.fit(data.Loader(graphs, batch_size=4), epochs=2, keep="last", show=False)
+    torch.manual_seed(1)
+    other = Classifier("GCN")
+    stepped = stoker.Learner(other, step=loss, lr=1e-2, seed=0)
+    assert_same(weights(stepped.fit(data.Loader(graphs, batch_size=4), epochs=2, show=False).model), weights(model))
+    scores = fitted.predict(graphs)
+    expected = torch.tensor([each.y.item() for each in graphs])
+    found = fitted.evaluate(graphs, batch_size=3)
+    assert found["accuracy"] == pytest.approx((scores.argmax(1) == expected).double().mean().item())
+    assert found["loss"] == pytest.approx(F.cross_entropy(scores, expected).item(), rel=1e-5)
 
 
 @pytest.mark.cuda

@@ -5,7 +5,7 @@ A source is a tensor, an array, a tuple or mapping of them, a table, a list, a t
 """
 
 from stoker.data._batch import PaddingBatch, RowSelection, batchable, move_batch
-from stoker.data._combine import Combination, by_epoch, cycle, mix, zip
+from stoker.data._combine import Combination, Zip, by_epoch, cycle, mix, zip
 from stoker.data._dataset_files import cifar10, idx, read_idx
 from stoker.data._digits import digits
 from stoker.data._loader import EpochBatches, Loader, is_batched
@@ -20,6 +20,7 @@ __all__ = [
     "PaddingBatch",
     "RowSelection",
     "Source",
+    "Zip",
     "batchable",
     "by_epoch",
     "cifar10",

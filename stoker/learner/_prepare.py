@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from stoker.callbacks import CSV, Context, Hooks, Requests, Tracker
 from stoker.checkpoint import Checkpoint
+from stoker.data import Zip
 from stoker.distributed import Parallel, World, as_parallel, find_blocks, is_distributed, is_sharded
 from stoker.engine import (
     Ending,
@@ -114,6 +115,8 @@ def prepare(
         seed=seed,
         split_seed=learner.seed or 0,  # the same samples in every fit, also without a seed
     )
+    if steps.train is not None and isinstance(data.train.source, Zip):
+        steps.train.count.sources = data.train.source.sources.keys()
     train = data.train.shared(split.rank, split.size) if dry else share_loader(data.train, split)
     valid = {
         name: loader.shared(split.rank, split.size) if dry else share_loader(loader, split)

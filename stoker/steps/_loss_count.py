@@ -14,7 +14,7 @@ from stoker._text import pluralize
 from stoker._tree import tensors_in
 from stoker.steps._losses import is_traced
 from stoker.steps._outputs import count_targets
-from stoker.steps._samples import is_one_per_sample
+from stoker.steps._samples import count_samples, is_one_per_sample
 
 _SAME = ("Add", "Sub", "Neg", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone", "Alias")
 _JOINS = ("Stack", "Cat")  # of the terms of a loss, before they are added up
@@ -108,10 +108,11 @@ class LossCount:
     another source, for example) are found out anew.
     """
 
-    __slots__ = ("_has_warned", "_name", "_targets", "_unclear", "_warn")
+    __slots__ = ("_has_warned", "_name", "_targets", "_unclear", "_warn", "sources")
 
     def __init__(self, name: str, warn: Callable[[str], None] = warnings.warn) -> None:
         self._name, self._warn, self._has_warned = name, warn, False
+        self.sources: Collection[str] = ()  # that are read side by side, in batches that all have the same sizes
         self._targets: dict[str, TargetCount | None] = {}  # by the layout of a batch; None: the samples count
         # Layouts of which a later batch has to show more, with the divisors that a batch of one sample had.
         self._unclear: dict[str, list[float]] = {}
@@ -119,6 +120,7 @@ class LossCount:
     def __copy__(self) -> "LossCount":
         other = LossCount(self._name, self._warn)
         other._targets, other._unclear, other._has_warned = {**self._targets}, {**self._unclear}, self._has_warned
+        other.sources = self.sources
         return other
 
     def __call__(self, batch: Any) -> Tensor | None:
@@ -181,7 +183,7 @@ class LossCount:
             self._unclear[layout] = []
         elif not terms and seen:
             self._unclear[layout] = seen
-        elif terms and not self._has_warned:
+        elif (terms := self._without_other_sources(terms, batch)) and not self._has_warned:
             divisors = [] if samples > 1 or targets is not None else [term.divisor for term in terms if term.divisor]
             doubt = self._doubt(terms, max(samples, 1), targets)
             if not doubt and seen and divisors and seen != divisors:
@@ -207,6 +209,13 @@ class LossCount:
             self._targets[layout] = TargetCount.load(found) if len(found) > 1 else None
             if len(found) == 1:
                 self._unclear[layout] = found[0]
+
+    def _without_other_sources(self, terms: "list[_Term]", batch: Any) -> "list[_Term]":
+        """Without means over the samples of a source: every batch weighs its sources alike, whatever their sizes."""
+        if _depends_on_values(terms):
+            return terms
+        sizes = [count_samples(batch[name]) for name in self.sources]
+        return [term for term in terms if not any(term.divisor and term.divisor % size == 0 for size in sizes)]
 
     def _doubt(self, terms: "list[_Term]", samples: int, targets: TargetCount | None) -> str:
         if all(term.kind == "sum" for term in terms):

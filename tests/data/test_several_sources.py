@@ -369,6 +369,26 @@ def test_a_fit_on_a_zip_equals_the_plain_loop_and_explains_its_length():
         fitted.predict(sources)
 
 
+def test_terms_over_sources_of_different_batch_sizes_are_no_reason_for_doubt():
+    """All batches weigh their sources alike. A term that divides by a mask is one, as in every step."""
+    x, y, more = torch.randn(10, 3), torch.randn(10), torch.randn(40, 3)
+    sources = data.zip(labeled=data.cycle((x, y)), unlabeled=Loader(more, batch_size=7, shuffle=1))
+
+    def masked(model, batch):
+        errors, is_large = model(batch["unlabeled"]).square(), batch["unlabeled"].sum(1, keepdim=True) > 0
+        return Consistent.train_step(model, batch) + (errors * is_large).sum() / is_large.sum()
+
+    for step, count in ((None, 0), (masked, 1)):
+
+        class Model(Consistent):
+            def forward(self, x):
+                return self.linear(x)
+
+        learner = stoker.Learner(Model(), step=step, lr=0.1, seed=5)
+        fitted = learner.fit(sources, epochs=1, batch_size=4, show=False)
+        assert len(fitted.record.events_of("warning")) == count
+
+
 def test_a_run_is_not_resumed_with_another_order_of_a_source(tmp_path):
     def train(seed, updates):
         unlabeled = Loader(torch.ones(40, 3), batch_size=8, shuffle=seed)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from stoker.learner._learner import Learner
+    from stoker.record import Size
     from stoker.view.report import Evaluation, Kind
 
 
@@ -254,17 +255,19 @@ class Fitted:
         kind: "Kind" = "curves",
         data: Any = None,
         labels: Sequence[str] | None = None,
+        size: "Size" = "screen",
         ax: "Axes | None" = None,
     ) -> "Figure":
         """Draws the curves of the history, or "lr", "confusion" or "calibration"; needs matplotlib (`stoker[plot]`).
 
         "confusion" and "calibration" compare the model's predictions for `data` with the targets; `labels` are the
-        names of the classes. Without data, a confusion matrix is the last one that the fit recorded.
+        names of the classes. Without data, a confusion matrix is the one that the fit recorded in its best epoch.
+        `size` is "screen", "paper" or "slide"; `figure.savefig` writes vectors to paths that end in .pdf or .svg.
         """
         from stoker.view.report import plot
 
         evaluation = None if data is None else self._evaluate_predictions(data, labels)
-        return plot(self.record, *names, kind=kind, evaluation=evaluation, ax=ax)
+        return plot(self.record, *names, kind=kind, evaluation=evaluation, size=size, ax=ax)
 
     def report(
         self, path: str | os.PathLike[str] = "report.html", data: Any = None, *, labels: Sequence[str] | None = None

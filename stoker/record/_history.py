@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stoker._text import format_number
 from stoker.errors import MissingExtra, NoSuchMetric, did_you_mean
 from stoker.record._columns import Best
-from stoker.record._plot import figure_to_html, group_by_metric, plot_series
+from stoker.record._plot import Size, figure_size, figure_to_html, group_by_metric, plot_series
 from stoker.record._record import Record
 
 if TYPE_CHECKING:
@@ -105,14 +105,16 @@ class History:
             raise MissingExtra("to_pandas needs pandas: pip install pandas (to_dict needs nothing)") from error
         return pandas.DataFrame(self.to_dict()).set_index("epoch")
 
-    def plot(self, *names: str, ax: "Axes | None" = None) -> "Figure":
+    def plot(self, *names: str, size: Size = "screen", ax: "Axes | None" = None) -> "Figure":
         """Draws the numbers over the epochs with matplotlib (`stoker[plot]`) and returns the figure.
 
         Without names it draws every column except matrix cells, a panel per metric. With names, or with `ax`, all
-        lines share one panel. The best epoch is marked; a loss that falls far gets a logarithmic axis. The figure is
-        not registered with pyplot: a notebook shows it, `figure.savefig(path)` writes it.
+        lines share one panel. The best epoch is marked; a loss that falls far gets a logarithmic axis. `size` is
+        "screen", "paper" or "slide". The figure is not registered with pyplot: a notebook shows it, and
+        `figure.savefig(path)` writes it, as vectors if the path ends in .pdf or .svg.
         """
-        return self._draw({"": list(names)} if names else self.panels or {"": self.columns}, ax=ax)
+        with figure_size(size):
+            return self._draw({"": list(names)} if names else self.panels or {"": self.columns}, ax=ax)
 
     def __str__(self) -> str:
         return _text_table(self._record.rows, self.columns, self.best)

@@ -4,8 +4,10 @@ import base64
 import functools
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from stoker._text import format_number
 from stoker.errors import InvalidArgument, MissingExtra
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 TRAIN, VALID = "#0072B2", "#E69F00"
 OTHERS = ("#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 
+Size = Literal["screen", "paper", "slide"]
+# The scale of a figure, and matplotlib's settings. A figure of two columns then fits a page, or a slide.
+_SIZES: dict[str, tuple[float, dict[str, Any]]] = {
+    "screen": (1.0, {}),
+    "paper": (0.75, {"font.size": 8.0, "lines.linewidth": 1.0, "axes.linewidth": 0.6, "lines.markersize": 4.0}),
+    "slide": (1.5, {"font.size": 18.0, "lines.linewidth": 3.0, "axes.linewidth": 1.2, "lines.markersize": 9.0}),
+}
+_SCALE = ContextVar("scale of figures", default=1.0)  # inside `figure_size`
 _DASHES = ("-", "--", ":")
 _PANELS_PER_ROW = 3
 _LARGEST = 1e300  # what is larger, infinite or NaN is not drawn: matplotlib's limits would overflow
@@ -73,8 +83,32 @@ def use_log_scale(values: Iterable[float]) -> bool:
     return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > _LOG_RANGE
 
 
+@contextmanager
+def figure_size(size: Size) -> Iterator[None]:
+    """Draws what is inside the block for a screen, a paper (small, thin lines) or a slide (large, thick lines).
+
+    >>> with figure_size("paper"):
+    ...     figure = new_figure(4, 3)
+    >>> figure.get_size_inches().tolist()
+    [3.0, 2.25]
+    """
+    if size not in _SIZES:
+        raise InvalidArgument(f"size={size!r}; expected {', '.join(map(repr, _SIZES))}")
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingExtra('plot needs matplotlib: pip install "stoker[plot]"') from error
+    scale, settings = _SIZES[size]
+    token = _SCALE.set(scale)
+    try:
+        with matplotlib.rc_context(settings):
+            yield
+    finally:
+        _SCALE.reset(token)
+
+
 def new_figure(width: float, height: float) -> "Figure":
-    """Creates an empty matplotlib figure (`stoker[plot]`), in inches.
+    """Creates an empty matplotlib figure (`stoker[plot]`), in inches; inside `figure_size` it has another scale.
 
     A notebook shows it; pyplot does not know it, so nothing keeps it alive or prints it a second time.
 
@@ -85,7 +119,8 @@ def new_figure(width: float, height: float) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra('plot needs matplotlib: pip install "stoker[plot]"') from error
-    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    scale = _SCALE.get()
+    figure: Any = Figure(figsize=(width * scale, height * scale), layout="constrained")
     figure._repr_png_ = functools.partial(_png, figure)  # what IPython calls
     return figure
 
@@ -146,8 +181,8 @@ def plot_series(
     figure = new_figure(4.5 * columns if columns > 1 else 7, 3.2 * rows)
     for number, (title, series) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(rows, columns, number)
-        axes.set_title(escape_label(title))
         _draw(axes, epochs, series, best, minimized)
+        axes.set_ylabel(escape_label(title))
     return figure
 
 
@@ -170,7 +205,9 @@ def _draw(
             axes.plot([best.epoch], [best.value], "o", color=style.color, label=label)
     if minimized.issuperset(series) and use_log_scale(value for values in series.values() for value in values):
         axes.set_yscale("log")
-    axes.set_xlabel("epoch")
+    axes.set_xlabel("Epoch")
+    if len(series) == 1:
+        axes.set_ylabel(escape_label(next(iter(series))))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     is_crowded = len(axes.lines) > 6

@@ -58,8 +58,10 @@ def metric_rows(run: Record | Follower, latest: Mapping[str, float], sets: DataS
         elif not any(part.isdecimal() for part in metric.split("/")):
             values.setdefault(metric, {})[group] = value
     rows: list[MetricRow] = []
+    known = set(run.names)  # also of epochs before
     for metric, by_set in sorted(values.items(), key=lambda item: "" in item[1]):
-        group = next(group for group in (sets.monitored, *sets.names[1:], *sets.names, "") if group in by_set)
+        groups = ("",) if "" in by_set else (sets.monitored, *sets.names[1:], *sets.names)
+        group = next(group for group in groups if group in by_set or f"{group}/{metric}" in known)
         name = f"{group}/{metric}" if group else metric
         best = run.best(name) if run.direction(name) is not None else None
         rows.append(MetricRow(metric, by_set, best, run.unit(name)))

@@ -27,12 +27,12 @@ from tests.record.examples import example_record, record_of
 def test_there_is_a_panel_for_each_metric_with_the_best_epoch_marked(tmp_path):
     figure = example_record(valid_every=2).plot()
     panels = figure.axes
-    assert [axes.get_title() for axes in panels] == ["loss", "accuracy", "lr"]
+    assert [axes.get_ylabel() for axes in panels] == ["loss", "accuracy", "lr"]
     train, valid, best = panels[0].lines
     assert list(train.get_xdata()) == [1, 2, 3, 4, 5] and list(valid.get_xdata()) == [2, 4]
     assert list(best.get_xdata()) == [2] and best.get_label() == "best: 0.6000 in epoch 2"
     assert [text.get_text() for text in panels[1].get_legend().get_texts()] == ["train/accuracy", "valid/accuracy"]
-    assert panels[0].get_xlabel() == "epoch"
+    assert panels[0].get_xlabel() == "Epoch"
     figure.savefig(tmp_path / "plot.png")
 
 

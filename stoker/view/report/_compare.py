@@ -5,9 +5,9 @@ from typing import Any
 
 from stoker._text import format_duration, format_number, format_time
 from stoker.errors import InvalidArgument
-from stoker.record import LineStyle, flatten_config, group_by_metric, line_styles, run_settings
+from stoker.record import Best, LineStyle, flatten_config, group_by_metric, line_styles, run_settings
 from stoker.view._tables import compare_configs
-from stoker.view.report._html import Html, element, note, page, pairs, section, table
+from stoker.view.report._html import Html, element, join, note, page, pairs, section, table, to_html
 from stoker.view.report._reader import RunLike, RunReader, open_run
 from stoker.view.report._report import curve_line, draw_charts
 
@@ -42,7 +42,7 @@ def compare_html(*runs: RunLike) -> str:
     return page(
         title,
         element("h1", title),
-        section("Results", _results(readers, keys), _last_values(readers, keys)),
+        section("Results", _results(readers, keys), _best_values(readers, keys)),
         section("Curves", _curves(readers, styles)),
         section("Different settings", table(("field", *keys), rows) if rows else note("None.")),
         section("Common settings", pairs({name: str(value) for name, value in same.items()}), folded=True),
@@ -61,13 +61,31 @@ def _results(runs: Sequence[RunReader], keys: Sequence[Html]) -> Html:
     return table(("run", "state", "best", "updates", "training time", "started"), rows)
 
 
-def _last_values(runs: Sequence[RunReader], keys: Sequence[Html]) -> Html:
-    rows = []
+def _best_values(runs: Sequence[RunReader], keys: Sequence[Html]) -> Html:
+    """The best value of every metric, the best run's in bold, and the last values of the others."""
+    best_rows, last_rows = [], []
     for name in _names(runs):
-        values = [run.summary["last"].get(name) for run in runs]
-        if any(value is not None for value in values):
-            rows.append((name, *(_MISSING if value is None else format_number(value) for value in values)))
-    return table(("last", *keys), rows, numbers=True) if rows else Html("")
+        direction = next((found for run in runs if (found := run.direction(name)) is not None), None)
+        best = [run.best(name) if direction is not None else None for run in runs]
+        known = [found.value for found in best if found is not None]
+        if known:
+            winner = min(known) if direction == "min" else max(known)
+            best_rows.append((name, *(_best_cell(found, winner) for found in best)))
+            continue
+        last = [run.summary["last"].get(name) for run in runs]
+        if any(value is not None for value in last):
+            last_rows.append((name, *(_MISSING if value is None else format_number(value) for value in last)))
+    tables = [
+        table((title, *keys), rows, numbers=True) for title, rows in (("best", best_rows), ("last", last_rows)) if rows
+    ]
+    return join(tables)
+
+
+def _best_cell(best: Best | None, winner: float) -> Html:
+    if best is None:
+        return to_html(_MISSING)
+    text = element("b", format_number(best.value)) if best.value == winner else to_html(format_number(best.value))
+    return join([text, element("span", f" @{best.epoch}", class_="dim")])
 
 
 def _curves(runs: Sequence[RunReader], styles: Sequence[LineStyle]) -> Html:

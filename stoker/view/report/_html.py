@@ -9,7 +9,9 @@ from stoker._text import escape_surrogates
 
 _STYLE_SHEET = Path(__file__).parent / "report.css"  # light, dark and printed pages
 _VOID = ("img", "meta")  # elements without an end tag
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
+)
 
 
 class Html(str):

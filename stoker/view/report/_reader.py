@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from stoker.errors import WrongType
-from stoker.record import Best, Follower, Record, Run
+from stoker.record import Best, Follower, Matrix, Record, Run
 
 
 class RecordReader:
@@ -21,7 +19,8 @@ class RecordReader:
         self.log: list[str] = []
         self.summary = record.summary()
         self.state, self.reason = self.summary["state"], self.summary["reason"]
-        self.begin, self.messages = record.begin, record.messages
+        self.begin, self.messages, self.media = record.begin, record.messages, record.media
+        self.path = record.path.parent if record.path is not None else None
         self.matrices, self.matrix = record.matrices, record.matrix
         self.names, self.points, self.direction, self.unit = record.names, record.points, record.direction, record.unit
 
@@ -49,7 +48,7 @@ def open_run(run: RunLike) -> RunReader:
     return follower
 
 
-def recorded_matrices(run: RunReader) -> dict[str, np.ndarray]:
+def recorded_matrices(run: RunReader) -> dict[str, Matrix]:
     """The confusion matrices that a run recorded, in its best epoch or else its last; rows are the true classes."""
     found = {name: run.matrix(name) for name in run.matrices}
-    return {name: matrix.values for name, matrix in found.items() if matrix is not None}
+    return {name: matrix for name, matrix in found.items() if matrix is not None}

@@ -31,6 +31,7 @@ from stoker.view.report._evaluation import (
     top_mistakes,
 )
 from stoker.view.report._html import Html, element, join, note, page, pairs, section, table, to_html
+from stoker.view.report._media import media_html
 from stoker.view.report._reader import RunLike, RunReader, open_run, recorded_matrices
 
 # What exceeds these limits is folded or left out.
@@ -66,6 +67,7 @@ def report_html(run: RunLike, evaluation: Evaluation | None = None) -> str:
         _numbers(reader),
         _evaluation(evaluation) if evaluation is not None else "",
         "" if has_matrix else _recorded_matrices(reader),
+        section("Media", media_html(reader.media, reader.path)),
         _epochs(reader),
         section("Config", _fields(reader.config)),
         section("Settings", _fields(reader.facts.get("settings"))),
@@ -275,7 +277,10 @@ def _recorded_matrices(run: RunReader) -> Html:
     matrices = recorded_matrices(run)
     shown = list(matrices.items())[:_MAX_MATRICES]
     left_out = len(matrices) - len(shown)
-    parts = [section(name, _confusion(counts, class_names(None, len(counts)))) for name, counts in shown]
+    parts = [
+        section(name, _confusion(matrix.values, class_names(matrix.labels or None, len(matrix.values))))
+        for name, matrix in shown
+    ]
     return join([*parts, note(f"{left_out} more matrices are left out" if left_out else "")])
 
 
@@ -299,7 +304,7 @@ def _evaluation(evaluation: Evaluation) -> Html:
 def _confusion(counts: np.ndarray, names: Sequence[str]) -> Html:
     """The matrix, as a table or (of many classes) as an image, and the most frequent mistakes."""
     mistakes = [(names[row], names[column], f"{count:.4g}") for row, column, count in top_mistakes(counts)]
-    listed = table(("true class", "predicted class", "count"), mistakes) if mistakes else Html("")
+    listed = table(("true label", "predicted label", "count"), mistakes) if mistakes else Html("")
     if len(counts) > _MAX_CLASS_CELLS:
         alt = f"confusion matrix of {len(counts)} classes: rows are the true classes"
         missing = note("Install matplotlib (stoker[plot]) to see a matrix of this size as an image.")
@@ -320,14 +325,14 @@ def _calibration(calibration: Calibration) -> Html:
     share = (calibration.count[filled] / calibration.count.sum()).tolist()
     lines = [
         SvgLine("perfect", [0.0, 1.0], [0.0, 1.0], LineStyle(_GREY, 1)),
-        SvgLine("accuracy", confidence, calibration.accuracy[filled].tolist(), LineStyle(_BLUE)),
+        SvgLine("fraction of positives", confidence, calibration.accuracy[filled].tolist(), LineStyle(_BLUE)),
         SvgLine("share of samples", confidence, share, LineStyle(_GREY, 2)),
     ]
     text = (
         "How often predictions of a given confidence are correct; "
         f"the expected calibration error is {100 * calibration.error:.2g} %."
     )
-    svg = svg_chart("accuracy over confidence", lines, width=350, height=260)
+    svg = svg_chart("fraction of positives by mean predicted probability", lines, width=350, height=260)
     return join([element("p", text), element("div", element("figure", Html(svg)), class_="grid")])
 
 

@@ -181,7 +181,7 @@ def test_a_resumed_fit_continues_from_its_checkpoint(seen_before):
         assert "resumed from 00000025: epoch 3, batch 5 of 10, update 25" in lines
         assert any(line.endswith("  0:06") for line in lines), "the pace of this process is not known yet"
         assert any("62 % · 25 updates" in line for line in lines)
-        assert table_row(lines, "loss")[3:5] == ["0.2500", "@2"], "the third epoch's 0.125 is lost"
+        assert table_row(lines, "loss")[2:4] == ["0.2500", "@2"], "the third epoch's 0.125 is lost"
         progress(record, 3, 6, at=5003.0)
         epoch(record, 3, at=5004.0, valid=0.2)
         assert table_row(screen.lines, "loss")[2] == "0.2000*"

@@ -33,7 +33,8 @@ def test_the_learning_rate_over_the_updates():
     for update, rate in enumerate([1e-1, 1e-2, 1e-4], 1):
         record.append(Event("progress", 10.0 * update, update=update, values={"lr/head": rate, "lr/*": rate / 2}))
     axes = plot(record, kind="lr").axes[0]
-    assert [line.get_label() for line in axes.lines] == ["lr/head", "lr/*"] and axes.get_yscale() == "log"
+    assert [line.get_label() for line in axes.lines] == ["lr/head", "lr/*"] and axes.get_yscale() == "linear"
+    assert [axes.get_xlabel(), axes.get_ylabel()] == ["Update", "Learning rate"]
     assert axes.lines[0].get_xdata().tolist() == [1, 2, 3] and axes.lines[0].get_ydata().tolist() == [1e-1, 1e-2, 1e-4]
     with pytest.raises(InvalidArgument, match=r"recorded no learning rate; add metrics.LearningRate\(\)"):
         plot(Record(), kind="lr")
@@ -41,9 +42,9 @@ def test_the_learning_rate_over_the_updates():
 
 def test_the_confusion_matrix_is_the_evaluations_or_the_best_epochs():
     record = record_matrices([[[1, 2], [3, 4]], [[5, 0], [0, 6]], [[0, 9], [9, 0]]], [0.5, 0.1, 0.7])
-    assert texts_in(plot(record, kind="confusion")) == ["5", "0", "0", "6"]
+    assert texts_in(plot(record, kind="confusion")) == ["1.00\n5", "0.00\n0", "0.00\n0", "1.00\n6"]
     found = evaluate_predictions(np.eye(2), [0, 0], labels=["cat", "dog"])
-    assert texts_in(plot(record, kind="confusion", evaluation=found)) == ["1", "1", "0", "0"]
+    assert texts_in(plot(record, kind="confusion", evaluation=found)) == ["0.50\n1", "0.50\n1", "0.00\n0", "0.00\n0"]
     with pytest.raises(InvalidArgument, match="the run has no confusion matrix; give data= to fitted.plot, or add"):
         plot(example_record(), kind="confusion")
 
@@ -51,9 +52,10 @@ def test_the_confusion_matrix_is_the_evaluations_or_the_best_epochs():
 def test_a_confusion_matrix_holds_the_counts():
     figure = confusion([[8, 2, 0], [1, 9, 0], [0, 0, 0]], ["cat", "$dog", "_"])
     axes = figure.axes[0]
-    assert texts_in(figure) == ["8", "2", "0", "1", "9", "0", "0", "0", "0"]
+    assert texts_in(figure)[:4] == ["0.80\n8", "0.20\n2", "0.00\n0", "0.10\n1"]
+    assert figure.axes[1].get_ylabel() == "Share of true label", "a color bar"
     assert axes.images[0].get_array().tolist() == [[0.8, 0.2, 0], [0.1, 0.9, 0], [0, 0, 0]]
-    assert [axes.get_xlabel(), axes.get_ylabel()] == ["predicted class", "true class"]
+    assert [axes.get_xlabel(), axes.get_ylabel()] == ["Predicted label", "True label"]
     assert figure._repr_png_().startswith(b"\x89PNG")
 
 
@@ -74,7 +76,8 @@ def test_a_calibration_shows_the_filled_bins():
     assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(1)
     evaluation = evaluate_predictions(values, targets)
     title = plot(example_record(), kind="calibration", evaluation=evaluation).axes[0].get_title()
-    assert title == axes.get_title() == f"calibration error {found.error:.3f}"
+    assert title == axes.get_title() == f"Calibration error {found.error:.3f}"
+    assert [axes.get_xlabel(), axes.get_ylabel()] == ["Mean predicted probability", "Fraction of positives"]
     with pytest.raises(InvalidArgument, match="a calibration needs a classifier's predictions on a data set"):
         plot(example_record(), kind="calibration")
 
@@ -96,3 +99,19 @@ def test_wrong_arguments():
         confusion(np.ones((2, 3)))
     with pytest.raises(InvalidArgument, match="1 labels for 2 classes"):
         confusion(np.ones((2, 2)), ["cat"])
+
+
+@pytest.mark.parametrize("kind", ["curves", "confusion"])
+def test_sizes_for_paper_and_slide_and_vector_output(kind, tmp_path):
+    record = record_matrices([[[1, 2], [3, 4]], [[5, 0], [0, 6]]], [0.5, 0.1])
+    screen, paper, slide = (plot(record, kind=kind, size=size) for size in ("screen", "paper", "slide"))
+    widths = [figure.get_size_inches()[0] for figure in (paper, screen, slide)]
+    fonts = [figure.axes[0].yaxis.label.get_size() for figure in (paper, screen, slide)]
+    assert widths[0] == 0.75 * widths[1] and widths[2] == 1.5 * widths[1] and fonts == [8.0, 10.0, 18.0]
+    paper.savefig(tmp_path / "figure.svg")
+    svg = (tmp_path / "figure.svg").read_text()
+    assert "<path" in svg and ("<image" in svg) == (kind == "confusion"), "curves are vectors"
+    paper.savefig(tmp_path / "figure.pdf")
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(InvalidArgument, match="size='poster'; expected 'screen', 'paper', 'slide'"):
+        plot(record, kind=kind, size="poster")

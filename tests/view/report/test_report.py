@@ -164,7 +164,7 @@ def test_cells_of_a_matrix_are_as_dark_as_their_share():
     page = Page(report_html(example_record(), found))
     styles = [each["style"] for each in page.all("td") if "style" in each]
     assert styles == ["--share:0.800", "--share:0.200", "--share:0.000", "--share:0.000"]
-    at = page.texts.index("predicted class")
+    at = page.texts.index("predicted label")
     assert page.texts[at + 2 : at + 5] == ["cat", "dog", "2"]
 
 
@@ -223,3 +223,24 @@ def test_the_card_of_a_fit_in_a_notebook():
     record.append(Event("epoch", 2.0, epoch=1, values={HOSTILE: 1.0, "half\ud800": 2.0}))
     html = fitted_html(record, stopped=HOSTILE)
     assert Page(html).texts.count(HOSTILE) == 2 and html.encode()
+
+
+def test_media_are_inside_the_page_and_never_markup(tmp_path):
+    run = Run.create(tmp_path / "run")
+    place = {"epoch": 1, "update": 10}
+    files = {
+        "<b>note": ("text", "txt", b"<script>alert(1)</script>", {}),
+        "weights": ("histogram", "json", b'{"edges": [0.0, 0.5, 1.0], "counts": [3, 1]}', {}),
+        "errors": ("table", "json", b'{"columns": ["name", "loss"], "rows": [["<i>x</i>", 0.5]]}', {}),
+    }
+    (run.path / "media").mkdir()
+    for number, (name, (kind, suffix, data, extra)) in enumerate(files.items()):
+        path = f"media/{number:08}-item.{suffix}"
+        (run.path / path).write_bytes(data)
+        facts = {"name": name, "type": kind, "file": path, "caption": "", "bytes": len(data), **extra}
+        run.record.append(Event("media", 1.0, extra=facts, **place))
+    run.record.append(Event("media", 1.0, extra={"name": "gone", "type": "text", "file": "media/x.txt"}, **place))
+    run.close()
+    html = report_html(run.path)
+    assert "&lt;script&gt;alert(1)" in html and "<script" not in html and "&lt;b&gt;note, update 10" in html
+    assert "&lt;i&gt;x&lt;/i&gt;" in html and "<title>weights</title>" in html and "can&#x27;t be read" in html

@@ -123,7 +123,7 @@ class ShownRun:
 
     def report_deleted(self) -> dict[str, Any] | None:
         """That the run was deleted; `None` if the page knows it already."""
-        return self.report_unreadable({**self._sent["row"], "state": "gone", "reason": _DELETED})
+        return self.report_unreadable(Row({**self._sent["row"], "state": "gone", "reason": _DELETED}))
 
     def report_unreadable(self, row: Row) -> dict[str, Any] | None:
         """A row of a run that can't be read; `None` if the page knows it already."""

@@ -23,10 +23,13 @@ from stoker.record import (
     run_settings,
 )
 
-Row = dict[str, Any]
 MAX_MESSAGES = 1000  # in one answer: the last ones
 _MAX_DEPTH = 64  # of nested mappings and lists
 _CHECKPOINT_FIELDS = ("name", "update", "epoch", "reason", "bytes", "time")
+
+
+class Row(dict[str, Any]):
+    """A run in the list, of types that JSON has: `to_json` does not look into it again."""
 
 
 def to_json(data: object) -> bytes:
@@ -42,7 +45,7 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
     """A value of types that JSON has; NaN and infinities become `None`."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool | int | Row):
         return value
     if depth > _MAX_DEPTH:
         return "…"
@@ -98,7 +101,7 @@ def make_row(run_id: str, run: Follower) -> Row:
         "device": summary.get("device"),
         "model": summary.get("model"),
     }
-    return to_plain(row)  # rows are compared with each other, and NaN is not equal to itself
+    return Row(to_plain(row))  # rows are compared with each other, and NaN is not equal to itself
 
 
 def _make_annotations(run: Follower) -> dict[str, Any]:
@@ -114,7 +117,7 @@ def make_unread_row(run_id: str, *, state: str = "unread", reason: str = "not re
     unknown = dict.fromkeys(("began", "seconds", "epoch", "epochs", "update", "fraction", "best", "device", "model"))
     known = {"id": run_id, "name": run_id.rpartition("/")[2], "state": state, "reason": reason, "problem": ""}
     known |= {"title": "", "tags": [], "note": "", "archived": False}
-    return {**known, **unknown, "last": {}, "bests": {}, "directed": {}, "early": [], "config": {}}
+    return Row({**known, **unknown, "last": {}, "bests": {}, "directed": {}, "early": [], "config": {}})
 
 
 def make_details(run_id: str, run: Follower) -> dict[str, Any]:

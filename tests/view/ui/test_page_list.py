@@ -1,10 +1,12 @@
 """The list of runs, in a real browser."""
 
+import json
 import re
 
 import pytest
 from playwright.sync_api import expect
 
+from stoker.record import Annotations, read_annotations, write_annotations
 from tests.view.ui.serving import serving, train
 
 SLOW, MEDIUM, FAST = "slow", "sweep/medium", "sweep/fast"
@@ -197,3 +199,141 @@ def test_dark_and_light_themes(server, visit):
 def test_an_empty_folder_says_how_to_start(tmp_path, visit):
     with serving(tmp_path) as (server, _), visit(server) as page:
         expect(page.locator(".empty")).to_contain_text(f"There are no runs in {tmp_path} yet.")
+
+
+def panel(page, title):
+    return page.get_by_role("region", name=title, exact=True)
+
+
+def lines(page, title):
+    """The labels of a chart's lines, and the numbers of points that are drawn."""
+    return panel(page, title).evaluate(
+        "({ panel }) => panel.drawn().map(({ label, y, low }) => [label, y.length, Boolean(low)])"
+    )
+
+
+def test_charts_beside_the_list_follow_the_search_and_the_chosen_runs(server, visit):
+    with visit(server, "#/runs?metric=valid/loss") as page:
+        expect(panel(page, "valid/loss").locator(".legend li")).to_have_count(4)
+        page.get_by_role("searchbox", name="Search runs").fill("sweep")
+        legend = panel(page, "valid/loss").locator(".legend .label")
+        expect(legend).to_have_text([FAST, MEDIUM])
+        expect(panel(page, "valid/loss").locator("canvas")).to_be_visible()
+        page.get_by_label("Compare medium").check()
+        expect(legend).to_have_text([MEDIUM])
+        page.get_by_role("button", name="Charts").click()
+        expect(panel(page, "valid/loss")).to_have_count(0)
+        expect(page.get_by_role("button", name="Charts")).to_have_attribute("aria-pressed", "false")
+
+
+def test_runs_are_grouped_by_a_setting_with_their_mean_and_range(server, visit):
+    with visit(server, "#/runs?metric=valid/loss&col=best.valid/loss&col=state&charts=1") as page:
+        page.get_by_label("Group by").select_option("group by model.hidden")
+        expect(page.locator("tbody tr")).to_have_count(3)
+        group = page.locator("tbody tr", has_text="model.hidden = 64")
+        expect(group).to_contain_text("2 runs")
+        expect(group.locator("td").nth(1)).to_have_text(re.compile(r"^[\d.]+[\d.]+ – [\d.]+$"))
+        expect(panel(page, "valid/loss").locator("canvas")).to_be_visible()
+        found = {label: band for label, _, band in lines(page, "valid/loss")}
+        assert found == {"model.hidden = 32": False, "model.hidden = 64": True, "model.hidden = 256": False}
+        rows = page.evaluate("fetch('/api/runs').then((answer) => answer.json())")["runs"]
+        bests = [each["bests"]["valid/loss"] for each in rows if each["config"]["model.hidden"] == 64]
+        mean = group.locator("td").nth(1).evaluate("(cell) => Number(cell.firstChild.textContent)")
+        assert mean == pytest.approx(sum(bests) / 2, rel=1e-3)
+        page.get_by_role("button", name="Runs with model.hidden = 64").click()
+        expect(page.get_by_role("link", name="dead")).to_be_visible()
+        expect(page.locator("tbody tr")).to_have_count(5)
+
+
+@pytest.mark.soak
+def test_sorting_and_columns_by_the_best_value_of_any_metric(server, visit):
+    with visit(server, "#/runs?col=best.train/loss&col=train/loss&charts=0") as page:
+        page.get_by_role("button", name="best train/loss").click()
+        expect(page.get_by_role("columnheader", name="best train/loss")).to_have_attribute("aria-sort", "descending")
+        expect(page.locator("tbody tr th a").last).to_have_text(FAST)
+        page.get_by_role("searchbox", name="Search runs").fill("best.train/loss<0.5")
+        expect(page.locator("tbody tr")).to_have_count(1)
+
+
+@pytest.mark.soak
+def test_settings_are_found_wherever_they_were_given(tmp_path, visit):
+    train(tmp_path / "config", lr=0.1, epochs=1)
+    run = train(tmp_path / "learner", lr=0.001, epochs=1)
+    facts = json.loads((run.path / "run.json").read_text())
+    (run.path / "config.json").unlink()
+    (run.path / "run.json").write_text(json.dumps({**facts, "settings": {"lr": 0.001, "hparams": {"hidden": 7}}}))
+    with serving(tmp_path) as (server, _), visit(server, "#/runs?charts=0") as page:
+        search = page.get_by_role("searchbox", name="Search runs")
+        for text, expected in (
+            ("lr<0.005", "learner"),
+            ("lr>0.005", "config"),
+            ("hidden=7", "learner"),
+            ("hidden=64", "config"),
+        ):
+            search.fill(text)
+            expect(page.locator("tbody tr th a")).to_have_text([expected])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("first", "second", "third"):
+        train(tmp_path / name, epochs=1)
+    return tmp_path
+
+
+def test_runs_are_tagged_archived_and_deleted_with_undo(folder, visit):
+    with serving(folder) as (server, _), visit(server, "#/runs?sort=name&charts=0") as page:
+        page.get_by_label("Compare first").check()
+        page.get_by_label("Compare second").check()
+        page.get_by_role("button", name="Tag", exact=True).click()
+        dialog = page.get_by_role("dialog", name="Tag 2 runs")
+        dialog.get_by_label("Tags").fill("<b>paper</b>, ok")
+        dialog.get_by_label("Token").fill(server.token)
+        dialog.get_by_role("button", name="Add").click()
+        expect(row(page, "second").locator(".tag")).to_have_text(["<b>paper</b>", "ok"])
+        assert read_annotations(folder / "first").tags == ("<b>paper</b>", "ok")
+        page.get_by_role("searchbox", name="Search runs").fill("tags=ok")
+        expect(page.locator("tbody tr")).to_have_count(2)
+        page.get_by_role("searchbox", name="Search runs").fill("")
+
+        page.get_by_label("Compare third").check()
+        page.get_by_role("button", name="Archive", exact=True).click()
+        expect(page.locator("#toast")).to_contain_text("Archived third.")
+        expect(page.locator("tbody tr th a")).to_have_text(["first", "second"])
+        page.get_by_role("button", name="1 archived").click()
+        expect(page.locator("tbody tr")).to_have_count(3)
+
+        page.get_by_label("Compare first").check()
+        page.get_by_role("button", name="Delete", exact=True).click()
+        expect(page.locator("#toast")).to_contain_text("Deleted first.")
+        expect(page.locator("tbody tr th a")).to_have_text(["second", "third"])
+        assert not (folder / "first").exists()
+        page.locator("#toast").get_by_role("button", name="Undo").click()
+        expect(page.locator("#toast")).to_contain_text("Restored first.")
+        expect(page.locator("tbody tr th a")).to_have_text(["first", "second", "third"])
+        assert read_annotations(folder / "first").tags == ("<b>paper</b>", "ok")
+
+
+@pytest.mark.soak
+def test_a_run_is_renamed_and_described_on_its_page(folder, visit):
+    write_annotations(folder / "second", Annotations(title="<i>Second</i>", note="line\n<b>two</b>"))
+    with serving(folder) as (server, _), visit(server, "#/run/first", expected=["403"]) as page:
+        page.get_by_role("button", name="Edit").click()
+        dialog = page.get_by_role("dialog", name="Title, tags and note")
+        dialog.get_by_label("Title").fill("The best <b>one</b>")
+        dialog.get_by_label("Note").fill("Why:\n<script>alert(1)</script>")
+        dialog.get_by_label("Token").fill("wrong")
+        dialog.get_by_role("button", name="Save").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("wrong token")
+        dialog.get_by_label("Token").fill(server.token)
+        dialog.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("The best <b>one</b>")
+        expect(page.locator(".note")).to_have_text("Why: <script>alert(1)</script>")
+        page.get_by_role("link", name="Runs").click()
+        expect(page.locator("tbody tr th a")).to_contain_text(["The best <b>one</b>"])
+        page.get_by_role("link", name="<i>Second</i>").click()
+        expect(page.locator(".note")).to_have_text("line <b>two</b>")
+        page.get_by_role("button", name="Delete").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+        expect(page.locator("tbody tr")).to_have_count(2)
+        assert page.locator("main b, main i:not(.swatch), main script").count() == 0

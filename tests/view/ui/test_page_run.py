@@ -2,12 +2,15 @@
 
 import json
 import re
+import shlex
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
 from stoker import metrics
+from stoker.checkpoint import Place, Store
 from stoker.record import Event, Run
 from tests.view.ui.serving import PLAN, serving, train
 
@@ -263,3 +266,78 @@ def test_a_read_only_page_has_no_buttons(server, visit):
     with visit(server, "#/run/digits") as page:
         expect(page.locator(".title .state")).to_have_text("✓finished")
         expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+
+
+def test_a_chart_is_enlarged_scaled_and_saved(server, visit):
+    with visit(server, "#/run/digits", expected=["403"]) as page:
+        drawn(page, "loss")
+        assert chart(page, "loss", "u.axes.map((axis) => axis.label)") == ["update", "loss"]
+        small = chart(page, "loss", "u.height")
+        panel(page, "loss").get_by_role("button", name="Enlarge loss").click()
+        expect(panel(page, "loss")).to_have_class("panel big")
+        until(page, "loss", f"u.height > 2 * {small}")
+        page.keyboard.press("Escape")
+        until(page, "loss", f"u.height === {small}")
+        panel(page, "loss").locator("summary").click()
+        panel(page, "loss").get_by_label("upper end of the y axis").fill("2")
+        panel(page, "loss").get_by_label("lower end of the y axis").fill("-1")
+        page.keyboard.press("Enter")
+        until(page, "loss", "u.scales.y.min === -1 && u.scales.y.max === 2")
+        assert chart(page, "accuracy", "u.scales.y.max") < 2, "the range is the chart's own"
+        page.reload()
+        drawn(page, "loss")
+        until(page, "loss", "u.scales.y.max === 2")
+        panel(page, "loss").locator("summary").click()
+        panel(page, "loss").get_by_label("Order of the legend").select_option("highest first")
+        boxes = [
+            panel(page, "loss").get_by_role("button", name=f"{each}/loss").bounding_box()["x"]
+            for each in ("valid", "train")
+        ]
+        assert boxes == sorted(boxes), "the validation loss is higher"
+        with page.expect_download() as download:
+            panel(page, "loss").get_by_role("button", name="Save CSV").click()
+        rows = [line.split(",") for line in Path(download.value.path()).read_text().splitlines()]
+        assert rows[0] == ["update", "train/loss", "valid/loss"] and len(rows) == 21
+        points = page.evaluate("fetch('/api/points/digits?name=valid/loss').then((answer) => answer.json())")["series"][
+            "valid/loss"
+        ]
+        assert {int(x): float(y) for x, _, y in rows[1:] if y} == dict(zip(points["x"], points["y"], strict=True))
+        with page.expect_download() as download:
+            panel(page, "loss").get_by_role("button", name="Save PNG").click()
+        assert download.value.suggested_filename == "loss.png"
+        assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.soak
+def test_the_learning_rate_has_a_linear_axis_even_on_a_log_scale(server, visit):
+    with visit(server, "#/run/digits?log=1") as page:
+        drawn(page, "lr")
+        drawn(page, "loss")
+        assert (chart(page, "lr", "u.scales.y.distr"), chart(page, "loss", "u.scales.y.distr")) == (1, 3)
+
+
+@pytest.mark.soak
+def test_a_dead_run_shows_how_to_resume_it_and_its_best_checkpoint(tmp_path, visit):
+    run = train(tmp_path / "it's dead", epochs=3, planned=9, end=False)
+    for update, value in ((50, 0.5), (100, 0.25), (150, 0.75)):
+        place = Place(
+            epoch=update // 50, batch=0, update=update, reason="end of the epoch", values={"valid/loss": value}
+        )
+        Store(run.path / "checkpoints", run=run.id).write({"x": 1}, place)
+    run.close()
+    with (
+        serving(tmp_path) as (server, _),
+        visit(server, "#/run/it's dead", permissions=["clipboard-read", "clipboard-write"]) as page,
+    ):
+        command = shlex.join(["stoker", "resume", str(run.path)])
+        expect(page.locator(".resume code")).to_contain_text("stoker resume")
+        page.get_by_role("button", name="Copy the command").click()
+        expect(page.get_by_role("button", name="Copy the command")).to_have_text("Copied")
+        assert shlex.split(page.evaluate("navigator.clipboard.readText()")) == shlex.split(command)
+        page.get_by_role("tab", name="Checkpoints").click()
+        best = page.locator("tbody tr.best")
+        expect(best.locator("th")).to_have_text("★00000100")
+        expect(best).to_contain_text("0.25")
+        best.get_by_role("button", name="Copy the path of 00000100").click()
+        expect(best.get_by_role("button", name="Copy the path of 00000100")).to_have_text("Copied")
+        assert page.evaluate("navigator.clipboard.readText()") == str(run.path / "checkpoints" / "00000100")

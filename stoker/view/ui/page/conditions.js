@@ -25,11 +25,11 @@ export function condition(text, fields) {
 
 /** The field of that name; a setting is found by the end of its name too, so that `hidden` finds model.hidden. */
 function fieldOf(name, fields) {
-  const exact = fields.get(name) ?? fields.get(`config.${name}`) ?? fields.get(`last.${name}`);
-  if (exact || !name) return exact;
-  const inner = [...fields.values()].filter((field) => field.kind === "config" && field.title.endsWith(`.${name}`));
-  const read = (row) => inner.map((field) => field.read(row)).find((given) => given !== undefined);
-  return inner.length ? { ...inner[0], name, title: name, read } : undefined;
+  if (fields.has(name) || !name) return fields.get(name);
+  const settings = [...fields.values()].filter(({ kind, title }) => kind === "config" && (title === name || title.endsWith(`.${name}`)));
+  if (!settings.length) return fields.get(`last.${name}`);
+  settings.sort((a, b) => (a.title !== name) - (b.title !== name));
+  return { ...settings[0], read: (row) => settings.map((field) => field.read(row)).find((given) => given !== undefined) };
 }
 
 /** Whether a condition is malformed, such as lr<<x or lr<: two signs, or a sign without a value. */

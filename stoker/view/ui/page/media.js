@@ -4,6 +4,7 @@ import { el, refill, say, svg } from "./dom.js";
 import { bytes, count, number, value } from "./text.js";
 
 const MOST_ROWS = 200; // of a table
+const SMALL = 256; // pixels; a narrower image is shown larger, with its pixels
 const MOST_LETTERS = 100_000; // of a text
 const [WIDTH, HEIGHT, LEFT, BOTTOM] = [480, 220, 46, 22]; // a histogram in SVG units, and the space for its axes
 
@@ -87,8 +88,8 @@ class Card {
 
 /** How each type is shown. Texts and cells become text nodes; an image that is none is not drawn by the browser. */
 const SHOW = {
-  image: (url, { caption, name }) => {
-    const picture = el("img", { src: url, alt: caption || name });
+  image: (url, { caption, name, width }) => {
+    const picture = el("img", { src: url, alt: caption || name, class: width < SMALL ? "small" : null });
     picture.addEventListener("error", () => picture.replaceWith(el("p", { class: "problem" }, "This image can't be shown.")));
     return picture;
   },

@@ -30,7 +30,7 @@ export class Overlay {
     const lines = groups.map(({ key, label, rows: members }) => ({ key, label, members: members.map(({ id }) => id), ...looks.get(key) }));
     const drawn = JSON.stringify(lines.map(({ key, label, members }) => [key, label, members]));
     this.plots.show(metricsOf(rows, this.query).map((name) => ({
-      key: JSON.stringify([name, drawn]), title: name, lines, linear: name.split("/")[0] === "lr",
+      key: JSON.stringify([name, drawn]), title: name, lines, exact: name.split("/")[0] === "lr",
       load: (settings, signal, most, progress) => load(lines, name, settings, { signal, most, progress }),
     })));
     return looks;

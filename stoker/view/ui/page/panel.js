@@ -20,10 +20,11 @@ export class Panel {
   /**
    * `lines`: [{ key, label, colour(), dash }]; `load(settings, signal, most, progress)` gives a Map of key to { x, y, low, high },
    * and calls `progress` with what there is while it waits for more;
-   * `on` changes the settings; plots with the same `group` hover together. A `linear` chart ignores the log scale.
+   * `on` changes the settings; plots with the same `group` hover together. An `exact` chart (of learning rates) has
+   * no log scale and no smoothing.
    */
-  constructor({ title, note = "", unit = "", lines, linear = false, load, settings, group, on }) {
-    Object.assign(this, { title, unit, lines, linear, load, settings, group, on, data: new Map(), hidden: new Set() });
+  constructor({ title, note = "", unit = "", lines, exact = false, load, settings, group, on }) {
+    Object.assign(this, { title, unit, lines, exact, load, settings, group, on, data: new Map(), hidden: new Set() });
     Object.assign(this, { chart: null, shape: "", stale: true, visible: false, loading: null, timer: 0, loaded: 0 });
     this.readout = el("span", { class: "readout" });
     this.values = lines.map(() => el("span", { class: "value" }));
@@ -143,8 +144,8 @@ export class Panel {
   draw() {
     const lines = this.drawn();
     const positive = hasPositive(lines);
-    const wantsLog = this.settings.log && !this.linear;
-    const settings = { ...this.settings, log: wantsLog && positive, y: this.settings.ranges.get(this.title) };
+    const wantsLog = this.settings.log && !this.exact;
+    const settings = { ...this.settings, log: wantsLog && positive, smoothing: this.exact ? 0 : this.settings.smoothing, y: this.settings.ranges.get(this.title) };
     const { log, smoothing, by, from, to, y } = settings;
     const shape = JSON.stringify([lines.map(({ key }) => key), log, smoothing > 0, by, from, to, y]);
     say(this.message, this.data.size && !lines.length ? "nothing to draw yet" : wantsLog && lines.length && !positive ? "no positive values for a logarithmic scale" : "");

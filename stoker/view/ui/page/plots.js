@@ -30,7 +30,7 @@ export class Plots {
     for (const panel of this.panels.values()) panel.set(this.settings);
   }
 
-  /** Shows the first of these charts, [{ key, title, note, unit, lines, linear, load }], in this order; existing ones are kept. */
+  /** Shows the first of these charts, [{ key, title, note, unit, lines, exact, load }], in this order; existing ones are kept. */
   show(all) {
     const wanted = all.slice(0, MOST_PANELS);
     const keys = new Set(wanted.map(({ key }) => key));

@@ -36,8 +36,8 @@ export class RunView {
     this.matrixGrid = el("div", { class: "panels" });
     const again = () => this.readAgain();
     this.archive = el("button", { type: "button", onclick: () => archive([this.detail.row], !this.detail.row.archived, again) });
-    this.changes = el("span", { class: "actions", hidden: true }, el("button", { type: "button", onclick: () => edit(this.detail.row, again) }, "Edit"), this.archive,
-      el("button", { type: "button", onclick: () => remove([this.detail.row], () => app.go(app.list)) }, "Delete"));
+    this.remove = el("button", { type: "button", onclick: () => remove([this.detail.row], () => app.go(app.list)) }, "Delete");
+    this.changes = el("span", { class: "actions", hidden: true }, el("button", { type: "button", onclick: () => edit(this.detail.row, again) }, "Edit"), this.archive, this.remove);
     this.none = el("p", { class: "empty" });
     this.search = el("input", { type: "search", "aria-label": "Search metrics", placeholder: "search metrics", autocomplete: "off",
       spellcheck: "false", oninput: () => app.change({ q: this.search.value }, { replace: true }) });
@@ -146,6 +146,7 @@ export class RunView {
     say(this.heading, row.title || this.id);
     document.title = `${this.title()} · stoker`;
     this.changes.hidden = !this.app.control;
+    this.remove.hidden = row.state === "running";
     say(this.archive, row.archived ? "Unarchive" : "Archive");
     const shown = JSON.stringify([row.title, row.tags, row.note, row.archived]);
     if (this.shownAbout !== shown) {
@@ -198,7 +199,7 @@ export class RunView {
         key: JSON.stringify([title, drawn]), title, note: [Object.hasOwn(units, drawn[0]) && units[drawn[0]], left && `${left} more not drawn`].filter(Boolean).join(", "),
         lines: drawn.map((name) => ({ key: name, label: name, ...ofNames(drawn).get(name) })),
         load: ({ by, from, to }, signal, most) => api.points(this.id, drawn, { by, from, to, most }, signal),
-        linear: drawn[0].split("/")[0] === "lr", unit: Object.hasOwn(units, drawn[0]) ? units[drawn[0]] : "",
+        exact: drawn[0].split("/")[0] === "lr", unit: Object.hasOwn(units, drawn[0]) ? units[drawn[0]] : "",
       });
     }
     return found;

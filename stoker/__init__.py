@@ -20,11 +20,13 @@ from stoker import errors as _errors
 from stoker.errors import *  # noqa: F403
 
 if TYPE_CHECKING:  # what a type checker sees; a test compares it with _NAMES and _PACKAGES
+    from stoker import burn as burn
     from stoker import callbacks as callbacks
     from stoker import checkpoint as checkpoint
     from stoker import data as data
     from stoker import distributed as distributed
     from stoker import gradients as gradients
+    from stoker import hub as hub
     from stoker import learner as learner
     from stoker import lightning as lightning
     from stoker import metrics as metrics
@@ -70,11 +72,13 @@ if TYPE_CHECKING:  # what a type checker sees; a test compares it with _NAMES an
 __version__ = "0.1.0"
 
 _PACKAGES = (
+    "burn",
     "callbacks",
     "checkpoint",
     "data",
     "distributed",
     "gradients",
+    "hub",
     "learner",
     "lightning",
     "metrics",

@@ -25,6 +25,8 @@ PACKAGES = [
     "engine",
     "learner",
     "_export_model",
+    "burn",
+    "hub",
     "lightning",
     "optuna",
     "sklearn",

@@ -87,11 +87,24 @@ def _load_buffers(slots: list["_Slot"], saved: Mapping[str, Tensor], device: tor
         value = saved.get(name)
         if value is None:
             module._buffers[key] = None
-        elif own is None or _describe(own) != _describe(value) or written.get(id(own), value) is not value:
+        elif own is not None and _is_expanded(own) and torch.equal(own, value.to(own.device)):
+            continue  # torch can't write into memory that several elements share, and it has these values
+        elif (
+            own is None
+            or _is_expanded(own)
+            or _describe(own) != _describe(value)
+            or written.get(id(own), value) is not value
+        ):
             module._buffers[key] = value.detach().to(device if own is None else own.device, copy=True)
         else:
             copy_into(name, own, value)
             written[id(own)] = value
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and any(
+        size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def has_extra_state(module: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """Buffers of modules and their values, to go back to."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -27,15 +27,20 @@ class BufferValues:
         tensors: dict[int, Tensor] = {id(each): each for module in modules for each in module.buffers(recurse=False)}
         self._values = [(tensor, tensor.detach().clone(), _version(tensor)) for tensor in tensors.values()]
 
-    def restore(self) -> None:
-        """Goes back to these buffers and values."""
+    def restore(self, *, keep: Callable[[Tensor], bool] = lambda buffer: False) -> None:
+        """Goes back to these buffers and values, except for buffers that `keep` returns True for."""
         for table, before in self._tables:
-            for name in [name for name in table if name not in before]:
-                del table[name]
-            table.update(before)
+            for name in [*before, *(name for name in table if name not in before)]:
+                now = table.get(name)
+                if now is not None and keep(now):
+                    continue
+                if name in before:
+                    table[name] = before[name]
+                else:
+                    del table[name]
         with torch.no_grad():
             for tensor, value, version in self._values:
-                if version is None or version != _version(tensor):
+                if (version is None or version != _version(tensor)) and not keep(tensor):
                     tensor.copy_(value)
 
 

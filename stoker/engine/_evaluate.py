@@ -69,13 +69,8 @@ def _evaluate_loss(steps: Steps, model: nn.Module, view: nn.Module) -> Iterator[
     if not isinstance(loss, nn.Module):
         yield steps
         return
-    buffers = [(buffer, buffer.clone()) for buffer in loss.buffers()]
-    try:
+    with preserve_buffers(loss):
         yield steps.with_loss(valid(loss))
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
 
 class Evaluator:

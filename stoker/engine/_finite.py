@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from stoker._select import named_parameters
 from stoker._tree import named_leaves
 from stoker.distributed import is_dtensor, reduce_shards
+from stoker.engine._buffers import preserve_buffers
 from stoker.engine._precision import autocast
 from stoker.engine._rng import preserve_rng
 from stoker.gradients import Gradients, split_for_capture
@@ -46,7 +47,7 @@ def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     norms = _norms([tensor.detach() for tensor in tensors.values()]) if tensors else []
     if all(bool(torch.stack(group).isfinite().all()) for group in _group_by_kind(norms)):
         return None
-    return next((name for name, tensor in tensors.items() if not _all_finite(tensor)), None)
+    return next((name for name, tensor in tensors.items() if not all_finite(tensor)), None)
 
 
 def _any_nonfinite(tensors: list[Tensor]) -> Tensor | None:
@@ -207,17 +208,17 @@ class NonFiniteSearch:
             return f"a second forward pass to find the module failed ({type(error).__name__}: {error})"
         if before is not None or inside is not None:
             return before or str(inside)
-        if loss is not None and not _all_finite(loss):
+        if loss is not None and not all_finite(loss):
             return "every module's output is finite, so it is the loss itself (log or division at zero, or an overflow)"
-        bad = next((name for name, tensor in grads.items() if not _all_finite(tensor)), "?")
+        bad = next((name for name, tensor in grads.items() if not all_finite(tensor)), "?")
         return f"loss and outputs are finite; the gradient of {bad!r} is not (sqrt or division at zero, or an overflow)"
 
     def _nonfinite_before_forward(self, batch: Any) -> str | None:
         for name, tensor in _named_tensors(batch, "the batch"):
-            if not _all_finite(tensor):
+            if not all_finite(tensor):
                 return f"{name} already holds NaN or infinity: look at the data"
         for name, parameter in named_parameters(self._model).items():
-            if not _all_finite(parameter):
+            if not all_finite(parameter):
                 return f"the parameter {name!r} is not finite"
         return None
 
@@ -227,23 +228,20 @@ class NonFiniteSearch:
 
         def watch(name: str) -> Any:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
-                if not found and any(not _all_finite(tensor) for _, tensor in _named_tensors(output, "")):
+                if not found and any(not all_finite(tensor) for _, tensor in _named_tensors(output, "")):
                     whose = f"that of {name!r} ({type(module).__name__})" if name else "the model's own"
                     found.append(f"the first output that is not finite is {whose}")
 
             return hook
 
         model = self._model
-        before = [buffer.clone() for buffer in model.buffers()]
         handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
         try:
-            with preserve_rng(), torch.no_grad(), autocast(self._precision, self._device):
+            with preserve_buffers(model), preserve_rng(), torch.no_grad(), autocast(self._precision, self._device):
                 self._forward(batch)
         finally:
             for handle in handles:
                 handle.remove()
-            for buffer, own in zip(model.buffers(), before, strict=True):
-                buffer.copy_(own)
         return found[0] if found else None
 
     def _forward(self, batch: Any) -> None:
@@ -258,12 +256,15 @@ class NonFiniteSearch:
                 pass
 
 
-def _all_finite(tensor: Tensor) -> bool:
+def all_finite(tensor: Tensor) -> bool:
+    """Whether a tensor of any type has no NaN and no infinity; of a sharded one, this rank's part."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]  the part that this rank has
-    return bool(torch.isfinite(tensor.coalesce().values() if tensor.is_sparse else tensor).all())
+    if tensor.layout != torch.strided:
+        tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
+    return bool((tensor.float() if tensor.dtype.itemsize == 1 else tensor).isfinite().all())  # not for 8 bits
 
 
 def _named_tensors(value: Any, name: str) -> list[tuple[str, Tensor]]:

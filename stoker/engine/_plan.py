@@ -129,6 +129,9 @@ def _reasons_against_replay(fit: "Fit") -> Iterator[str]:
         yield "the model is distributed over processes"
     if any(getattr(module, "sparse", False) is True for module in model.modules()):
         yield "the gradients of an embedding are sparse: their size differs from batch to batch"
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.layout != torch.strided:
+            yield f"{name!r} is a tensor with the layout {tensor.layout}, which has no address in memory"
     yield from find_user_hooks(model)
     if _is_on_other_devices(fit):
         yield "the model is on several devices"

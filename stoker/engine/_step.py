@@ -20,7 +20,8 @@ from stoker._select import named_parameters, set_train_mode
 from stoker.callbacks import Context, Hooks
 from stoker.data import RowSelection
 from stoker.engine._batch import Batch
-from stoker.engine._finite import FiniteFlags, NonFiniteSearch, is_finite, largest_values
+from stoker.engine._buffers import BufferValues
+from stoker.engine._finite import FiniteFlags, NonFiniteSearch, all_finite, is_finite, largest_values
 from stoker.engine._forward import call_as_forward
 from stoker.engine._precision import autocast
 from stoker.engine._rank_sync import RankSync
@@ -88,7 +89,7 @@ class TrainStep:
     modules: list[nn.Module] = field(init=False)  # of model, EMA and loss
     _first_parameter: nn.Parameter | None = field(init=False)
     _differentiators: dict[str | None, Differentiator] = field(default_factory=dict)
-    _buffers: list[Tensor] = field(default_factory=list)  # copies from before the batch or the epoch
+    _buffers: BufferValues = field(default_factory=BufferValues)  # from before the batch or the epoch
     _suspect: tuple[str, str, str] | None = None  # a loss that was not finite within an accumulation window
     _has_forward_hooks: bool = field(init=False)  # a callback listens between forward and backward
     _has_gradient_hooks: bool = field(init=False)  # a callback listens between backward and the end of the step
@@ -491,7 +492,7 @@ class TrainStep:
             f"the update at epoch {batch.epoch}, batch {batch.number} was skipped: the loss or a gradient is not "
             f"finite ({progress.skipped} so far)"
         )
-        self._restore_buffers()
+        self._buffers.restore()
         result.skipped = result.skipped or is_bad_loss
         return False
 
@@ -517,12 +518,7 @@ class TrainStep:
 
     def remember_buffers(self) -> None:
         """Copies the buffers: running statistics see a batch before its loss is checked."""
-        self._buffers = [buffer.detach().clone() for buffer in self.state.model.buffers()]
-
-    def _restore_buffers(self, *, only_nonfinite: bool = False) -> None:
-        for buffer, before in zip(self.state.model.buffers(), self._buffers, strict=False):
-            if buffer.shape == before.shape and not (only_nonfinite and bool(buffer.isfinite().all())):
-                buffer.copy_(before)
+        self._buffers = BufferValues(self.state.model, self.state.loss)
 
     def _locate(self, loss: Tensor | None, grads: Gradients, batch: Batch) -> tuple[str, str, str]:
         """What is not finite, at which batch, and where it comes from."""
@@ -541,7 +537,7 @@ class TrainStep:
             what, where, origin = ranks[rank][1]
             what = f"{what} of rank {rank}"
         # Running statistics have seen the bad batch: those that are not finite are reset to the start of the epoch.
-        self._restore_buffers(only_nonfinite=True)
+        self._buffers.restore(keep=all_finite)
         return NotFinite(
             f"{what} is not finite at {where}: {origin}. The update was not applied. "
             "Lower the learning rate, clip (clip_norm=1.0), or skip such batches with Learner(on_nan='skip')",

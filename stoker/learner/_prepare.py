@@ -336,7 +336,7 @@ def choose_fused(optimizer: Any, model: nn.Module, device: torch.device, *, comp
     if not is_free or not has_fused or device.type not in ("cpu", "cuda"):
         return optimizer
     plain = all(parameter.is_floating_point() and type(parameter) is nn.Parameter for parameter in model.parameters())
-    sparse = any(getattr(module, "sparse", False) for module in model.modules())
+    sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
     return optimizer.replace(fused=True) if plain and not sparse else optimizer
 
 

@@ -161,6 +161,57 @@ def test_on_nan_skip_trains_as_if_the_batch_did_not_exist(clip, accumulate):
     assert result.record.events_of("end")[0].extra["skipped"] == 1
 
 
+class Buffers(nn.Module):
+    """Buffers of every kind, one of which appears in a bad batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 1), nn.BatchNorm1d(3)
+        self.register_buffer("late", None)
+        self.register_buffer("replaced", torch.zeros(3))
+        self.register_buffer("written", torch.full((3,), 7.0))
+        self.register_buffer("expanded", torch.ones(1, 3).expand(2, 3))
+        self.register_buffer("sparse", torch.eye(2).to_sparse(), persistent=False)
+        self.register_buffer("small", torch.ones(2).to(torch.float8_e4m3fn))
+
+    def forward(self, x):
+        if self.training:
+            self.late = torch.ones(3) if x.isnan().any() else self.late
+            self.replaced = self.replaced + 1
+            self.written.add_(1)
+        return self.linear(self.norm(x))
+
+
+class RunningLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, predictions, targets):
+        if self.training:
+            self.mean.lerp_(predictions.detach().mean(), 0.5)
+        return F.mse_loss(predictions, targets)
+
+
+def test_on_nan_skip_undoes_what_the_batch_wrote_to_buffers_of_model_and_loss():
+    model, loss = Buffers(), RunningLoss()
+    linear(model=model, loss=loss, on_nan="skip").fit(data_with(torch.nan, batch=2), epochs=1, show=False)
+    assert model.late is None and model.norm.num_batches_tracked == 3
+    assert model.replaced.tolist() == [3.0] * 3 and model.written.tolist() == [10.0] * 3
+    assert loss.mean.isfinite() and loss.mean != 0
+
+
+def test_a_nan_is_found_whatever_the_buffers_are():
+    model, loss = Buffers(), RunningLoss()
+    assert_stops(
+        linear(model=model, loss=loss),
+        data_with(torch.nan, batch=2),
+        where="epoch 1, batch 2: ",
+        message="the batch[0] already holds NaN",
+    )
+    assert model.norm.running_mean.isfinite().all() and loss.mean.isfinite()
+
+
 def test_the_micro_batch_is_named_and_not_the_end_of_its_window():
     assert_stops(
         linear(accumulate=4),

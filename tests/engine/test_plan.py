@@ -47,6 +47,13 @@ def test_a_forward_hook_prevents_compilation_and_is_called():
     assert len(calls) == 8
 
 
+def test_a_tensor_without_memory_of_its_own_prevents_compilation():
+    model = nn.Linear(3, 1)
+    model.register_buffer("table", torch.eye(2).to_sparse(), persistent=False)
+    lines = linear(model=model, device="cpu", compile=True).fit(line(), epochs=1, show=False).plan
+    assert any("'table' is a tensor with the layout torch.sparse_coo" in text for text in lines)
+
+
 def test_a_warning_says_why_compilation_was_requested_and_refused():
     fitted = linear(compile=True, on_nan="skip", device="cpu").fit(line(), epochs=1, show=False)
     (warning,) = fitted.record.events_of("warning")

@@ -85,6 +85,36 @@ def test_a_buffer_may_grow_or_disappear(tmp_path):
     assert torch.equal(loaded.model.body.weight, whole.model.body.weight)
 
 
+class Expanded(nn.Module):
+    """One buffer is expanded, and another is replaced by an expanded one: several elements share their memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 1)
+        self.register_buffer("fixed", torch.ones(1, 3).expand(2, 3))
+        self.register_buffer("count", torch.zeros(1, 3).expand(2, 3))
+
+    def forward(self, x):
+        if self.training:
+            self.count = (self.count[:1] + 1).expand(2, 3)
+        return self.body(x) + self.count.mean() / 100
+
+
+def test_expanded_buffers_are_restored(tmp_path):
+    """With the best weights, which are not the last, when the run is resumed, and when it is loaded."""
+
+    def expanded():
+        return linear(model=Expanded(), lr=lambda update: 0.1 if update < 4 else 1.2)
+
+    whole = fit(None, of=expanded)
+    assert whole.best.epoch < 3 and whole.model.count[1, 2] == 4 * whole.best.epoch
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path / "run", of=expanded, hooks=[raise_at("train_batch_begin", 2, 3)])
+    assert result_of(fit(tmp_path / "run", of=expanded)) == result_of(whole)
+    loaded = stoker.load_for_inference(tmp_path / "run", Expanded())
+    assert torch.equal(loaded.count, whole.model.count) and torch.equal(loaded.fixed, torch.ones(2, 3))
+
+
 def compiled():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1))
     return torch.compile(model, backend="aot_eager", dynamic=False)

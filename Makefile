@@ -6,11 +6,11 @@ CORE := $(VENV)/.core
 READY := $(VENV)/.ready
 JOBS ?= 2
 
-.PHONY: help demo test soak torture lint format types bench docs docs-serve clean
+.PHONY: help demo test soak torture lint format types bench docs docs-serve release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## lists the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(CORE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -70,6 +70,9 @@ docs: $(VENV)/.docs  ## builds the documentation in site/; a warning is an error
 
 docs-serve: $(VENV)/.docs  ## shows the documentation on this machine, and follows changes
 	$(BIN)/zensical serve
+
+release-check: $(READY)  ## builds wheel and sdist, checks them, and runs the README's program in a bare environment
+	$(BIN)/python .ci/check_release.py
 
 clean:  ## removes the environment and all caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site dist

@@ -90,7 +90,7 @@ def test_wrong_arguments_are_explained(tmp_path):
         save(nn.Linear(1, 1), tmp_path / "m")
     with pytest.raises(InvalidArgument, match=r"cannot write '.*': File name too long"):
         save(nn.Linear(1, 1), tmp_path / ("m" * 300))
-    with pytest.raises(InvalidArgument, match=r"cannot write '.*': embedded null byte"):
+    with pytest.raises(InvalidArgument, match=r"cannot write '.*': .*embedded null"):
         save(nn.Linear(1, 1), "a\0b")
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
 

@@ -158,6 +158,7 @@ class Recipe:
     transform: Callable[..., Any] | None
     batcher: Callable[[list[Any]], Any] | None
     seed: int
+    pad: Callable[[list[Any]], list[Any]] | None = None  # makes samples equally long
     _draws: Draws = field(default_factory=Draws, compare=False)
 
     @property
@@ -185,6 +186,8 @@ class Recipe:
             rank = (task.rank,) if task.rank else ()
             seed(random_key(BATCH, self.seed, task.epoch, task.batch, *rank))
         try:
+            if self.pad is not None:
+                samples = self.pad(samples)
             batch = collate(samples, stack=stack) if self.batcher is None else self.batcher(samples)
         except Exception as error:
             listed = ", ".join(map(str, task.numbers[:8])) + (", …" if len(task.numbers) > 8 else "")
@@ -228,7 +231,7 @@ def collate(samples: list[Any] | tuple[Any, ...], path: str = "", stack: Stack =
     kind = type(first)
     if kind is Tensor:
         return _stack(samples, at, stack)
-    if isinstance(first, tuple) or (isinstance(first, list) and not _is_row(first)):
+    if isinstance(first, tuple) or (isinstance(first, list) and not is_row(first)):
         lengths = set(map(len, samples))
         if len(lengths) > 1:
             raise BadData(f"samples have {_join(sorted(lengths))} parts{at}; {_ADVICE}")
@@ -273,9 +276,9 @@ def _check_kinds(samples: Sequence[Any], at: str) -> None:
             raise BadData(f"samples have both {names}{at}, which do not stack; {_ADVICE}")
 
 
-def _is_row(value: Any) -> bool:
+def is_row(value: Any) -> bool:
     """Whether a value is a list of numbers, or of such lists; a list of anything else has parts, like a tuple."""
-    return isinstance(value, list) and all(isinstance(part, Number) or _is_row(part) for part in value)
+    return isinstance(value, list) and all(isinstance(part, Number) or is_row(part) for part in value)
 
 
 def _as_tensor(value: Any, at: str) -> Tensor:
@@ -310,7 +313,8 @@ def _check_shapes(tensors: Sequence[Tensor], at: str) -> None:
     if len(shapes) > 1:
         listed = _join(str(list(shape)) for shape in sorted(shapes, key=lambda shape: (len(shape), shape)))
         more = "" if at else "; if these are columns, put them in a tuple, as in (x, y)"
-        more = "; Transformers' DataCollatorWithPadding(tokenizer) is one for tokens" if "input_ids" in at else more
+        rows = {shape[1:] for shape in shapes}
+        more = "; Loader(..., pad_to=64) pads sequences to a multiple of 64" if len(rows) == 1 and at else more
         raise BadData(f"samples have shapes {listed}{at}, but only equal shapes stack; {_ADVICE}{more}")
 
 

@@ -18,7 +18,7 @@ from stoker.data._combine import (
     ZipBatches,
     leaves_of,
 )
-from stoker.data._order import Drawn
+from stoker.data._order import Bucketed, Drawn
 from stoker.data._stateful import can_save_position
 
 
@@ -66,8 +66,10 @@ def describe_batches(batches: Batches, seed: int | None) -> str:
     if isinstance(batches, EpochFunctionBatches):
         return f"a function of the epoch; epoch 0: {describe_batches(next(iter(batches.parts.values())), seed)}"
     if isinstance(batches, NumberedBatches):
+        base = batches.order.base if isinstance(batches.order, Bucketed) else batches.order
         drawn = "" if batches.order.length == batches.order.samples else f"{batches.order.length:,} of "
-        how = ", drawn by weight" if isinstance(batches.order, Drawn) else ""
+        how = ", drawn by weight" if isinstance(base, Drawn) else ""
+        how += "" if base is batches.order else " of similar length"
         order = _describe_order(seed, "in its own order")
         return f"{drawn}{batches.order.samples:,} samples in {length}{how}{order}"
     known = isinstance(batches, DataLoaderBatches) and "counted" not in length

@@ -40,7 +40,8 @@ from stoker.data._combine import (
     leaves_of,
 )
 from stoker.data._describe import describe_batches, warn_about_resuming
-from stoker.data._order import Drawn, Mixed, Order, as_sampling_weights, repeat_order
+from stoker.data._order import Bucketed, Drawn, Mixed, Order, as_sampling_weights, repeat_order
+from stoker.data._ragged import as_padding, read_lengths
 from stoker.data._rng import PART, random_key
 from stoker.data._source import (
     EpochOfStream,
@@ -58,6 +59,7 @@ from stoker.data._views import concat
 from stoker.data._workers import Workers
 from stoker.errors import InvalidArgument, WrongType
 
+RAGGED = ("bucket_by", "pad_to", "pad_value", "pad_mask")  # options for samples of different lengths
 _DEFAULT_SEED = 0  # of `shuffle=True`, and of what a transform draws without shuffling
 
 
@@ -94,6 +96,16 @@ class Loader:
     - `device`: where the tensors of the batches go.
     - `sampling_weights`: one for each sample. An epoch then draws as many samples as there are, with replacement, in
       proportion to them (as torch's `WeightedRandomSampler`); the draws are a function of (`shuffle`, epoch).
+    - `bucket_by`: puts samples of similar length into a batch. A function of a sample (of its parts, if it is a tuple)
+      that returns its length, the name of a column, whose lengths or numbers count, or one length for each sample. The
+      first two read every sample once, when the loader is created. Every sample still comes once in an epoch, in
+      batches whose order is random; all of it is a function of (`shuffle`, epoch).
+    - `pad_to`: pads the sequences of a sample (lists of numbers, the first dimension of tensors and arrays) so that
+      those of a batch are equally long: to the shortest of a list of lengths, to a multiple of a number, or to a
+      `"power of two"`. `pad_to=1` pads to the longest sample of the batch. A `collate_fn` gets padded samples.
+    - `pad_value`: what all sequences are padded with (0), or a mapping that names the sequences to pad (places, in a
+      tuple), each with its value. A single value leaves `labels` at -100, `attention_mask` and `token_type_ids` at 0.
+    - `pad_mask`: the name of a new column with 1 for each element and 0 for padding, for samples that are mappings.
     - `sharded`: the source holds only the samples of this rank, on which other ranks have others. `batch_size` is still
       that of all ranks together. A `DistributedSampler`, a Hugging Face stream after `split_dataset_by_node`, and the
       data sets of litdata and Mosaic Streaming are recognised.
@@ -122,6 +134,10 @@ class Loader:
         batched: bool = False,
         num_workers: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        bucket_by: Any = None,
+        pad_to: Any = None,
+        pad_value: Any = 0,
+        pad_mask: str | None = None,
     ) -> None:
         if isinstance(source, Loader):
             raise WrongType("this source is a Loader already; iterate over it, or pass its source to a new Loader")
@@ -133,6 +149,8 @@ class Loader:
         self.transform = check_function("transform", transform)
         self.batch_transform = transform.function if isinstance(transform, BatchTransform) else None
         self.sampling_weights = sampling_weights
+        self.bucket_by, self.pad_to, self.pad_value, self.pad_mask = bucket_by, pad_to, pad_value, pad_mask
+        self._padding = as_padding(pad_to, pad_value, pad_mask)
         self.sharded = bool(sharded) or bool(find_sharding(source))
         self.batched = bool(batched) or gives_batches(source)
         if drop_last not in (True, False):
@@ -468,7 +486,8 @@ def _make_single(loader: Loader, source: Any, order: Order | None = None) -> Bat
     size = check_int("batch_size", loader.batch_size, least=1)
     transform = None if loader.batch_transform is not None else loader.transform
     samples = () if isinstance(source, Stream) else source
-    recipe = Recipe(samples, transform, loader.batcher, _DEFAULT_SEED if loader.shuffle is None else loader.shuffle)
+    seed, pad = _DEFAULT_SEED if loader.shuffle is None else loader.shuffle, loader._padding and loader._padding.apply
+    recipe = Recipe(samples, transform, loader.batcher, seed, pad)
     workers = Workers(recipe, loader.workers) if loader.workers else None
     if isinstance(source, Stream):
         if loader.shuffle is not None:
@@ -478,6 +497,10 @@ def _make_single(loader: Loader, source: Any, order: Order | None = None) -> Bat
             )
         if loader.sampling_weights is not None:
             raise InvalidArgument("sampling_weights need numbered samples, which a stream does not have")
+        if loader.bucket_by is not None:
+            raise InvalidArgument(
+                "bucket_by needs numbered samples, which a stream does not have; pad_to= works for it"
+            )
         return StreamBatches(
             stream=source,
             size=size,
@@ -490,6 +513,8 @@ def _make_single(loader: Loader, source: Any, order: Order | None = None) -> Bat
     order = _choose_order(loader, len(source)) if order is None else order
     if loader.drop_last and order.length < size:
         raise InvalidArgument(f"drop_last=True leaves no batch: {order.length} samples are less than batch_size={size}")
+    if loader.bucket_by is not None:
+        order = _bucket(loader, source, order, size)
     plan: Any = {
         "source": loader.source,
         "snapshot": snapshot(loader.source) if isinstance(source, View) else None,
@@ -499,6 +524,11 @@ def _make_single(loader: Loader, source: Any, order: Order | None = None) -> Bat
     }
     if isinstance(source, View) and is_vectorized(source):
         if transform is None and loader.batcher is None:
+            if loader._padding is not None:
+                raise InvalidArgument(
+                    "pad_to is for samples of different lengths, and the rows of columns in memory have one length; "
+                    "pass a list of samples, or a transform= that cuts them"
+                )
             return ColumnBatches(**plan, view=source)
         if loader.workers and source.device.type != "cpu":
             raise InvalidArgument(
@@ -537,6 +567,13 @@ def _choose_order(loader: Loader, samples: int) -> Order:
     return Drawn(samples, loader.shuffle, as_sampling_weights(loader.sampling_weights, samples))
 
 
+def _bucket(loader: Loader, source: Any, order: Order, size: int) -> Bucketed:
+    lengths, padding = read_lengths(source, loader.bucket_by), loader._padding
+    rounded = lengths if padding is None else padding.round(lengths)
+    few = padding is not None and len(rounded.unique()) * 4 <= order.length // size
+    return Bucketed(order.samples, loader.shuffle, order, size, rounded, few)
+
+
 def _combine(loader: Loader, source: Combination) -> Batches:
     """Makes the batches of several sources, each of which becomes a loader of its own."""
     if isinstance(source, Cycle):
@@ -547,6 +584,8 @@ def _combine(loader: Loader, source: Combination) -> Batches:
         "batcher": loader.batcher,
         "transform": None if loader.batch_transform else loader.transform,
         "sampling_weights": loader.sampling_weights,
+        "bucket_by": loader.bucket_by,
+        "pad_to": loader.pad_to,
     }
     passed = [name for name, value in unusable.items() if value is not None]
     if loader.sharded:
@@ -643,7 +682,7 @@ def _mix_samples(loader: Loader, source: Mix) -> Batches:
 
 
 def _combine_epochs(loader: Loader, source: ByEpoch, for_samples: list[str]) -> EpochFunctionBatches:
-    names = ("batch_size", "workers", "batcher", "transform", "drop_last", "sampling_weights")
+    names = ("batch_size", "workers", "batcher", "transform", "drop_last", "sampling_weights", *RAGGED)
     options = {name: getattr(loader, name) for name in names}
 
     def make_loader(given: Any) -> Loader:
@@ -689,6 +728,8 @@ def _check_no_options(loader: Loader) -> None:
         "transform": None if loader.batch_transform else loader.transform,
         "drop_last": loader.drop_last or None,
         "sampling_weights": loader.sampling_weights,
+        "bucket_by": loader.bucket_by,
+        "pad_to": loader.pad_to,
     }
     passed = [name for name, value in options.items() if value is not None]
     if passed:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.data._rng import DRAW, MIX, permutation, random_key
+from stoker.data._rng import BUCKET, DRAW, MIX, permutation, random_key
 from stoker.errors import InvalidArgument, WrongType
 
 
@@ -86,6 +86,46 @@ class Drawn(Order):
         places = torch.rand(self.samples, generator=generator, dtype=torch.float64, device="cpu") * ends[-1]
         last = self.weights.nonzero()[-1, 0]  # a place that was rounded up to the end belongs to it
         return torch.searchsorted(ends, places, right=True).clamp(max=last)
+
+
+_CHUNK = 64  # batches whose samples are sorted together, if there are many different lengths
+
+
+@dataclass(frozen=True, eq=False)
+class Bucketed(Order):
+    """The samples of another order in batches of similar length, which come in a random order.
+
+    >>> lengths = torch.tensor([5, 1, 5, 1])
+    >>> Bucketed(4, None, Order(4, None), 2, lengths, is_rounded=True).draw(0).tolist()
+    [1, 3, 0, 2]
+
+    A last batch that is not full has the samples that would be last without buckets, so that `drop_last` leaves out any
+    samples and not the longest.
+    """
+
+    base: Order
+    size: int  # of a batch
+    lengths: Tensor  # int64 [samples], on the CPU
+    is_rounded: bool  # whether there are so few lengths that all samples can be sorted at once: equal ones stay mixed
+
+    @property
+    def length(self) -> int:
+        return self.base.length
+
+    @property
+    def has_repeats(self) -> bool:
+        return self.base.has_repeats
+
+    def draw(self, epoch: int) -> Tensor:
+        order = self.base.draw(epoch)
+        order = torch.arange(self.length, device="cpu") if order is None else order
+        full = self.length // self.size * self.size
+        chunk = full if self.is_rounded or self.seed is None else _CHUNK * self.size
+        parts = [part[self.lengths[part].argsort(stable=True)] for part in order[:full].split(max(chunk, 1))]
+        batches = torch.cat(parts).view(full // self.size, self.size)
+        if self.seed is not None:
+            batches = batches[permutation(len(batches), self.seed, epoch=epoch, purpose=BUCKET)]
+        return torch.cat([batches.flatten(), order[full:]])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from stoker.errors import WrongType
 
 # What a key is used for, so that two uses never share a stream of random numbers.
-ORDER, SAMPLE, BATCH, STREAM, SPLIT, DRAW, MIX, PART = range(1, 9)
+ORDER, SAMPLE, BATCH, STREAM, SPLIT, DRAW, MIX, PART, BUCKET = range(1, 10)
 
 _MASK = 2**64 - 1
 T = TypeVar("T")

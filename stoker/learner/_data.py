@@ -75,7 +75,9 @@ def as_complete_loader(source: Any, *, batch_size: int | None) -> Loader:
         drops_last = given.drop_last or (type(given.batch_sampler) is BatchSampler and given.batch_sampler.drop_last)
         return _copy_loader(loader, _without_drop_last(given)) if drops_last else loader
     is_partial = loader.drop_last or loader.sampling_weights is not None
-    return _copy_loader(loader, given, shuffle=loader.shuffle) if is_partial else loader
+    if not is_partial:
+        return loader
+    return _copy_loader(loader, given, shuffle=loader.shuffle, bucket_by=loader.bucket_by)
 
 
 def as_ordered_loader(source: Any, *, batch_size: int | None) -> Loader:
@@ -87,13 +89,14 @@ def as_ordered_loader(source: Any, *, batch_size: int | None) -> Loader:
         _check_order(loader.source)
     elif loader.sharded:
         raise InvalidArgument("every process has its own part of this data, so predictions would have no common order")
-    return loader if loader.shuffle is None else _copy_loader(loader, loader.source)
+    is_ordered = loader.shuffle is None and loader.bucket_by is None
+    return loader if is_ordered else _copy_loader(loader, loader.source)
 
 
-def _copy_loader(loader: Loader, source: Any, *, shuffle: int | None = None) -> Loader:
+def _copy_loader(loader: Loader, source: Any, *, shuffle: int | None = None, bucket_by: Any = None) -> Loader:
     """A loader with the same settings that leaves nothing out."""
-    names = ("batch_size", "workers", "batcher", "transform", "device", "sharded")
-    return Loader(source, shuffle=shuffle, **{name: getattr(loader, name) for name in names})
+    names = ("batch_size", "workers", "batcher", "transform", "device", "sharded", "pad_to", "pad_value", "pad_mask")
+    return Loader(source, shuffle=shuffle, bucket_by=bucket_by, **{name: getattr(loader, name) for name in names})
 
 
 def _without_drop_last(given: DataLoader[Any]) -> DataLoader[Any]:

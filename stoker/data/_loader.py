@@ -59,7 +59,6 @@ from stoker.data._views import concat
 from stoker.data._workers import Workers
 from stoker.errors import InvalidArgument, WrongType
 
-RAGGED = ("bucket_by", "pad_to", "pad_value", "pad_mask")  # options for samples of different lengths
 _DEFAULT_SEED = 0  # of `shuffle=True`, and of what a transform draws without shuffling
 
 
@@ -149,8 +148,7 @@ class Loader:
         self.transform = check_function("transform", transform)
         self.batch_transform = transform.function if isinstance(transform, BatchTransform) else None
         self.sampling_weights = sampling_weights
-        self.bucket_by, self.pad_to, self.pad_value, self.pad_mask = bucket_by, pad_to, pad_value, pad_mask
-        self._padding = as_padding(pad_to, pad_value, pad_mask)
+        self.bucket_by, self.pad_to = bucket_by, as_padding(pad_to, pad_value, pad_mask)
         self.sharded = bool(sharded) or bool(find_sharding(source))
         self.batched = bool(batched) or gives_batches(source)
         if drop_last not in (True, False):
@@ -486,7 +484,7 @@ def _make_single(loader: Loader, source: Any, order: Order | None = None) -> Bat
     size = check_int("batch_size", loader.batch_size, least=1)
     transform = None if loader.batch_transform is not None else loader.transform
     samples = () if isinstance(source, Stream) else source
-    seed, pad = _DEFAULT_SEED if loader.shuffle is None else loader.shuffle, loader._padding and loader._padding.apply
+    seed, pad = _DEFAULT_SEED if loader.shuffle is None else loader.shuffle, loader.pad_to and loader.pad_to.apply
     recipe = Recipe(samples, transform, loader.batcher, seed, pad)
     workers = Workers(recipe, loader.workers) if loader.workers else None
     if isinstance(source, Stream):
@@ -524,7 +522,7 @@ def _make_single(loader: Loader, source: Any, order: Order | None = None) -> Bat
     }
     if isinstance(source, View) and is_vectorized(source):
         if transform is None and loader.batcher is None:
-            if loader._padding is not None:
+            if loader.pad_to is not None:
                 raise InvalidArgument(
                     "pad_to is for samples of different lengths, and the rows of columns in memory have one length; "
                     "pass a list of samples, or a transform= that cuts them"
@@ -568,7 +566,7 @@ def _choose_order(loader: Loader, samples: int) -> Order:
 
 
 def _bucket(loader: Loader, source: Any, order: Order, size: int) -> Bucketed:
-    lengths, padding = read_lengths(source, loader.bucket_by), loader._padding
+    lengths, padding = read_lengths(source, loader.bucket_by), loader.pad_to
     rounded = lengths if padding is None else padding.round(lengths)
     few = padding is not None and len(rounded.unique()) * 4 <= order.length // size
     return Bucketed(order.samples, loader.shuffle, order, size, rounded, few)
@@ -682,7 +680,7 @@ def _mix_samples(loader: Loader, source: Mix) -> Batches:
 
 
 def _combine_epochs(loader: Loader, source: ByEpoch, for_samples: list[str]) -> EpochFunctionBatches:
-    names = ("batch_size", "workers", "batcher", "transform", "drop_last", "sampling_weights", *RAGGED)
+    names = ("batch_size", "workers", "batcher", "transform", "drop_last", "sampling_weights", "bucket_by", "pad_to")
     options = {name: getattr(loader, name) for name in names}
 
     def make_loader(given: Any) -> Loader:

@@ -156,7 +156,9 @@ def _pad(sequence: Any, length: int, value: Any) -> Any:
 
 
 def as_padding(pad_to: Any, pad_value: Any, pad_mask: Any) -> Padding | None:
-    """Checks the options of a loader that concern padding; None if `pad_to` is."""
+    """Checks the options of a loader that concern padding; None if `pad_to` is. Takes what it returned, too."""
+    if isinstance(pad_to, Padding):
+        return pad_to
     if pad_to is None:
         if pad_mask is not None or pad_value != 0:
             raise InvalidArgument(f"{'pad_mask' if pad_mask is not None else 'pad_value'} needs pad_to: {_PAD_TO}")

@@ -95,7 +95,7 @@ def as_ordered_loader(source: Any, *, batch_size: int | None) -> Loader:
 
 def _copy_loader(loader: Loader, source: Any, *, shuffle: int | None = None, bucket_by: Any = None) -> Loader:
     """A loader with the same settings that leaves nothing out."""
-    names = ("batch_size", "workers", "batcher", "transform", "device", "sharded", "pad_to", "pad_value", "pad_mask")
+    names = ("batch_size", "workers", "batcher", "transform", "device", "sharded", "pad_to")
     return Loader(source, shuffle=shuffle, bucket_by=bucket_by, **{name: getattr(loader, name) for name in names})
 
 

@@ -4,7 +4,9 @@ Sizes use decimal units (1 kB is 1000 bytes), as disks, network rates and the me
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from html import escape
 
 
 def format_size(bytes_: float) -> str:
@@ -129,3 +131,30 @@ def escape_surrogates(text: str) -> str:
     ('run\\udce9', 'été')
     """
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def html_text(text: str) -> str:
+    """Text of several lines as HTML for a notebook, which gives it its colors.
+
+    >>> html_text("a < b")
+    '<pre style="font-family:monospace;line-height:1.35;overflow-x:auto">a &lt; b</pre>'
+    """
+    return (
+        f'<pre style="font-family:monospace;line-height:1.35;overflow-x:auto">{escape(escape_surrogates(text))}</pre>'
+    )
+
+
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as HTML for a notebook; spaces at the start of a cell stay.
+
+    >>> html_table(["name"], [["a<b"]])
+    '<table><tr><th>name</th></tr><tr><td style="text-align:left;white-space:pre">a&lt;b</td></tr></table>'
+    """
+
+    def line(tag: str, cells: Sequence[str], style: str = "") -> str:
+        parts = (f"<{tag}{style}>{escape(escape_surrogates(cell))}</{tag}>" for cell in cells)
+        return f"<tr>{''.join(parts)}</tr>"
+
+    lines = [line("th", head)] if head else []
+    lines += [line("td", row, ' style="text-align:left;white-space:pre"') for row in rows]
+    return f"<table>{''.join(lines)}</table>"

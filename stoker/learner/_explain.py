@@ -3,12 +3,13 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stoker._select import assign, describe, named_parameters
-from stoker._text import format_size
+from stoker._text import format_size, html_text
 from stoker.checkpoint import Checkpoint, choose_left_out, count_bytes
 from stoker.distributed import local_device, world
 from stoker.engine import Fit, preserve_rng, upgrade_state
@@ -21,7 +22,20 @@ if TYPE_CHECKING:
     from stoker.learner._learner import Learner
 
 
-def explain(learner: "Learner", arguments: FitArguments) -> str:
+class Explanation(str):
+    """The text of `Learner.explain`. An interactive session and a notebook show it line by line."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        parts = [part.partition("\n") for part in self.split("\n\n")]
+        return f"<div>{''.join(f'<b>{escape(title)}</b>{html_text(lines)}' for title, _, lines in parts)}</div>"
+
+
+def explain(learner: "Learner", arguments: FitArguments) -> Explanation:
     """Describes a fit that is prepared and not run; any rank may call it alone."""
     here = world()
     device = local_device(here)
@@ -40,7 +54,8 @@ def explain(learner: "Learner", arguments: FitArguments) -> str:
     if arguments.run is not None:
         state = f"{arguments.run}: {_describe_run(fit, arguments)}"
         parts["Run"] = [state, _describe_saving(arguments.checkpoint_settings), *_describe_frozen(fit, arguments)]
-    return "\n\n".join("\n".join([title, *(f"  {line}" for line in lines)]) for title, lines in parts.items())
+    texts = ("\n".join([title, *(f"  {line}" for line in lines)]) for title, lines in parts.items())
+    return Explanation("\n\n".join(texts))
 
 
 def _parameters(fit: Fit, learner: "Learner", lr: Any) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from stoker._text import html_table, html_text, shorten
 from stoker.callbacks import Callback
 from stoker.checkpoint import Checkpoint
 from stoker.distributed import Parallel
@@ -169,3 +170,21 @@ class Learner:
     def __repr__(self) -> str:
         model = describe_model(self.model) if hparams_of(self.model) else describe_model(self.model).removesuffix("()")
         return f"Learner({model}, optimizer={self.optimizer!r}, lr={self.lr!r})"
+
+    def _repr_html_(self) -> str:
+        """What the learner was given, without what has its default, above the modules of the model."""
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
+        defaults = {field.name: field.default for field in fields(self) if field.name not in ("optimizer", "lr")}
+        rows = []
+        for name, value in given.items():
+            if name not in defaults or not (value is defaults[name] or repr(value) == repr(defaults[name])):
+                parts = value if isinstance(value, list | tuple) else [value]
+                rows.append((name, ", ".join(map(_short_text, parts))))
+        return f"<div><b>Learner</b>{html_table((), rows)}{html_text(repr(self.model))}</div>"
+
+
+def _short_text(value: Any) -> str:
+    """A function by its name, an optimizer without its defaults, others as they represent themselves."""
+    if callable(getattr(value, "to_code", None)):
+        return value.to_code()
+    return getattr(value, "__name__", None) or shorten(repr(value), 100)

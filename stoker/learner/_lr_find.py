@@ -35,6 +35,12 @@ class LrCurve:
 
         return lr_curve(self.rates, self.losses, self.suggestion, ax=ax)
 
+    def _repr_html_(self) -> str:
+        """The suggestion above the curve, an SVG that needs no matplotlib."""
+        from stoker.view.report import lr_curve_html
+
+        return lr_curve_html(self.rates, self.losses, self.suggestion)
+
 
 class _LossCurve(Callback):
     """Keeps the smoothed loss of every update, and stops when it has clearly risen."""

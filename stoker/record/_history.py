@@ -2,10 +2,9 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
-from stoker._text import format_number
+from stoker._text import format_number, html_text
 from stoker.errors import MissingExtra, NoSuchMetric, did_you_mean
 from stoker.record._columns import Best
 from stoker.record._plot import Size, figure_size, figure_to_html, group_by_metric, plot_series
@@ -124,14 +123,12 @@ class History:
 
     def _repr_html_(self) -> str:
         """The table, below curves where matplotlib is installed."""
-        table = f'<pre style="line-height:1.3">{escape(str(self))}</pre>'
         panels = {title: names[:_LINES] for title, names in list(self.panels.items())[:_PANELS]}
         image = ""
         if panels:
             with contextlib.suppress(MissingExtra):
                 image = figure_to_html(self._draw(panels))
-        html = f"<div>{image}{table}</div>"
-        return html.encode("utf-8", "backslashreplace").decode()  # a lone surrogate in a name can't be sent
+        return f"<div>{image}{html_text(str(self))}</div>"
 
     def _draw(self, panels: Mapping[str, Sequence[str]], ax: "Axes | None" = None) -> "Figure":
         series = {title: {name: self[name] for name in names} for title, names in panels.items() if names}

@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from stoker._text import format_size
+from stoker._text import format_size, html_table, html_text
 from stoker._tree import tensors_in
 from stoker.errors import BadData, InvalidArgument
 from stoker.steps._supervised import Supervised
 from stoker.steps._valid import valid
+
+_HEAD = ("layer", "kind", "output", "parameters", "FLOPs")
 
 
 @dataclass
@@ -44,21 +46,30 @@ class Summary:
     flops: int
 
     def __str__(self) -> str:
-        rows = [("layer", "kind", "output", "parameters", "FLOPs")]
+        rows = [_HEAD, *self._rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        rule = "─" * max(map(len, lines))
+        return "\n".join([lines[0], rule, *lines[1:], rule, self._totals()])
+
+    def _repr_html_(self) -> str:
+        return f"<div>{html_table(_HEAD, self._rows())}{html_text(self._totals())}</div>"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = []
         for layer in self.layers:
             label = "  " * layer.depth + (layer.name.rpartition(".")[2] or "(model)")
             frozen = " (frozen)" if layer.parameters and not layer.trainable else ""
             count = f"{layer.parameters:,}{frozen}" if layer.parameters else ""
             rows.append((label, layer.kind, layer.output, count, f"{layer.flops:,}" if layer.flops else ""))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        rule = "─" * max(map(len, lines))
-        totals = [
-            f"parameters   {self.parameters:,} ({self.trainable:,} trainable), {format_size(self.parameter_bytes)}",
-            f"activations  {format_size(self.activation_bytes)} for this batch",
-            f"FLOPs        {self.flops:,} for one forward pass of this batch",
-        ]
-        return "\n".join([lines[0], rule, *lines[1:], rule, *totals])
+        return rows
+
+    def _totals(self) -> str:
+        return (
+            f"parameters   {self.parameters:,} ({self.trainable:,} trainable), {format_size(self.parameter_bytes)}\n"
+            f"activations  {format_size(self.activation_bytes)} for this batch\n"
+            f"FLOPs        {self.flops:,} for one forward pass of this batch"
+        )
 
 
 def summary(model: nn.Module, batch: Any) -> Summary:

@@ -119,7 +119,7 @@ def test_the_record_can_be_plotted():
         samples(), valid=samples(), epochs=2, show=False
     )
     assert [each.get_label() for each in result.plot("train/loss").axes[0].lines] == ["train/loss"]
-    assert result.plot(kind="lr").axes[0].get_ylabel() == "learning rate"
+    assert result.plot(kind="lr").axes[0].get_ylabel() == "Learning rate"
     assert result.plot(kind="confusion").axes[0].images
     with pytest.raises(InvalidArgument, match="calibration"):
         result.plot(kind="calibration")

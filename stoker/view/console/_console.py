@@ -95,6 +95,7 @@ class PlainConsole:
         self._next_line = 0.0  # time of the next progress line
         self._part = -1  # the fifth of the phase that the last line was about
         self._began = self._closed = False
+        self._ended = self._was_told_why = False  # the log of a run gets no "stop" and "error", which it writes itself
 
     def __call__(self, event: Event) -> None:
         """Prints the event's line, if it has one."""
@@ -117,7 +118,9 @@ class PlainConsole:
             line = f"{describe_model(self._record)}: {describe_plan(self._record)} (* = best so far{chosen})"
         if line:
             self._writer.line(line)
+        self._was_told_why |= event.kind in ("stop", "error")
         if event.kind == "end":
+            self._ended = True
             self.close()
 
     def close(self) -> None:
@@ -126,9 +129,9 @@ class PlainConsole:
             return
         self._closed = True
         ending = describe_end(self._record)
-        for line in (ending.reason, ending.length, *(f"{name}: {text}" for name, text in ending.files.items())):
-            if line:
-                self._writer.line(line)
+        lines = [ending.reason, ending.length, *(f"{name}: {text}" for name, text in ending.files.items())]
+        for line in filter(None, [ending.length] if self._ended and not self._was_told_why else lines):
+            self._writer.line(line)
 
     def _epoch(self, event: Event) -> str:
         planned = plan_of(self._record).get("epochs")

@@ -14,7 +14,7 @@ from stoker.view.report._evaluation import (
     measure_calibration,
 )
 from stoker.view.report._figures import Kind, calibration, confusion, lr_curve, plot
-from stoker.view.report._report import fitted_html, report_html, write_report
+from stoker.view.report._report import fitted_html, lr_curve_html, report_html, write_report
 
 # Earlier names, which keep working.
 judged = evaluate_predictions
@@ -34,6 +34,7 @@ __all__ = [
     "fitted_html",
     "judged",
     "lr_curve",
+    "lr_curve_html",
     "measure_calibration",
     "plot",
     "report_html",

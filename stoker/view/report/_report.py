@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,6 +111,20 @@ def fitted_html(record: Record, *, title: str = "", stopped: str = "") -> str:
         Html(History(record)._repr_html_()),
         style=f"font-family:sans-serif;font-size:13px;{border};display:inline-block;max-width:100%;overflow-x:auto",
     )
+
+
+def lr_curve_html(rates: Sequence[float], losses: Sequence[float], suggestion: float) -> str:
+    """The loss over the learning rate as HTML for a notebook, with the suggested rate marked.
+
+    >>> "suggestion 0.01" in lr_curve_html([1e-3, 1e-2, 1e-1], [2.3, 1.1, 3.0], 1e-2)
+    True
+    """
+    exponents = [math.log10(rate) for rate in rates]
+    nearest = min(range(len(rates)), key=lambda place: abs(exponents[place] - math.log10(suggestion)), default=0)
+    best = (exponents[nearest], losses[nearest]) if rates else None
+    line = SvgLine("smoothed loss", exponents, losses, LineStyle(_BLUE), best)
+    svg = svg_chart("smoothed loss by log10 of the learning rate", [line], width=480, height=240)
+    return element("div", element("div", element("b", f"suggestion {suggestion:.3g}")), Html(svg))
 
 
 def draw_charts(charts: Sequence[tuple[str, Sequence[SvgLine], bool]], left_out: int) -> Html:

@@ -7,6 +7,7 @@ import math
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -252,7 +253,8 @@ class Api:
     def overlay(self, request: Request) -> Response:
         """One number of several runs.
 
-        Reads for about a second: `behind` names the runs that were not read, or not to their end.
+        Reads for about a second: `behind` names the runs that were not read, or not to their end. Runs that do not
+        exist (any more) are left out.
         """
         ids, query = parse_ids(request.query_params), parse_curve_query(request.query_params, runs=True)
         end = time.monotonic() + _OVERLAY_SECONDS
@@ -262,7 +264,7 @@ class Api:
             if series and time.monotonic() > end:
                 behind.append(run_id)
                 continue
-            with self._folder.open(run_id) as opened:
+            with suppress(MissingFile), self._folder.open(run_id) as opened:
                 series[run_id] = make_curves(opened.run, query)[query.names[0]]
                 if opened.run.has_unread:
                     behind.append(run_id)

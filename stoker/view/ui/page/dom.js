@@ -31,11 +31,12 @@ export function popover(title, attributes, ...content) {
     opened.querySelector("summary").focus();
     event.stopPropagation();
   });
-  document.addEventListener("pointerdown", (event) => {
-    if (!opened.contains(event.target)) opened.open = false;
-  });
   return opened;
 }
+
+document.addEventListener("pointerdown", ({ target }) => {
+  for (const opened of document.querySelectorAll("details.popover[open]")) if (!opened.contains(target)) opened.open = false;
+});
 
 /** A text to copy, and the button that does; where the browser allows no copying, the text is selected instead. */
 export function copyable(text, what) {

@@ -28,9 +28,8 @@ export class Overlay {
     const groups = groupRows(rows, field);
     const looks = this.looks.of(groups.map(({ key }) => key));
     const lines = groups.map(({ key, label, rows: members }) => ({ key, label, members: members.map(({ id }) => id), ...looks.get(key) }));
-    const drawn = JSON.stringify(lines.map(({ key, label, members }) => [key, label, members]));
     this.plots.show(metricsOf(rows, this.query).map((name) => ({
-      key: JSON.stringify([name, drawn]), title: name, lines, exact: name.split("/")[0] === "lr",
+      title: name, lines, exact: name.split("/")[0] === "lr",
       load: (settings, signal, most, progress) => load(lines, name, settings, { signal, most, progress }),
     })));
     return looks;

@@ -1,6 +1,6 @@
 // One chart with its heading and legend; it loads its points when it is visible, and again when there are more.
 import { HEIGHT, hasPositive, options, table, uPlot } from "./chart.js";
-import { el, popover, say } from "./dom.js";
+import { el, popover, refill, say } from "./dom.js";
 import { saveNumbers, savePicture } from "./export.js";
 import { finite, MOST } from "./settings.js";
 import { duration, number } from "./text.js";
@@ -16,6 +16,8 @@ const sized = new ResizeObserver((entries) => {
   for (const { target } of entries) target.panel.fit();
 });
 
+const sign = (lines) => JSON.stringify(lines.map(({ key, label, members }) => [key, label, members]));
+
 export class Panel {
   /**
    * `lines`: [{ key, label, colour(), dash }]; `load(settings, signal, most, progress)` gives a Map of key to { x, y, low, high },
@@ -27,20 +29,41 @@ export class Panel {
     Object.assign(this, { title, unit, lines, exact, load, settings, group, on, data: new Map(), hidden: new Set() });
     Object.assign(this, { chart: null, shape: "", stale: true, visible: false, loading: null, timer: 0, loaded: 0 });
     this.readout = el("span", { class: "readout" });
-    this.values = lines.map(() => el("span", { class: "value" }));
+    this.note = el("small");
     this.message = el("p", { class: "message" });
     this.mount = el("div", { class: "chart", role: "img", "aria-label": title });
     this.mount.style.minHeight = `${HEIGHT}px`;
     this.mount.panel = this;
     this.enlarge = el("button", { type: "button", class: "quiet", "aria-label": `Enlarge ${title}`, onclick: () => on.enlarge(title) }, "⤢");
-    this.entries = lines.map((line, place) => this.entry(line, place));
+    this.legend = el("ul", { class: "legend" });
     this.element = el("section", { class: "panel", tabindex: "-1", "data-stop": true, "aria-label": title },
-      el("header", {}, el("h3", {}, title, note && el("small", {}, note)), this.readout, el("span", { class: "tools" }, this.enlarge, this.menu())),
-      this.mount, this.message, el("ul", { class: "legend" }, this.entries));
+      el("header", {}, el("h3", {}, title, this.note), this.readout, el("span", { class: "tools" }, this.enlarge, this.menu())),
+      this.mount, this.message, this.legend);
     this.element.panel = this;
+    this.describe({ note, lines, load });
     this.applySettings();
     seen.observe(this.element);
     sized.observe(this.mount);
+  }
+
+  /** Takes other lines; they are loaded when the chart is visible. */
+  update({ note = "", lines, load }) {
+    if (sign(lines) === this.signed && note === this.note.textContent) return;
+    this.describe({ note, lines, load });
+    this.renew(true);
+  }
+
+  describe({ note, lines, load }) {
+    Object.assign(this, { lines, load, signed: sign(lines), shape: "" });
+    say(this.note, note);
+    this.values = lines.map(() => el("span", { class: "value" }));
+    this.entries = null; // made when the chart is visible: there may be hundreds of charts
+    if (this.visible) this.drawLegend();
+  }
+
+  drawLegend() {
+    this.entries ??= this.lines.map((line, place) => this.entry(line, place));
+    refill(this.legend, this.entries);
   }
 
   /** The chart's own settings, and its files. */
@@ -80,7 +103,7 @@ export class Panel {
     const swatch = el("i", { class: "swatch" });
     swatch.style.borderTopColor = line.colour();
     swatch.style.borderTopStyle = line.dash.length ? "dashed" : "solid";
-    const button = el("button", { type: "button", "aria-pressed": "true", title: "show or hide this line" },
+    const button = el("button", { type: "button", "aria-pressed": String(!this.hidden.has(line.key)), title: "show or hide this line" },
       swatch, el("span", { class: "label" }, line.label), this.values[place]);
     button.addEventListener("click", () => {
       const shown = button.getAttribute("aria-pressed") !== "true";
@@ -110,6 +133,7 @@ export class Panel {
 
   setVisible(visible) {
     this.visible = visible;
+    if (visible && !this.entries) this.drawLegend();
     if (visible && this.stale) this.renew(true);
   }
 
@@ -194,6 +218,7 @@ export class Panel {
   sortLegend() {
     const sign = { highest: -1, lowest: 1 }[this.settings.order];
     const last = (place) => this.data.get(this.lines[place].key)?.y.findLast((value) => value !== null) ?? sign * Infinity;
+    if (!this.entries) return;
     const places = this.entries.map((_, place) => place);
     if (sign) places.sort((a, b) => sign * (last(a) - last(b)) || a - b);
     places.forEach((place, rank) => { this.entries[place].style.order = String(rank); });
@@ -201,10 +226,7 @@ export class Panel {
 
   /** Draws again with the current theme's colors. */
   repaint() {
-    this.shape = "";
-    this.element.querySelectorAll(".swatch").forEach((swatch, place) => {
-      swatch.style.borderTopColor = this.lines[place].colour();
-    });
+    this.describe({ note: this.note.textContent, lines: this.lines, load: this.load });
     this.draw();
   }
 

@@ -30,21 +30,21 @@ export class Plots {
     for (const panel of this.panels.values()) panel.set(this.settings);
   }
 
-  /** Shows the first of these charts, [{ key, title, note, unit, lines, exact, load }], in this order; existing ones are kept. */
+  /** Shows the first of these charts, [{ title, note, unit, lines, exact, load }], in this order; those with the same title are kept. */
   show(all) {
     const wanted = all.slice(0, MOST_PANELS);
-    const keys = new Set(wanted.map(({ key }) => key));
-    for (const [key, panel] of this.panels) {
-      if (keys.has(key)) continue;
+    const titles = new Set(wanted.map(({ title }) => title));
+    for (const [title, panel] of this.panels) {
+      if (titles.has(title)) continue;
       panel.destroy();
       panel.element.remove();
-      this.panels.delete(key);
+      this.panels.delete(title);
     }
     wanted.forEach((each, place) => {
-      if (!this.panels.has(each.key)) {
-        this.panels.set(each.key, new Panel({ ...each, settings: this.settings, group: this.group, on: this.on }));
-      }
-      const { element } = this.panels.get(each.key);
+      const known = this.panels.get(each.title);
+      if (known) known.update(each);
+      else this.panels.set(each.title, new Panel({ ...each, settings: this.settings, group: this.group, on: this.on }));
+      const { element } = this.panels.get(each.title);
       if (this.grid.children[place] !== element) this.grid.insertBefore(element, this.grid.children[place] ?? null);
     });
     this.more.remove();

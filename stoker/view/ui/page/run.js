@@ -196,7 +196,7 @@ export class RunView {
       const drawn = names.slice(0, MOST_LINES);
       const left = names.length - drawn.length;
       found.push({
-        key: JSON.stringify([title, drawn]), title, note: [Object.hasOwn(units, drawn[0]) && units[drawn[0]], left && `${left} more not drawn`].filter(Boolean).join(", "),
+        title, note: [Object.hasOwn(units, drawn[0]) && units[drawn[0]], left && `${left} more not drawn`].filter(Boolean).join(", "),
         lines: drawn.map((name) => ({ key: name, label: name, ...ofNames(drawn).get(name) })),
         load: ({ by, from, to }, signal, most) => api.points(this.id, drawn, { by, from, to, most }, signal),
         exact: drawn[0].split("/")[0] === "lr", unit: Object.hasOwn(units, drawn[0]) ? units[drawn[0]] : "",

@@ -101,7 +101,9 @@ export class RunsView {
     const fields = columns.map((name) => this.fields.get(name)).filter(Boolean);
     this.lines.keep(this.rows);
     const line = (row) => this.lines.line(row, fields, { picked: this.picked.has(row.id), look: this.drawn.get(row.id) });
-    refill(this.body, grouping ? groupRows(shown, grouping).map((group) => [this.groupLine(group, fields), this.open.has(group.key) && group.rows.map(line)]) : shown.map(line));
+    const elements = grouping ? groupRows(shown, grouping).flatMap((group) => [this.groupLine(group, fields), ...(this.open.has(group.key) ? group.rows.map(line) : [])]) : shown.map(line);
+    const { children } = this.body;
+    if (elements.length !== children.length || elements.some((each, place) => each !== children[place])) refill(this.body, elements);
     say(this.count, shown.length === rows.length ? `${rows.length}` : `${shown.length} of ${rows.length}`);
     this.empty.hidden = shown.length > 0 || !this.loaded;
     say(this.empty, this.nothing(rows, parsed));

@@ -20,7 +20,11 @@ def to_plain(answer: Any) -> Any:
     A copy, because a model may write its next output into the same memory. 16-bit floats become float32: predictions do
     not depend on the precision of the fit. The losses of the batch and caches are left out: they answer for no sample.
     """
+    if isinstance(answer, Tensor) and answer.is_nested:
+        return [to_plain(row) for row in answer.unbind()]
     if isinstance(answer, Tensor):
+        if answer.layout not in (torch.strided, torch.sparse_coo):
+            answer = answer.to_dense()  # torch can't join others
         dtype = torch.float32 if answer.dtype in (torch.float16, torch.bfloat16) else answer.dtype
         return answer.detach().to("cpu", dtype, copy=True)
     if isinstance(answer, np.ndarray):
@@ -61,7 +65,9 @@ def join_answers(answers: list[Any], sizes: list[int], like: Any, name: str = "t
         return _rebuild(like, parts)
     if isinstance(like, tuple | list):
         return _join_sequences(answers, sizes, like, name)
-    if isinstance(like, np.ndarray) and all(len(answer) == size for answer, size in zip(answers, sizes, strict=True)):
+    if isinstance(like, np.ndarray | Tensor) and all(
+        len(answer) == size for answer, size in zip(answers, sizes, strict=True)
+    ):
         return [entry for answer in answers for entry in answer]
     if all(size == 1 for size in sizes) and not any(answer is None for answer in answers):
         return answers

@@ -179,6 +179,20 @@ class Regression:
     targets: torch.Tensor
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_answers_may_be_nested_or_sparse_tensors():
+    """Rows of different lengths are a list, as those of a list are."""
+    y = predict(lambda y, x: y)
+    ragged = predict(
+        lambda y, x: torch.nested.nested_tensor([row.repeat(n + 1) for n, row in enumerate(y)], layout=torch.jagged)
+    )
+    assert [len(row) for row in ragged] == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    assert torch.equal(torch.stack([row[0] for row in ragged]), y.squeeze(1))
+    assert torch.equal(predict(lambda y, x: y.to_sparse()).to_dense(), y)
+    assert torch.equal(predict(lambda y, x: y.to_sparse_csr()), y)
+
+
 def test_a_single_sample_may_be_squeezed():
     assert predict(lambda y, x: y.squeeze(), batch_size=3).shape == (10,)  # the last batch has one sample
 

@@ -30,6 +30,7 @@ COMMANDS = {
     "record": (["--quick"], "Follower, msgspec"),
     "viewers": (["--quick"], "stoker ui"),
     "ranks": (["--quick"], "update, fit"),
+    "monitoring": (["--quick"], "10 runs: list"),
 }
 
 

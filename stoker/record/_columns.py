@@ -181,6 +181,11 @@ class Columns:
             if losses != (self.losses[-1][1] if self.losses else []):
                 self.losses.append((row, losses))
 
+    def order_series(self, names: Iterable[str]) -> None:
+        """Puts these numbers first, in this order. Those without values share an empty series: add nothing later."""
+        empty = _Series()
+        self.series = {**{name: self.series.get(name, empty) for name in names}, **self.series}
+
     def _series(self, name: str) -> _Series:
         series = self.series.get(name)
         if series is None:
@@ -283,8 +288,9 @@ class Columns:
         found: dict[str, float] = {}
         for name, series in self.series.items():
             point = self.point_rows[series.points[-1]] if series.points else -1
-            if self.kinds[point] != SYSTEM or series.rows:
-                found[name] = series.running[-1] if point > (series.rows or [-1])[-1] else series.values[-1]
+            row = series.rows[-1] if series.rows else -1
+            if row >= 0 or (point >= 0 and self.kinds[point] != SYSTEM):  # neither in an index: thinned curves only
+                found[name] = series.running[-1] if point > row else series.values[-1]
         return found
 
     def values_since(self, row: int) -> dict[str, float]:

@@ -11,14 +11,16 @@ from typing import Any, BinaryIO, NamedTuple
 from stoker._files import open_regular_file
 from stoker.errors import BadFile, MissingFile
 from stoker.record._annotations import TRASH
-from stoker.record._columns import Best, Columns, Numbers
+from stoker.record._columns import Best, Columns, Numbers, Points, Source
 from stoker.record._control import Action, send_request
 from stoker.record._event import decode_line, decode_lines
+from stoker.record._index import SMALLEST, Index, read_index
 from stoker.record._journal import EVENTS, FACTS, LONGEST_LINE, find_directory, is_being_written
 from stoker.record._run import CONFIG, LOG
 from stoker.record._summary import Status, status_of, summarize
 
 _LARGE = 1 << 22  # bytes; if more is unread, a sample is read first
+_LARGE_IN_LIST = 1 << 20  # the same if only a summary is needed
 _BLOCK = 1 << 20  # bytes read at once
 _ANCHOR = 64  # bytes before the reading position that must not change
 _SMALL_FILE = 1 << 22  # bytes; larger JSON files are ignored
@@ -56,6 +58,7 @@ class Follower(Numbers):
         self._inside = inside
         self._all = Columns()
         self._columns = self._all  # or a sample, until all is read
+        self._index: Index | None = None  # while its columns are those that questions are answered from
         self._events = _Tail(self.path / EVENTS, inside=inside)
         self._signatures: dict[str, tuple[int, ...]] = {}  # of the small files
         self._alive = True
@@ -67,7 +70,8 @@ class Follower(Numbers):
         """Reads what is new, for at most about so many seconds; returns whether anything has changed.
 
         A large file then takes several calls, while `has_unread` is true; until all of it is read, the answers come
-        from a sample. With `seconds=0`, only the start and the end of a large file are read.
+        from a sample. With `seconds=0`, only the index of a large file is read (curves are thinned to about 500
+        points then), or the start and the end of one that has none.
         """
         before = self._alive, self._unreadable
         changed = self._read_events(seconds)
@@ -77,6 +81,12 @@ class Follower(Numbers):
         if changed:
             self._summarize()
         return changed
+
+    def points(self, name: str, *, source: Source = "all") -> Points:
+        """The values of a number over the run; see `Numbers.points`. Thinned while only the index has been read."""
+        if self._index is not None and self._columns is self._index.columns:
+            return self._index.points(name, source)
+        return super().points(name, source=source)
 
     @property
     def has_unread(self) -> bool:
@@ -139,11 +149,17 @@ class Follower(Numbers):
         return changed
 
     def _read_new_events(self, seconds: float | None, *, grown: bool) -> None:
-        """Samples the file first if it is large and time is limited; then reads blocks until the time is used up."""
-        is_large = self._events.unread > _LARGE
+        """Reads the index or a sample first if the file is large and time is limited; then blocks in that time."""
+        unread = self._events.unread
+        if grown:
+            is_worthwhile = seconds is not None and unread > SMALLEST
+            self._index = read_index(self._events.path, self._inside) if is_worthwhile else None
+        is_large = unread > _LARGE or (seconds == 0 and (self._index is not None or unread > _LARGE_IN_LIST))
         if is_large and seconds is not None:
             sample = "ends" if seconds == 0 and self._columns.sample != "stretches" else "stretches"
-            if grown or self._columns.sample != sample:
+            if self._index is not None:
+                self._columns = self._index.columns
+            elif grown or self._columns.sample != sample:
                 self._columns = self._events.sample(Columns(sample=sample))
         if not is_large or seconds != 0:
             self._read_blocks(time.monotonic() + (seconds or math.inf))

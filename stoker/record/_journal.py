@@ -34,9 +34,14 @@ class Journal:
         self._file: io.FileIO | None = None
         self._pending = b""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this process holds the file."""
+        return self._file is not None and not self._file.closed
+
     def open(self) -> None:
         """Locks the file for this process, and removes a line that a killed process left incomplete."""
-        if self._file is not None and not self._file.closed:  # a fork closes it
+        if self.is_open:  # a fork closes it
             return
         file = open_to_append(self.path)
         try:

@@ -4,6 +4,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from stoker._files import explain_errors
 from stoker.errors import BadFile, InvalidArgument
 from stoker.record._columns import Best, Columns, Direction, Numbers
 from stoker.record._event import Event, float_values, kept_count, to_line
+from stoker.record._index import write_index
 from stoker.record._journal import EVENTS, Journal, read_events
 from stoker.record._matrix import split_matrices
 from stoker.record._media import MEDIA, Encoded, MediaLimits, file_name, is_media, write_media
@@ -242,9 +244,16 @@ class Record(Numbers):
             self._journal.sync()
 
     def close(self) -> None:
-        """Closes the file; the record can still be read, and another event would open the file again."""
-        if self._journal is not None:
-            self._journal.close()
+        """Closes the file; the record can still be read, and another event would open the file again.
+
+        A large file gets an index first, which viewers read instead.
+        """
+        if self._journal is None:
+            return
+        if self._journal.is_open:
+            with suppress(OSError):  # a full disk: viewers read the record itself
+                write_index(self._journal.path, self._events, self._columns)
+        self._journal.close()
 
     def _load(self, events: Iterable[Event]) -> None:
         valid: list[Event] = []

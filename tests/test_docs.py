@@ -3,6 +3,7 @@
 import contextlib
 import doctest
 import importlib
+import importlib.util
 import io
 import os
 import re
@@ -30,7 +31,8 @@ PROGRAMS = [
 ]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-LONG_PAGES: tuple[str, ...] = ()  # relative to docs/; they run in `make soak`
+LONG_PAGES = ("migrate/huggingface.md",)  # relative to docs/; they run in `make soak`
+LIBRARIES = {"PyTorch": "torch", "Trainer": "transformers", "Ignite": "ignite"}  # titles that are not module names
 
 
 def name_of(page):
@@ -126,6 +128,29 @@ def test_the_program_for_several_processes_gives_the_scores_of_one():
 def test_the_code_of_a_page_runs(page, tmp_path):
     (tmp_path / "page.py").write_text("\n".join(python_blocks(page)))
     run_in(tmp_path, tmp_path / "page.py")
+
+
+PORTED = [
+    (page, title)
+    for page in sorted((DOCS / "migrate").glob("*.md"))
+    for title in re.findall(r'^```python title="(.*)"$', page.read_text(), flags=re.MULTILINE)
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("page", "title"), PORTED, ids=[title for _, title in PORTED])
+def test_a_program_of_another_library_and_its_port_reach_the_same_accuracy(page, title, tmp_path):
+    if importlib.util.find_spec(LIBRARIES.get(title, title.lower())) is None:
+        pytest.skip(f"{title} is not installed")
+    reached = []
+    for name in (title, ""):
+        (tmp_path / "page.py").write_text("\n".join(python_blocks(page, name)))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "page.py"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-6000:]
+        reached.append(float(re.findall(r"accuracy: (\S+)", done.stdout)[-1]))
+    assert reached[0] == pytest.approx(reached[1], abs=0.04)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)

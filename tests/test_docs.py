@@ -148,6 +148,8 @@ def test_a_program_of_another_library_and_its_port_reach_the_same_accuracy(page,
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "page.py"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        if "torchvision::nms does not exist" in done.stderr:
+            pytest.skip(f"{title} imports torchvision, which is installed for another build of torch")
         assert done.returncode == 0, done.stderr[-6000:]
         reached.append(float(re.findall(r"accuracy: (\S+)", done.stdout)[-1]))
     assert reached[0] == pytest.approx(reached[1], abs=0.04)

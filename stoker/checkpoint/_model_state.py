@@ -49,8 +49,9 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any], *, resize_buffe
     """Restores a model in place; its parameters stay the same objects.
 
     Raises `StateMismatch` and changes nothing if the state does not match the model. A buffer that is None on one side,
-    or not part of a `state_dict` (`persistent=False`), gets the saved value whatever its shape; with `resize_buffers`
-    every buffer does, since it may have grown in training. A sharded model takes each rank's part of a whole tensor.
+    or not part of a `state_dict` (`persistent=False`), gets the saved value whatever its shape and dtype; with
+    `resize_buffers` every buffer does, since training may have changed them. A sharded model takes each rank's
+    part of a whole tensor.
 
     A state may leave out parameters: its `frozen` maps their names to fingerprints, which those of the model must have,
     or to None if the model's may have any value.
@@ -193,7 +194,7 @@ def _differences(model: nn.Module, state: Mapping[str, Any], *, resize_buffers: 
         *_compare_tensors(parameters, saved_parameters),
         *_compare_ties(parameters, known, state["tied"]),
         *_compare_names("buffer", [slot.name for slot in buffers], [*saved_buffers, *state["empty"]]),
-        *_compare_tensors(persistent, saved_buffers, any_shape=resize_buffers),
+        *_compare_tensors(persistent, saved_buffers, any_value=resize_buffers),
         *_compare_names("extra state", extra, state["extra"]),
         *_compare_names("module", list(modules), [*modules, *state["evaluating"]]),
     ]
@@ -222,11 +223,11 @@ def _compare_names(what: str, own: list[str], saved: Any) -> list[str]:
     return lines + ([f"not in the model: {what} {', '.join(map(repr, unexpected))}"] if unexpected else [])
 
 
-def _compare_tensors(slots: list[_Slot], saved: Mapping[str, Any], *, any_shape: bool = False) -> list[str]:
+def _compare_tensors(slots: list[_Slot], saved: Mapping[str, Any], *, any_value: bool = False) -> list[str]:
     lines: list[str] = []
     for name, _, _, own in slots:
         value = saved.get(name, own)
-        if any_shape and isinstance(value, Tensor) and own is not None and value.dtype == own.dtype:
+        if any_value and isinstance(value, Tensor):
             continue
         if value is not None and not isinstance(value, Tensor):
             lines.append(f"not a tensor: {name!r} is a {type(value).__name__} in the state")

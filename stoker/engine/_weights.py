@@ -189,7 +189,8 @@ def _move_towards(averaged: list[Tensor], trained: list[Tensor], weight: Tensor)
 def _copy_buffers(own: dict[str, Tensor | None], newest: dict[str, Tensor | None], when: Tensor | None) -> None:
     for name, value in newest.items():
         old = own.get(name)
-        if value is None or old is None or old.shape != value.shape:  # it may grow, or appear later
+        is_alike = value is not None and old is not None and (old.shape, old.dtype) == (value.shape, value.dtype)
+        if value is None or old is None or not is_alike:  # it may grow, change its type, or appear later
             own[name] = None if value is None else value.clone()
         else:
             old.copy_(value if when is None else torch.where(when, value, old))

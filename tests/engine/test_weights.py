@@ -139,11 +139,13 @@ class Grows(Net):
         super().__init__()
         self.seen = 0
         self.register_buffer("means", torch.zeros(0))
+        self.register_buffer("level", torch.zeros((), dtype=torch.int64))  # a float after the first batch
 
     def forward(self, x):
         if self.training:
             self.seen += 1
             self.means = torch.cat([self.means, x.mean().reshape(1)])
+            self.level = self.level + 0.5
         return super().forward(x)
 
     def get_extra_state(self):
@@ -155,7 +157,7 @@ class Grows(Net):
 
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_best_weights_have_the_extra_state_and_the_buffers_of_their_epoch(ema, tmp_path):
-    """The valid loss rises after the second epoch; a persistent buffer has grown since."""
+    """The valid loss rises after the second epoch; persistent buffers have grown and changed their type since."""
 
     def worsen(ctx):
         ctx.loss = ctx.loss * abs(ctx.epoch - 2.5)
@@ -164,11 +166,12 @@ def test_best_weights_have_the_extra_state_and_the_buffers_of_their_epoch(ema, t
     whole = fit(tmp_path / "whole", **settings)
     batches = len(whole.model.means) // whole.best.epoch
     assert 2 <= whole.best.epoch <= 3 and batches == 6
-    assert whole.model.seen == len(whole.model.means) == 6 * whole.best.epoch
+    assert whole.model.seen == len(whole.model.means) == 2 * whole.model.level == 6 * whole.best.epoch
     assert whole.model.get_extra_state() == load_for_inference(tmp_path / "whole", Grows()).get_extra_state()
     left, _ = killed_run(tmp_path, **settings)
     resumed = fit(left, **settings)
     assert resumed.model.seen == whole.model.seen and torch.equal(resumed.model.means, whole.model.means)
+    assert torch.equal(resumed.model.level, whole.model.level)
     assert same(*(dict(each.model.named_parameters()) for each in (resumed, whole)))
 
 

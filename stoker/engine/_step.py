@@ -280,7 +280,7 @@ class TrainStep:
     def restore_loss_reduction(self) -> None:
         """Restores in a resumed run what the first call of the loss had shown."""
         progress = self.state.progress
-        self.steps.load_loss_count(progress.loss_count, is_sum=progress.loss_is_sum)
+        self.steps.load_loss_count(progress.loss_count, self.device, is_sum=progress.loss_is_sum)
 
     def _reduced_forward(self, reducer: GradientReducer, batch: Batch, call: Callable[[], Any]) -> Any:
         """The forward pass of this rank's share of a batch."""

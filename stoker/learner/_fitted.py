@@ -143,7 +143,7 @@ class Fitted:
             trained_by = [found.state["identity"]["fixed"].get(name) for name in ("loss", "train_step")]
             if isinstance(steps.train, OwnForward) and any(trained_by):
                 steps = Steps(steps.split)  # it was trained with a loss function or a step that is not given here
-            steps.load_loss_count(progress.get("loss_count"), is_sum=progress.get("loss_is_sum"))
+            steps.load_loss_count(progress.get("loss_count"), device, is_sum=progress.get("loss_is_sum"))
             metrics = metrics_of_phase(make_metrics(learner.metrics), "valid")
             parallel = as_parallel(learner.parallel)
             split = None if parallel.mesh is None else data_world(join(device), parallel)

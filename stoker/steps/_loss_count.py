@@ -38,10 +38,10 @@ class TargetCount(NamedTuple):
         return [list(self.path), self.shift, self.ignore_index, *weight]
 
     @classmethod
-    def load(cls, saved: list[Any]) -> Self:
+    def load(cls, saved: list[Any], device: torch.device | None) -> Self:
         """Restores what `saved` was."""
         path, shift, ignore_index, *weight = saved
-        return cls(tuple(path), shift, ignore_index, torch.tensor(weight[0]) if weight else None)
+        return cls(tuple(path), shift, ignore_index, torch.tensor(weight[0], device=device) if weight else None)
 
     def targets(self, batch: Any) -> Any:
         """The targets of a batch; None if it has none there."""
@@ -202,11 +202,17 @@ class LossCount:
         saved = [[layout] if found is None else [layout, *found.saved] for layout, found in known]
         return [*saved, *([layout, divisors] for layout, divisors in self._unclear.items() if divisors)] or None
 
-    def load(self, saved: list[Any] | None) -> None:
-        """Restores what `saved` was."""
+    @property
+    def class_weights(self) -> list[Tensor]:
+        """The tensors that counting reads besides the batch."""
+        weights = [found.class_weight for found in self._targets.values() if found is not None]
+        return [weight for weight in weights if weight is not None]
+
+    def load(self, saved: list[Any] | None, device: torch.device | None = None) -> None:
+        """Restores what `saved` was, with class weights on a device."""
         self._targets, self._unclear = {}, {}
         for layout, *found in saved or ():
-            self._targets[layout] = TargetCount.load(found) if len(found) > 1 else None
+            self._targets[layout] = TargetCount.load(found, device) if len(found) > 1 else None
             if len(found) == 1:
                 self._unclear[layout] = found[0]
 

@@ -331,11 +331,15 @@ class Steps:
         """The same with another loss function."""
         return replace(self, split=self.split.with_loss(loss))
 
-    def load_loss_count(self, saved: list[Any] | None, *, is_sum: bool | None) -> None:
+    @property
+    def loss_count(self) -> LossCount | None:
+        """What knows what the loss of the training is a mean over; None if the loss function itself says it."""
+        return self.split.count if self.train is None else self.train.count
+
+    def load_loss_count(self, saved: list[Any] | None, device: torch.device, *, is_sum: bool | None) -> None:
         """Restores what an earlier process has found out about the loss of the training."""
-        count = self.split.count if self.train is None else self.train.count
-        if count is not None:
-            count.load(saved)
+        if self.loss_count is not None:
+            self.loss_count.load(saved, device)
         if self.train is None and self.split.sums is None:
             self.split.sums = is_sum
 

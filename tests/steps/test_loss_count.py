@@ -147,6 +147,16 @@ def test_a_loss_that_may_not_be_a_mean_over_samples_is_reported_once(loss, text)
     assert len(warnings) == 1 and text in warnings[0]
 
 
+def test_class_weights_are_counted_and_restored():
+    weight = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    count, warnings = observe(entropy(weight=weight), (INPUTS, LABELS))
+    restored = LossCount("step")
+    restored.load(count.saved)
+    expected = weight[LABELS[LABELS != -100]].sum().item()
+    assert not warnings and count((INPUTS, LABELS)).item() == restored((INPUTS, LABELS)).item() == expected
+    assert all(torch.equal(each, weight) for each in (*count.class_weights, *restored.class_weights))
+
+
 def test_batches_of_another_source_are_found_out_anew():
     count, warnings = observe(entropy(), {"small": (INPUTS, LABELS)})
     other, third = {"large": (INPUTS, LABELS)}, {"large": (INPUTS, LABELS, INPUTS)}

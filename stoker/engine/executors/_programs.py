@@ -65,8 +65,8 @@ def flatten_batch(batch: Batch) -> FlatBatch:
 
 
 def step_tensors(step: TrainStep) -> list[Tensor]:
-    """Every tensor that a step writes, each once, and the learning rates."""
-    state = step.state
+    """Every tensor that a step writes, each once, the learning rates, and class weights that it counts by."""
+    state, count = step.state, step.steps.loss_count
     tensors = [
         *(tensor for module in step.modules for tensor in (*module._parameters.values(), *module._buffers.values())),
         *_optimizer_tensors(state.optimizer.state_tensors()),
@@ -76,6 +76,7 @@ def step_tensors(step: TrainStep) -> list[Tensor]:
         *state.totals.tensors(),
         *step.flags.tensors(),
         *step.rates.all(),
+        *([] if count is None else count.class_weights),
     ]
     return list({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
 

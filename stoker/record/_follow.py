@@ -84,7 +84,7 @@ class Follower(Numbers):
 
     def points(self, name: str, *, source: Source = "all") -> Points:
         """The values of a number over the run; see `Numbers.points`. Thinned while only the index has been read."""
-        if self._index is not None and self._columns is self._index.columns:
+        if self._index is not None and self.is_indexed:
             return self._index.points(name, source)
         return super().points(name, source=source)
 
@@ -92,6 +92,11 @@ class Follower(Numbers):
     def has_unread(self) -> bool:
         """Whether the file holds more than has been read."""
         return not self._unreadable and self._events.unread > 0
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether answers come from the run's index: those about the whole run are exact, and curves are thinned."""
+        return self._index is not None and self._columns is self._index.columns
 
     @property
     def damaged_lines(self) -> int:

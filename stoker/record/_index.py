@@ -33,7 +33,8 @@ def write_index(path: Path, events: Sequence[Event], columns: Columns) -> None:
         size, tail = _identify(file)
     if size < SMALLEST or not events:
         return
-    lines = b"".join(to_line(_last_point_only(events[row])) for row in _excerpt(columns))
+    excerpt = sorted(_excerpt(columns).items())
+    lines = b"".join(to_line(_last_point_only(_keep_values(events[row], names))) for row, names in excerpt)
     curves: dict[str, dict[str, tuple[int, int]]] = {}
     blocks: list[bytes] = []
     place = 0
@@ -61,24 +62,34 @@ def _identify(file: BinaryIO) -> tuple[int, bytes]:
     return size, file.read(_TAIL)
 
 
-def _excerpt(columns: Columns) -> list[int]:
-    """The rows from which state, summary and status follow as from all of them."""
-    rows = {0, len(columns) - 1}
-    messages = [row for row, event in columns.events if event.kind in ("note", "warning", "checkpoint")]
-    rows |= {row for row, _ in columns.events} - set(messages[:-_MESSAGES])
-    kinds = np.array(columns.kinds)
-    for kind in (EPOCH, PROGRESS, TRAIN, VALID):
-        rows |= set(np.flatnonzero(kinds == kind)[-1:].tolist())
+def _excerpt(columns: Columns) -> dict[int, set[str] | None]:
+    """The rows from which state, summary and status follow as from all of them.
+
+    Of a row that is there for the last or the best value of some numbers, only those are kept (`None`: all of them).
+    """
+    rows: dict[int, set[str]] = {}
     for name, series in columns.series.items():
         if series.rows:
-            rows.add(series.rows[-1])
+            rows.setdefault(series.rows[-1], set()).add(name)
             direction = columns.direction(name)
             values = np.array(series.values)
             if direction is not None and not np.isnan(values).all():
-                rows.add(series.rows[int(np.nanargmin(values) if direction == "min" else np.nanargmax(values))])
-    for matrices in columns.matrices.values():
-        rows.add(matrices[-1][0])
-    return sorted(rows)
+                best = int(np.nanargmin(values) if direction == "min" else np.nanargmax(values))
+                rows.setdefault(series.rows[best], set()).add(name)
+    whole = {0, len(columns) - 1}
+    messages = [row for row, event in columns.events if event.kind in ("note", "warning", "checkpoint")]
+    whole |= {row for row, _ in columns.events} - set(messages[:-_MESSAGES])
+    kinds = np.array(columns.kinds)
+    for kind in (EPOCH, PROGRESS, TRAIN, VALID):
+        whole |= set(np.flatnonzero(kinds == kind)[-1:].tolist())
+    whole |= {matrices[-1][0] for matrices in columns.matrices.values()}
+    return {**rows, **dict.fromkeys(whole)}
+
+
+def _keep_values(event: Event, names: set[str] | None) -> Event:
+    if names is None:
+        return event
+    return replace(event, values={name: value for name, value in event.values.items() if name in names})
 
 
 def _last_point_only(event: Event) -> Event:

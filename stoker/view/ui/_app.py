@@ -29,8 +29,9 @@ from stoker.view.ui._events import EventStream
 from stoker.view.ui._json import CurveQuery, JsonResponse, make_curves, make_details, make_matrix, to_json
 from stoker.view.ui._runs import RunFolder, describe_failure, print_once
 
-_LIST_SECONDS = 1.0  # a request waits that long for the list; runs read later follow as events
+_LIST_SECONDS = 1.5  # a request waits that long for the list; runs read later follow as events
 _OVERLAY_SECONDS = 0.7  # a request reads that long for an overlay of runs; the page asks again for the others
+_INDEXED_POINTS = 500  # of a curve, for which the index of a run is enough
 _MAX_STREAMS = 64  # pages that receive events at the same time
 _MAX_RUNS = 200  # in one answer or stream
 _MAX_CURVES, _MAX_POINTS, _MAX_TOTAL_POINTS = 1000, 20_000, 500_000  # in one answer
@@ -257,6 +258,7 @@ class Api:
         exist (any more) are left out.
         """
         ids, query = parse_ids(request.query_params), parse_curve_query(request.query_params, runs=True)
+        thinned = query.most <= _INDEXED_POINTS and query.start == -math.inf and query.end == math.inf
         end = time.monotonic() + _OVERLAY_SECONDS
         series: dict[str, Any] = {}
         behind: list[str] = []
@@ -264,9 +266,9 @@ class Api:
             if series and time.monotonic() > end:
                 behind.append(run_id)
                 continue
-            with suppress(MissingFile), self._folder.open(run_id) as opened:
+            with suppress(MissingFile), self._folder.open(run_id, thinned=thinned) as opened:
                 series[run_id] = make_curves(opened.run, query)[query.names[0]]
-                if opened.run.has_unread:
+                if opened.run.has_unread and not (thinned and opened.run.is_indexed):
                     behind.append(run_id)
         return JsonResponse({"series": series, "behind": behind})
 

@@ -120,6 +120,11 @@ class OpenRun:
         return self._report
 
     @property
+    def is_new(self) -> bool:
+        """Whether nothing was read yet."""
+        return self.stamp is None
+
+    @property
     def weight(self) -> int:
         """About how many bytes of events are in memory."""
         size = self.stamp[1] if self.stamp is not None else 0
@@ -129,7 +134,7 @@ class OpenRun:
 class _ListedRun(NamedTuple):
     row: Row
     stamp: Stamp | None  # of the file that it was read from
-    complete: bool  # the file was read to its end
+    complete: bool  # the file was read to its end, or its index was
 
 
 class RunFolder:
@@ -177,10 +182,16 @@ class RunFolder:
         return runs[run_id]
 
     @contextmanager
-    def open(self, run_id: str) -> Iterator[OpenRun]:
-        """A run for a page, read up to now; a large one as far as there was time."""
+    def open(self, run_id: str, *, thinned: bool = False) -> Iterator[OpenRun]:
+        """A run for one request; a large one is read further, for a moment.
+
+        With `thinned`, the curves of about 500 points in a run's index are enough, if it has one.
+        """
         with self._borrow(run_id) as opened:
-            self._refresh(opened, _SLICE)
+            if thinned and (opened.is_new or opened.run.is_indexed):
+                opened.refresh(0)
+            if not (thinned and opened.run.is_indexed):
+                self._refresh(opened, _SLICE)
             yield opened
 
     def report(self, run_id: str, *, seconds: float) -> RunReport | None:
@@ -239,7 +250,7 @@ class RunFolder:
                 row = make_row(name, opened.run)
                 if not opened.is_requested and row["state"] != "running" and not seconds:
                     self._close(opened)  # it is read again in no time
-                self._listed[name] = _ListedRun(row, opened.stamp, not opened.run.has_unread)
+                self._listed[name] = _ListedRun(row, opened.stamp, opened.run.is_indexed or not opened.run.has_unread)
         except MissingFile:  # deleted meanwhile
             self._listed[name] = _ListedRun(make_unread_row(name), None, True)
         except Exception as error:  # one run that can't be read must not hide the others

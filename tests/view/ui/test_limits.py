@@ -5,7 +5,7 @@ import threading
 import time
 from contextlib import ExitStack
 
-from stoker.record import Follower, Run
+from stoker.record import Event, Follower, Run
 from stoker.view.ui import _app
 from tests.record.examples import append_fit
 from tests.view.ui.serving import EventReader, make, rows_of, serving
@@ -89,3 +89,28 @@ def test_the_list_is_read_once_for_all_pages_and_waits_for_none_of_them(tmp_path
         released.set()
         assert readers
     run.close()
+
+
+def test_the_index_of_a_run_is_enough_for_the_list_and_overlays_and_a_zoom_reads_the_rest(tmp_path):
+    run = Run.create(tmp_path / "large")
+    metrics = {"loss": {"direction": "min"}}
+    run.record.append(Event("begin", 1.0, extra={"epochs": 1, "metrics": metrics, "monitor": "valid/loss"}))
+    for update in range(1, 40_001):
+        value = -5.0 if update == 12_345 else 1.0 + update % 7
+        values = {"valid/loss": value, "note/to_make_the_file_larger_than_four_megabytes": 0.5}
+        run.record.append(Event("log", 1.0 + update, epoch=1, update=update, values=values))
+    run.record.append(Event("epoch", 50_000.0, epoch=1, update=40_000, values={"valid/loss": 3.0}))
+    run.record.append(Event("end", 50_001.0, epoch=1, update=40_000))
+    run.close()
+    assert (run.path / "events.jsonl").stat().st_size > 1 << 22 and (run.path / "index.bin").exists()
+    with serving(tmp_path) as (_, client):
+        row = client.get("api/runs").json()["runs"][0]
+        assert (row["state"], row["bests"]["valid/loss"], row["last"]["valid/loss"]) == ("finished", -5.0, 3.0)
+        query = {"name": "valid/loss", "id": "large", "most": 500}
+        found = client.get("api/overlay", params=query).json()
+        assert found["behind"] == [] and min(found["series"]["large"]["y"]) == -5.0
+        assert 100 < len(found["series"]["large"]["x"]) <= 510
+        near = {"behind": ["large"]}
+        while near["behind"]:
+            near = client.get("api/overlay", params={**query, "from": 12_340, "to": 12_350}).json()
+        assert near["series"]["large"]["x"] == list(range(12_339, 12_352))

@@ -4,8 +4,10 @@ import { Looks } from "./colours.js";
 import { el } from "./dom.js";
 import { groupRows, meanAndRange } from "./groups.js";
 import { Plots } from "./plots.js";
+import { MOST } from "./settings.js";
 
 const MOST_TOTAL = 100_000; // points in one chart
+const MOST_EACH = 500; // points of a line: as many as the index of a run has, so that no record is read
 
 export class Overlay {
   /** `change(changes, how)` changes the URL, in which `search` is the name of the search for metrics. */
@@ -43,7 +45,8 @@ export class Overlay {
 /** Reads the runs' curves until all are read to their end, and shows what there is in between. */
 async function load(lines, name, { by, from, to }, { signal, most, progress }) {
   const ids = lines.flatMap(({ members }) => members);
-  const each = Math.max(50, Math.floor(Math.min(most / Math.max(1, Math.sqrt(ids.length / 4)), MOST_TOTAL / ids.length))); // many lines need less of each
+  const enough = most > MOST ? most : Math.min(MOST_EACH, most / Math.sqrt(ids.length / 4)); // many lines need less of each
+  const each = Math.max(50, Math.floor(Math.min(enough, MOST_TOTAL / ids.length)));
   const found = new Map();
   let missing = ids;
   for (;;) {

@@ -3,6 +3,7 @@
 Nothing here reads a value on the host, so nothing waits for the device. The arithmetic is torch's own, bit for bit.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -189,7 +190,13 @@ class Gradients(Mapping[str, Tensor]):
         if not self._tensors:
             raise self._consumed_error()
         order = as_number(kind, "the kind of a norm")
-        totals = reduce_shards(self.tensors(), lambda own: torch.nn.utils.get_total_norm(own, order))
+
+        def total(own: list[Tensor]) -> Tensor:
+            if order == math.inf:  # an empty tensor has no largest element
+                own = [each for each in own if each.numel()] or [own[0].new_zeros(1)]
+            return torch.nn.utils.get_total_norm(own, order)
+
+        totals = reduce_shards(self.tensors(), total)
         return totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals), order)
 
     def all_finite(self) -> Tensor:

@@ -56,6 +56,15 @@ def test_clip_value_is_torchs(limit, seed):
     assert all(torch.equal(clipped[name], parameter.grad) for name, parameter in model.items())
 
 
+@pytest.mark.parametrize("kind", [1.0, 2.0, math.inf])
+def test_empty_gradients_do_not_count(kind):
+    model = model_with((0, 2), (3,))
+    grads = backward(sum(each.sum() * 2 for each in model.values()), model)
+    assert grads.norm(kind) == torch.linalg.vector_norm(torch.full((3,), 2.0), kind)
+    empty = nn.Embedding(4, 2, sparse=True)
+    assert backward(empty(torch.zeros(0, dtype=torch.long)).sum(), empty).norm(kind) == 0
+
+
 def test_sparse_gradients():
     table = nn.Embedding(6, 2, sparse=True)
     dense = nn.Embedding.from_pretrained(table.weight.detach().clone(), freeze=False)

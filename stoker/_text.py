@@ -124,6 +124,15 @@ def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
+def shorten_middle(text: str, width: int) -> str:
+    """The text, cut to `width` characters with "…" in its middle: names often differ at their ends only.
+
+    >>> shorten_middle("sweep/learning-rate-0.003", 16)
+    'sweep/l…te-0.003'
+    """
+    return text if len(text) <= width else f"{text[: (width - 1) // 2]}…{text[len(text) - width // 2 :]}"
+
+
 def escape_surrogates(text: str) -> str:
     r"""The text with lone surrogates, as damaged file names have them, written as escapes: UTF-8 has none.
 

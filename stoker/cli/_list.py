@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from stoker._text import escape_control, format_clock, format_short, format_time, shorten
+from stoker._text import escape_control, format_clock, format_short, format_time, shorten, shorten_middle
 from stoker.cli._screen import STATE_COLORS, find_problems, format_epochs, new_screen
 from stoker.errors import BadFile, InvalidArgument, did_you_mean
 from stoker.record import Annotations, Follower, find_runs, read_annotations, run_settings
@@ -201,7 +201,7 @@ def _table(rows: Sequence[Row], width: int | None) -> list[Text]:
     cells = {name: [escape_control(cell) for cell in column] for name, column in cells.items()}
     if width is not None:
         longest = max(12, min(_MAX_NAME, width - 80 + _MAX_NAME))
-        cells["name"] = [_shorten_middle(name, longest) for name in cells["name"]]
+        cells["name"] = [shorten_middle(name, longest) for name in cells["name"]]
         cells[common or "best"] = [shorten(cell, 24) for cell in cells[common or "best"]]
     sizes = {name: max(len(name), *map(len, column)) for name, column in cells.items()}
     room = None if width is None else width - sum(sizes.values()) - 2 * len(sizes) - 1
@@ -253,14 +253,3 @@ def _settings(rows: Sequence[Row]) -> list[str]:
 
 def _value(value: Any) -> str:
     return format_short(value) if isinstance(value, float) else str(value)
-
-
-def _shorten_middle(text: str, size: int) -> str:
-    """The text with "…" in its middle if it is too long: names of runs often differ at their ends.
-
-    >>> _shorten_middle("sweep/learning-rate-0.003", 16)
-    'sweep/l…te-0.003'
-    """
-    if len(text) <= size:
-        return text
-    return f"{text[: (size - 1) // 2]}…{text[len(text) - size // 2 :]}"

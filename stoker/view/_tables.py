@@ -38,7 +38,9 @@ def data_sets(latest: Mapping[str, float], monitor: str | None, validated: Any =
     return DataSets(names, chosen if chosen in names else names[min(1, len(names) - 1)] if names else "train")
 
 
-def metric_rows(run: Record | Follower, latest: Mapping[str, float], sets: DataSets) -> list[MetricRow]:
+def metric_rows(
+    run: Record | Follower, latest: Mapping[str, float], sets: DataSets, current: Mapping[str, float] | None = None
+) -> list[MetricRow]:
     """The latest values of a run: first the metrics of data sets, then values like learning rates and memory.
 
     >>> from stoker.record import Event
@@ -48,7 +50,8 @@ def metric_rows(run: Record | Follower, latest: Mapping[str, float], sets: DataS
     >>> [(row.name, row.values) for row in metric_rows(record, latest, data_sets(latest, None))]
     [('loss', {'train': 0.5, 'valid': 0.6}), ('lr', {'': 0.1})]
 
-    Per-class metrics are left out.
+    Per-class metrics are left out. With `current` (see `Status`), values of data sets that it lacks are blank: a row
+    then has numbers of one epoch only.
     """
     values: dict[str, dict[str, float]] = {}
     for name, value in latest.items():
@@ -64,6 +67,8 @@ def metric_rows(run: Record | Follower, latest: Mapping[str, float], sets: DataS
         group = next(group for group in groups if group in by_set or f"{group}/{metric}" in known)
         name = f"{group}/{metric}" if group else metric
         best = run.best(name) if run.direction(name) is not None else None
+        if current is not None:
+            by_set = {each: value for each, value in by_set.items() if not each or f"{each}/{metric}" in current}
         rows.append(MetricRow(metric, by_set, best, run.unit(name)))
     return rows
 

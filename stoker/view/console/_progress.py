@@ -28,8 +28,8 @@ def sets_of(record: Record, latest: Iterable[str]) -> DataSets:
 
 def rows_of(record: Record, status: Status) -> tuple[list[MetricRow], list[MetricRow]]:
     """The metrics with values by data set, and the other values."""
-    current = {name: value for name, value in status.current.items() if name not in _QUIET}
-    rows = metric_rows(record, current, sets_of(record, record.names))
+    latest = {name: value for name, value in status.latest.items() if name not in _QUIET}
+    rows = metric_rows(record, latest, sets_of(record, record.names), status.current)
     return [row for row in rows if "" not in row.values], [row for row in rows if "" in row.values]
 
 

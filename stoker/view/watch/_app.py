@@ -42,7 +42,7 @@ LIGHT = replace(
     surface="#f4f5f7",
     panel="#e8eaee",
     foreground="#1c1e22",
-    variables={"footer-key-foreground": TRAIN},
+    variables={"footer-key-foreground": "#005c91"},
 )
 # The style sheet gives panes more room from these numbers of columns and lines on.
 _WIDTHS: list[tuple[int, str]] | None = [(0, "-narrow"), (110, "-wide")]
@@ -79,7 +79,10 @@ class Pane(Widget):
     def render(self) -> RenderResult:
         """The pane's text; blank before the first snapshot."""
         snapshot = self.app.snapshot if isinstance(self.app, Dashboard) else None
-        return self._draw(snapshot, *self.content_size) if snapshot is not None else ""
+        if snapshot is None:
+            return ""
+        background = self.app.theme_variables["panel" if self.id == "header" else "background"]
+        return panes.with_contrast(self._draw(snapshot, *self.content_size), background)
 
 
 class Dashboard(App[None]):

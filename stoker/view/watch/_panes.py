@@ -1,15 +1,18 @@
 """The parts of the screen as colored text: each function takes a snapshot and the width and height it has."""
 
+import functools
 from collections.abc import Sequence
 
+from rich.color import Color
+from rich.color_triplet import ColorTriplet
 from rich.style import Style
 from rich.text import Text
 
-from stoker._text import escape_control, format_clock, format_count, format_number, shorten
+from stoker._text import escape_control, format_clock, format_count, format_number, shorten, shorten_middle
 from stoker.record import Status, line_styles
 from stoker.view._chart import MIN_HEIGHT, MIN_WIDTH, QUIET, bars, chart, legend
 from stoker.view._tables import MetricRow
-from stoker.view.watch._reader import KINDS, OTHERS, SMOOTHING, TRAIN, VALID, RunSnapshot, Snapshot
+from stoker.view.watch._reader import KINDS, OTHERS, SMOOTHING, TRAIN, VALID, ChartLines, RunSnapshot, Snapshot
 
 BAD = OTHERS[3]  # vermilion: failed runs and errors
 _STATE_COLORS = {"running": OTHERS[2], "finished": OTHERS[0], "stopped": VALID, "interrupted": VALID}
@@ -19,7 +22,8 @@ _TIMESTAMP = len("2026-01-31 12:00:00  ")  # before each line of a log
 _DATE = len("2026-01-31 ")
 _DIGITS = str.maketrans("123456789", "000000000")
 _NARROW = 110  # columns; a narrower log shows times without dates
-_VALUE = 9  # columns of a value in the table
+_VALUE, _SHORT_VALUE = 9, 7  # columns of a value in the table; the second in a narrow one
+_CHART_WIDTH, _CHART_HEIGHT = 64, 14  # of a chart, at least, where there are several
 
 
 def header(snapshot: Snapshot, width: int, _: int = 1) -> Text:
@@ -140,36 +144,48 @@ def metrics(snapshot: Snapshot, width: int, height: int) -> Text:
     run = snapshot.run
     if not run.rows:
         return Text()
-    sets = [group for group in run.sets.names if any(group in row.values for row in run.rows)]
-    fitting = max(1, (width - 8) // _VALUE)
-    with_best = fitting > len(sets)
-    sets = sets[:fitting]
-    names = max(6, width - _VALUE * len(sets) - (_VALUE + 4) * with_best)
-    names = min(names, max(len(row.name) for row in run.rows))
+    sets = list(run.sets.names)
+    size = _VALUE if 8 + _VALUE * (len(sets) + 1) <= width else _SHORT_VALUE
+    fitting = max(1, (width - 8) // size - 1)  # the best value is shown in every size
+    sets = sorted(sets, key=lambda group: group != run.sets.monitored)[:fitting] if len(sets) > fitting else sets
+    names = max(6, min(width - size * (len(sets) + 1), max(len(row.name) for row in run.rows)))
+    with_epoch = names + size * (len(sets) + 1) + 4 <= width
     styles = line_styles(sets)
     head = Text(" " * names)
     for group in sets:
-        head.append(f"{shorten(escape_control(group), _VALUE - 1):>{_VALUE}}", style=styles[group].color)
-    head.append(f"{'best':>{_VALUE}}" if with_best else "", style=QUIET)
+        head.append(f"{shorten(escape_control(group), size - 1):>{size}}", style=styles[group].color)
+    head.append(f"{'best':>{size}}", style=QUIET)
     room = max(0, height - 1)
     chosen = next((number for number, row in enumerate(run.rows) if row.name == snapshot.tab), 0)
     first = min(max(0, chosen - room // 2), max(0, len(run.rows) - room))  # scrolled to the chosen metric
-    rows = [_metric_row(snapshot, row, sets, names, with_best=with_best) for row in run.rows[first : first + room]]
+    rows = [
+        _metric_row(snapshot, row, sets, names, size, with_epoch=with_epoch) for row in run.rows[first : first + room]
+    ]
     return _stack([head, *rows], width, height)
 
 
-def _metric_row(snapshot: Snapshot, row: MetricRow, sets: Sequence[str], names: int, *, with_best: bool) -> Text:
+def _metric_row(
+    snapshot: Snapshot, row: MetricRow, sets: Sequence[str], names: int, size: int, *, with_epoch: bool
+) -> Text:
     bold = "bold" if row.name == snapshot.tab else ""
-    line = Text(f"{shorten(escape_control(row.name), names):<{names}}", style=_tab_link(snapshot, row.name, bold))
+    line = Text(
+        f"{shorten_middle(escape_control(row.name), names):<{names}}", style=_tab_link(snapshot, row.name, bold)
+    )
     if "" in row.values:
         unit = f" {escape_control(row.unit)}" if row.unit else ""
         return line.append(f"{format_number(row.values['']):>{_VALUE}}{unit}")
     for group in sets:
-        line.append(f"{format_number(row.values.get(group)):>{_VALUE}}", style=bold)
-    if with_best and row.best is not None:
-        line.append(f"{format_number(row.best.value):>{_VALUE}}")
-        line.append(f" @{row.best.epoch}", style=QUIET)
+        line.append(f"{_fit_number(row.values.get(group), size):>{size}}", style=bold)
+    if row.best is not None:
+        line.append(f"{_fit_number(row.best.value, size):>{size}}")
+        line.append(f" @{row.best.epoch}" if with_epoch else "", style=QUIET)
     return line
+
+
+def _fit_number(value: float | None, size: int) -> str:
+    """A number with a space before it, with fewer digits if there is no room for four."""
+    text = format_number(value)
+    return text if value is None or len(text) < size else f"{value:.2g}"
 
 
 def _metrics_of_runs(snapshot: Snapshot, width: int, height: int) -> Text:
@@ -183,7 +199,7 @@ def _metrics_of_runs(snapshot: Snapshot, width: int, height: int) -> Text:
         name = escape_control(run.name)
         bold = "bold " if number == snapshot.view.run % len(snapshot.runs) else ""
         style = Style.parse(f"{bold}{styles.get(name, QUIET)}") + _link(f"app.run({number})")
-        line = Text().append(f"{shorten(name, names - 1):<{names}}", style=style)
+        line = Text().append(f"{shorten_middle(name, names - 1):<{names}}", style=style)
         line.append(f"{shorten(run.state, _VALUE - 1):>{_VALUE}}", style=_state_color(run.state))
         lines.append(line.append(f" {format_number(run.status.latest.get(snapshot.tab)):>{values}}"))
     return _stack(lines, width, height)
@@ -193,7 +209,7 @@ def tabs(snapshot: Snapshot, width: int, _: int = 1) -> Text:
     """The metrics around the chosen one, as many as fit; ‹ and › lead to the others."""
     if snapshot.tab not in snapshot.tabs:
         return Text(" no metrics yet", style=QUIET)
-    names = [f" {number} {shorten(escape_control(name), 24)} " for number, name in enumerate(snapshot.tabs, 1)]
+    names = [f" {number} {shorten_middle(escape_control(name), 24)} " for number, name in enumerate(snapshot.tabs, 1)]
     chosen = snapshot.tabs.index(snapshot.tab)
     shown = _fit_around(chosen, [len(name) for name in names], width - 2)
     line = Text().append("‹" if shown.start else " ", style=_link("app.metric(-1)"))
@@ -220,21 +236,86 @@ def controls(snapshot: Snapshot, width: int, _: int = 1) -> Text:
 
 
 def draw_chart(snapshot: Snapshot, width: int, height: int, *, ascii_only: bool = False, colors: bool = True) -> Text:
-    """The chart under its legend, or a short message if there is no room or nothing to draw."""
+    """As many charts as fit, the chosen one first, or a short message if there is no room or nothing to draw."""
     if width < MIN_WIDTH or height < MIN_HEIGHT + 1:
         return Text("too small", style=QUIET)
-    if not snapshot.lines:
+    charts = [one for one in snapshot.charts if one.lines]
+    if not snapshot.lines or not charts:
         return Text("\n  nothing to draw yet", style=QUIET)
-    names = Text(" ").append_text(legend(snapshot.lines, ascii_only=ascii_only, colors=colors))
-    names.truncate(width, overflow="ellipsis")
+    across = min(len(charts), max(1, width // _CHART_WIDTH))
+    down = min(-(-len(charts) // across), max(1, height // _CHART_HEIGHT))
+    size = (width // across - (across > 1), height // down)
+    options = {"titled": across * down > 1, "ascii_only": ascii_only, "colors": colors}
+    lines: list[Text] = []
+    for first in range(0, across * down, across):
+        drawn = [_draw_chart(snapshot, one, *size, **options) for one in charts[first : first + across]]
+        for row in range(size[1] if drawn else 0):
+            line = Text()
+            for column, rows in enumerate(drawn):
+                line.truncate(column * (size[0] + 1), pad=True)
+                line.append_text(rows[row])
+            lines.append(line)
+    return Text("\n").join(lines)
+
+
+def _draw_chart(
+    snapshot: Snapshot, one: ChartLines, width: int, height: int, *, titled: bool, ascii_only: bool, colors: bool
+) -> list[Text]:
+    """A chart under its legend, and its title if the tab does not say it."""
+    head = Text(" ")
+    if titled:
+        head.append(shorten_middle(escape_control(one.title), width // 2), style="bold").append("  ")
+    head.append_text(legend(one.lines, ascii_only=ascii_only, colors=colors))
+    head.truncate(width, overflow="ellipsis")
     if snapshot.view.kind == "epochs":
-        rows = bars(snapshot.lines, width, height - 1, ascii_only=ascii_only, colors=colors)
+        rows = bars(one.lines, width, height - 1, ascii_only=ascii_only, colors=colors)
     else:
         times = snapshot.view.by == "time"
-        rows = chart(
-            snapshot.lines, width, height - 1, log=snapshot.log, times=times, ascii_only=ascii_only, colors=colors
+        rows = chart(one.lines, width, height - 1, log=one.log, times=times, ascii_only=ascii_only, colors=colors)
+    return [head, *rows]
+
+
+def with_contrast(text: Text, background: str) -> Text:
+    """The text with colors that have a contrast of at least 4.5 to the background, as WCAG asks for.
+
+    >>> str(with_contrast(Text("train", style="#0072B2"), "#101216").style)
+    '#2687be'
+    """
+    text.style = _readable(text.style, background)
+    text.spans = [span._replace(style=_readable(span.style, background)) for span in text.spans]
+    return text
+
+
+@functools.lru_cache(maxsize=1000)
+def _readable(style: str | Style, background: str) -> Style:
+    style = Style.parse(style) if isinstance(style, str) else style
+    if style.color is None or style.color.triplet is None or style.bgcolor is not None:
+        return style
+    behind, color = Color.parse(background).get_truecolor(), style.color.triplet
+    towards = (255, 255, 255) if _luminance(behind) < 0.5 else (0, 0, 0)
+    for step in range(21):  # mixed with ever more white or black
+        mixed = ColorTriplet(
+            *(round(part + (end - part) * step / 20) for part, end in zip(color, towards, strict=True))
         )
-    return Text("\n").join([names, *rows])
+        if contrast(mixed, behind) >= 4.5:
+            return style + Style(color=Color.from_triplet(mixed))
+    return style
+
+
+def contrast(first: ColorTriplet, second: ColorTriplet) -> float:
+    """The contrast ratio of two colors, from 1 to 21.
+
+    >>> contrast(ColorTriplet(0, 0, 0), ColorTriplet(255, 255, 255))
+    21.0
+    """
+    low, high = sorted((_luminance(first), _luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(color: ColorTriplet) -> float:
+    """The relative luminance of WCAG, from 0 (black) to 1 (white)."""
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color.normalized]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
 
 def _fit_around(chosen: int, sizes: list[int], room: int) -> range:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +24,7 @@ TRAIN, VALID, *OTHERS = (style.color for style in line_styles(["train", "valid",
 _MAX_POINTS = 2000  # of a line: more than a screen has dots
 _RECENT_POINTS = 300  # about five minutes
 _MAX_LINES = 12
+_MAX_CHARTS = 6
 _INTERVAL = 0.5  # seconds between two reads
 _SLICE = 0.2  # seconds of reading before something is shown
 _STALLED_AFTER = 3.0  # seconds without an answer of the disk
@@ -60,16 +62,33 @@ class RunSnapshot:
     log: Sequence[str]
 
 
+class ChartLines(NamedTuple):
+    """The lines of one chart."""
+
+    title: str
+    lines: Sequence[Line]
+    log: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Some runs at one moment, and the lines of the chart that the view asks for."""
+    """Some runs at one moment, and the charts from the chosen one on; as many are drawn as fit."""
 
     view: View
     runs: Sequence[RunSnapshot]
     tabs: Sequence[str]
     tab: str
-    lines: Sequence[Line]
-    log: bool
+    charts: Sequence[ChartLines]
+
+    @property
+    def lines(self) -> Sequence[Line]:
+        """The lines of the chosen chart."""
+        return self.charts[0].lines if self.charts else ()
+
+    @property
+    def log(self) -> bool:
+        """Whether the chosen chart has a logarithmic y axis."""
+        return bool(self.charts) and self.charts[0].log
 
     @property
     def run(self) -> RunSnapshot:
@@ -83,19 +102,39 @@ def take_snapshot(followers: Sequence[Follower], view: View) -> Snapshot:
     # One run has a chart per metric, several runs a chart per name.
     charts = {name: [name] for name in names} if len(followers) > 1 else group_by_metric(names)
     tab = view.tab if view.tab in charts else next(iter(charts), "")
-    drawn = charts.get(tab, [])[:_MAX_LINES]
-    labels = [follower.name for follower in followers]
-    labels = [
-        name if labels.count(name) == 1 else str(follower.path)
-        for name, follower in zip(labels, followers, strict=True)
-    ]
-    lines = _lines(followers, drawn, labels, view)
-    log = view.log
-    if log is None:
-        falls = any(follower.direction(name) == "min" for follower in followers for name in drawn)
-        log = falls and use_log_scale(value for line in lines for value in line.y.tolist())
+    labels = _distinct_names([follower.path for follower in followers])
+    titles = list(charts)
+    first = titles.index(tab) if tab else 0
+    shown = [*titles[first:], *titles[:first]][:_MAX_CHARTS]
+    drawn = [_chart_lines(followers, title, charts[title][:_MAX_LINES], labels, view) for title in shown]
     runs = [_run_snapshot(follower, label) for follower, label in zip(followers, labels, strict=True)]
-    return Snapshot(view, runs, list(charts), tab, lines, log)
+    return Snapshot(view, runs, titles, tab, drawn)
+
+
+def _distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart.
+
+    >>> _distinct_names([Path("runs/a/x"), Path("runs/b/x"), Path("runs/y")])
+    ['a/x', 'b/x', 'y']
+    """
+    names = [path.name for path in paths]
+    for count in range(2, max((len(path.parts) for path in paths), default=0) + 1):
+        taken = [names.count(name) > 1 for name in names]
+        names = [
+            str(Path(*path.parts[-count:])) if again else name
+            for path, name, again in zip(paths, names, taken, strict=True)
+        ]
+    return names
+
+
+def _chart_lines(
+    followers: Sequence[Follower], title: str, names: Sequence[str], labels: Sequence[str], view: View
+) -> ChartLines:
+    lines, log = _lines(followers, names, labels, view), view.log if title == view.tab or not view.tab else None
+    if log is None:
+        falls = any(follower.direction(name) == "min" for follower in followers for name in names)
+        log = falls and use_log_scale(value for line in lines for value in line.y.tolist())
+    return ChartLines(title, lines, log)
 
 
 def _run_snapshot(follower: Follower, label: str) -> RunSnapshot:
@@ -115,7 +154,7 @@ def _run_snapshot(follower: Follower, label: str) -> RunSnapshot:
         plan=[str(line) for line in begin.get("plan") or ()],
         settings=list(_settings(follower)),
         sets=sets,
-        rows=metric_rows(follower, status.latest, sets),
+        rows=metric_rows(follower, status.latest, sets, status.current),
         warnings=follower.summary["warnings"],
         log=follower.log,
     )

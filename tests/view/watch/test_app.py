@@ -12,6 +12,7 @@ from textual.widgets import ContentSwitcher
 
 from stoker.record import Event, Follower
 from stoker.view.watch import _reader
+from stoker.view.watch._panes import contrast
 from tests.view.watch.scenes import START, control_of, epoch, make, progress, settled, text_of, watching
 
 PICTURES = Path(__file__).parent / "pictures"
@@ -55,6 +56,31 @@ def test_a_running_run(size):
     text = watching(["runs/digits"], shown, size=size)
     expected = (PICTURES / f"{size[0]}x{size[1]}.txt").read_text()
     assert [line.rstrip() for line in text.splitlines()] == expected.splitlines()
+
+
+@pytest.mark.usefixtures("running")
+def test_a_large_terminal_shows_several_charts():
+    text = watching(["runs/digits"], shown, size=(200, 60))
+    assert sum(line.count("└") for line in text.splitlines() if "┬" in line) == 4, "loss, accuracy, lr and memory"
+    assert "loss  ━ train/loss  ━ valid/loss" in text and "accuracy  ━ train/accuracy" in text
+
+
+@pytest.mark.parametrize("light", [False, True], ids=["dark", "light"])
+@pytest.mark.usefixtures("running")
+def test_text_has_a_contrast_of_at_least_4_5(light):
+    async def story(pilot):
+        await settled(pilot)
+        strips = pilot.app.screen._compositor.render_strips()
+        return [segment for strip in strips for segment in strip]
+
+    low = {}
+    for segment in watching(["runs/digits"], story, size=(120, 40), light=light):
+        style, text = segment.style, segment.text.strip("┈─│╭╮╰╯━ ")
+        if text and style is not None and style.color is not None and style.bgcolor is not None and not style.dim:
+            found = contrast(style.color.get_truecolor(), style.bgcolor.get_truecolor())
+            if found < 4.49:
+                low[text] = round(found, 2)
+    assert not low, low
 
 
 KEYS = [  # pressed one after the other, with words on the screen afterwards
@@ -166,7 +192,7 @@ def test_an_ended_run_can_not_be_stopped():
         return await settled(pilot, until=lambda app: "not running" in text_of(app))
 
     text = " ".join(watching(["runs/digits"], story).split())
-    assert "can't stop: the run is not" in text and "(state: stopped)" in text
+    assert "can't stop: the run is not" in text and "(state: finished)" in text
     assert not os.path.exists("runs/digits/control.json")
 
 
@@ -177,7 +203,7 @@ def test_a_failed_run_shows_its_error():
     )
     run.close()
     text = watching(["runs/digits"], shown)
-    assert " died " in text and "reason  RuntimeError: out of memory" in text and "File a.py" in text
+    assert " failed " in text and "reason  RuntimeError: out of memory" in text and "File a.py" in text
 
 
 def test_a_run_that_is_killed_and_deleted_while_it_is_watched(running):

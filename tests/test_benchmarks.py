@@ -47,7 +47,7 @@ def test_a_command_line_runs_in_its_short_form(name):
 
 
 def test_every_command_line_has_a_help_text():
-    for name in [*COMMANDS, "plots"]:
+    for name in [*COMMANDS, "plots", "ragged"]:
         assert "usage" in run(name, "--help")
 
 

@@ -293,4 +293,4 @@ def test_a_checkpoint_folder_that_became_a_file(tmp_path):
     with pytest.raises(CheckpointFailed, match=r"at update 3 .*Not a directory.*resume the run: 00000000 is complete"):
         fit_and_save(run, hooks=[callbacks.on(update=spoil)])
     (run / "checkpoints").unlink()
-    assert Run.open(run).summary()["state"] == "died"
+    assert Run.open(run).summary()["state"] == "failed"

@@ -8,6 +8,7 @@ import { copyable, el, refill, say } from "./dom.js";
 import { Epochs } from "./epochs.js";
 import { MatrixPanel } from "./matrix.js";
 import { Media } from "./media.js";
+import { rank } from "./overlay.js";
 import { Plots } from "./plots.js";
 import { badge, Progress } from "./state.js";
 import { StatusPane } from "./status.js";
@@ -133,7 +134,8 @@ export class RunView {
   }
 
   drawMatrices() {
-    const found = [...api.mapOf(this.detail.matrices)].filter(([name]) => this.tab === "curves" && name.toLowerCase().includes(this.query));
+    const found = [...api.mapOf(this.detail.matrices)].filter(([name]) => this.tab === "curves" && name.toLowerCase().includes(this.query))
+      .sort(([a], [b]) => rank(a) - rank(b));
     refill(this.matrixGrid, found.map(([name, epochs]) => {
       if (!this.matrices.has(name)) this.matrices.set(name, new MatrixPanel(this.id, name));
       this.matrices.get(name).show(epochs);

@@ -1,5 +1,6 @@
 """All errors that a user of stoker can cause.
 
+```text
 StokerError
 ├── InvalidArgument (ValueError)        a value that is not allowed
 ├── WrongType (TypeError)               an object of the wrong type
@@ -22,6 +23,7 @@ StokerError
 ├── CheckpointFailed (OSError)          a checkpoint that could not be written, or an old one that could not be deleted
 ├── ConfigError (ValueError)            a field of a config that is unknown, missing or of the wrong type
 └── MissingExtra (ImportError)          an optional dependency that is not installed
+```
 
 Each inherits from the built-in exception in parentheses, so that `except ValueError` works too.
 """

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks._harness import collect, save_results, use_one_thread, versions
 
-WORKLOADS = {"small": (64, 64), "medium": (256, 512)}  # batch size and width; updates of about 0.3 ms and 4 ms
+WORKLOADS = {"small": (64, 64), "medium": (128, 256)}  # batch size and width; updates of about 0.5 ms and 1 ms
 SHARE, LIST, PANEL, MEGABYTES = 0.02, 2.0, 1.0, 500.0  # the targets
 
 
@@ -144,7 +144,7 @@ def main():
         is_reading = what == "reading"
         print(json.dumps(measure_reading(*rest) if is_reading else measure_cost(what, *map(int, rest))))
         return
-    passes, updates, rounds = (1, 40, 1) if arguments.quick else (arguments.passes, 2000, 8)
+    passes, updates, rounds = (1, 40, 1) if arguments.quick else (arguments.passes, 2000, 5)
     tasks = [(name, str(updates), str(rounds)) for name in WORKLOADS]
     with tempfile.TemporaryDirectory() as folder:
         size = {"runs": 10, "metrics": 5, "points": 1000} if arguments.quick else {}

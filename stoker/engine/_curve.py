@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.engine._totals import RunningTotals, TotalsReading
 
-_POINTS = 250  # in the first so many updates each is a point, and then so many more each time the number grows e-fold
+_POINTS = 100  # in the first so many updates each is a point, and then so many more each time the number grows e-fold
 _PENDING = 64  # readings that may be on their way from the device
 
 

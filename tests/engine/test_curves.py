@@ -74,7 +74,7 @@ def test_each_point_is_the_mean_of_its_own_updates(tmp_path, learner):
     fit(tmp_path / "run", callbacks=[losses], learner=learner)
     points = curve(tmp_path / "run")
     accumulate = learner.get("accumulate", 1)
-    assert list(points) == list(range(1, 3 * math.ceil(13 / accumulate) + 1))  # each of the first 250 is a point
+    assert list(points) == list(range(1, 3 * math.ceil(13 / accumulate) + 1))  # each of the first 100 is a point
     batches, update = [], 0
     for number, (_, loss, size) in enumerate(losses.batches):  # a batch belongs to the update that it is a part of
         at = number % 13
@@ -89,8 +89,8 @@ def test_windows_grow_with_the_updates_and_reach_over_epochs(tmp_path):
     fit(tmp_path / "run", epochs=60, callbacks=[losses])  # 780 updates in epochs of 13
     points = curve(tmp_path / "run")
     steps = np.diff([0, *points])
-    assert set(steps[:250]) == {1} and list(points)[-1] == 780
-    assert all(step == max(1, update // 250) for update, step in list(zip(points, steps[1:], strict=False))[:-1])
+    assert set(steps[:100]) == {1} and list(points)[-1] == 780
+    assert all(step == max(1, update // 100) for update, step in list(zip(points, steps[1:], strict=False))[:-1])
     expected = window_means(losses.batches, list(points))
     assert points == pytest.approx(expected, rel=1e-6)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # what a type checker sees; a test compares it with _NAMES an
     from stoker import steps as steps
     from stoker import view as view
     from stoker import weights as weights
-    from stoker._export_model import export_model as export_model
+    from stoker._export import export as export
     from stoker._select import freeze as freeze
     from stoker._select import select as select
     from stoker._select import unfreeze as unfreeze
@@ -92,7 +92,7 @@ _PACKAGES = (
     "weights",
 )
 _NAMES = {
-    "_export_model": "export_model",
+    "_export": "export",
     "_select": "freeze select unfreeze",
     "callbacks": "Callback",
     "checkpoint": "Checkpoint",

@@ -24,7 +24,7 @@ PACKAGES = [
     "callbacks",
     "engine",
     "learner",
-    "_export_model",
+    "_export",
     "burn",
     "hub",
     "lightning",

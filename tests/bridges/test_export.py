@@ -1,4 +1,4 @@
-"""`stoker.export_model`: ONNX and torch.export files that give the model's predictions."""
+"""`stoker.export`: ONNX and torch.export files that give the model's predictions."""
 
 import onnx
 import onnxruntime
@@ -39,7 +39,7 @@ def expected(fitted, numbers, words):
 def test_an_onnx_file_gives_the_models_predictions_for_any_batch(fitted, tmp_path):
     training_before = fitted.model.training
     sample = torch.randn(1, 3), torch.randint(7, (1, 5))  # one row: the size of the batch is still free
-    path = stoker.export_model(fitted.model, sample, tmp_path / "new" / "model.onnx")
+    path = stoker.export(fitted.model, sample, tmp_path / "new" / "model.onnx")
     onnx.checker.check_model(onnx.load(path))
     session = onnxruntime.InferenceSession(path)
     assert [each.name for each in session.get_inputs()] == ["numbers", "words"]
@@ -55,7 +55,7 @@ def test_an_onnx_file_gives_the_models_predictions_for_any_batch(fitted, tmp_pat
 
 def test_a_pt2_file_gives_the_models_predictions_for_any_batch(fitted, tmp_path):
     sample = {"words": torch.randint(7, (2, 5)), "numbers": torch.randn(2, 3)}
-    path = stoker.export_model(fitted.model, sample, tmp_path / "model.pt2")
+    path = stoker.export(fitted.model, sample, tmp_path / "model.pt2")
     numbers, words = torch.randn(6, 3), torch.randint(7, (6, 5))
     answer = torch.export.load(path).module()(words=words, numbers=numbers)
     torch.testing.assert_close(answer, expected(fitted, numbers, words))
@@ -86,20 +86,20 @@ class Noise(nn.Linear):
 )
 def test_models_that_do_not_export_are_errors_and_write_nothing(model, error, text, tmp_path):
     with pytest.raises(error, match=text):
-        stoker.export_model(model, torch.randn(2, 3), tmp_path / "model.pt2")
+        stoker.export(model, torch.randn(2, 3), tmp_path / "model.pt2")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_wrong_arguments_say_what_is_expected(fitted, tmp_path, monkeypatch):
     x = torch.randn(2, 3)
     with pytest.raises(WrongType, match="takes a module, got Fitted; pass fitted.model"):
-        stoker.export_model(fitted, x, tmp_path / "model.onnx")
+        stoker.export(fitted, x, tmp_path / "model.onnx")
     with pytest.raises(InvalidArgument, match=r"ends in .onnx \(ONNX\) or .pt2"):
-        stoker.export_model(nn.Linear(3, 1), x, tmp_path / "model.h5")
+        stoker.export(nn.Linear(3, 1), x, tmp_path / "model.h5")
     with pytest.raises(InvalidArgument, match="the sample does not fit TwoInputs.forward.*missing a required argument"):
-        stoker.export_model(fitted.model, x, tmp_path / "model.pt2")
+        stoker.export(fitted.model, x, tmp_path / "model.pt2")
     with pytest.raises(InvalidArgument, match=r"have \[2, 5\] rows; expected one batch"):
-        stoker.export_model(fitted.model, (x, torch.zeros(5, 5, dtype=torch.long)), tmp_path / "model.pt2")
+        stoker.export(fitted.model, (x, torch.zeros(5, 5, dtype=torch.long)), tmp_path / "model.pt2")
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(MissingExtra, match=r'pip install "stoker\[onnx\]"'):
-        stoker.export_model(nn.Linear(3, 1), x, tmp_path / "model.onnx")
+        stoker.export(nn.Linear(3, 1), x, tmp_path / "model.onnx")

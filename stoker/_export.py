@@ -1,4 +1,4 @@
-"""`export_model`: writes a model as ONNX or as a program of torch.export, checked against the model itself."""
+"""`export`: writes a model as ONNX or as a program of torch.export, checked against the model itself."""
 
 import copy
 import inspect
@@ -16,13 +16,13 @@ from stoker._files import write_atomically
 from stoker._tree import map_leaves, map_tensors, tensors_in
 from stoker.errors import InvalidArgument, MissingExtra, StateMismatch, WrongType
 
-__all__ = ["export_model"]
+__all__ = ["export"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by place, or by name; one of them is empty
 Run = Callable[[Arguments], list[Tensor]]  # the tensors that a program returns
 
 
-def export_model(
+def export(
     model: nn.Module,
     sample: Any,
     path: str | os.PathLike[str],
@@ -33,7 +33,7 @@ def export_model(
 ) -> Path:
     """Writes a model as ONNX (`.onnx`) or as a program of `torch.export` (`.pt2`), and returns the path.
 
-    >>> path = export_model(nn.Linear(3, 1), torch.randn(2, 3), "model.pt2")
+    >>> path = export(nn.Linear(3, 1), torch.randn(2, 3), "model.pt2")
     >>> torch.export.load(path).module()(torch.ones(5, 3)).shape
     torch.Size([5, 1])
 
@@ -49,7 +49,7 @@ def export_model(
     path = Path(path)
     if not isinstance(model, nn.Module):
         hint = "; pass fitted.model" if hasattr(model, "model") else ""
-        raise WrongType(f"export_model takes a module, got {type(model).__name__}{hint}")
+        raise WrongType(f"stoker.export takes a module, got {type(model).__name__}{hint}")
     if path.suffix not in (".onnx", ".pt2"):
         raise InvalidArgument(f"{str(path)!r}: expected a name that ends in .onnx (ONNX) or .pt2 (torch.export)")
     if path.suffix == ".onnx":

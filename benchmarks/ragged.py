@@ -39,6 +39,10 @@ def make_rows(count):
 
 def make_model():
     import torch
+
+    from tests.torchvision_ops import declare
+
+    declare()  # beside a CPU build of torch, torchvision's operators can't be loaded; transformers imports it
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)

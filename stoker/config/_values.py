@@ -150,7 +150,9 @@ class Converter:
         errors: list[tuple[str, str]] = []
         for key in given:
             if key not in hints:
+                advice = getattr(cls, "_elsewhere", {}).get(key)
                 known = did_you_mean(str(key), hints) or f"; {cls.__name__} has {', '.join(hints) or 'no fields'}"
+                known = f"; {advice}" if advice else known
                 errors.append((f"{prefix}{key}", f"unknown field{known}"))
         for field in dataclasses.fields(cls):
             is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

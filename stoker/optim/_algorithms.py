@@ -78,6 +78,10 @@ class Algorithm(Config):
     state_lists: ClassVar[tuple[str, ...]]  # in the order in which `function` takes them
     accepts_sparse: ClassVar[bool] = False
     needs_whole_parameter: ClassVar[bool] = False  # whether an element's update depends on the others
+    _elsewhere: ClassVar[dict[str, str]] = {  # arguments of torch's classes that belong to another place here
+        "lr": "the learning rate is an argument of Learner(lr=...), or of every step(grads, lr=...)",
+        "params": "the parameters are those of the model: Learner(model, optimizer=...), or .init(model)",
+    }
 
     def __post_init__(self) -> None:
         settings = vars(self)

@@ -297,3 +297,15 @@ def test_settings_that_torch_refuses_are_refused_when_the_config_is_made(name):
 def test_invalid_settings_and_parameters_raise_before_the_first_step(make, text):
     with pytest.raises(stoker.InvalidArgument, match=text):
         make()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"lr": 1e-3}, r"lr: unknown field; the learning rate is an argument of Learner\(lr=...\), or of every step"),
+        ({"params": []}, r"params: unknown field; the parameters are those of the model: Learner\(model, optimizer="),
+    ],
+)
+def test_arguments_that_torch_takes_and_stoker_takes_elsewhere_say_where(arguments, text):
+    with pytest.raises(stoker.ConfigError, match=text):
+        optim.Adam(**arguments)

@@ -23,7 +23,7 @@ OTHERS = ("#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 
 Size = Literal["screen", "paper", "slide"]
 # The scale of a figure, and matplotlib's settings. A figure of two columns then fits a page, or a slide.
-_SIZES: dict[str, tuple[float, dict[str, Any]]] = {
+_SIZES: dict[str, tuple[float, Any]] = {  # scale of the figure, and settings of matplotlib by name
     "screen": (1.0, {}),
     "paper": (0.75, {"font.size": 8.0, "lines.linewidth": 1.0, "axes.linewidth": 0.6, "lines.markersize": 4.0}),
     "slide": (1.5, {"font.size": 18.0, "lines.linewidth": 3.0, "axes.linewidth": 1.2, "lines.markersize": 9.0}),

@@ -47,9 +47,9 @@ def test_a_tensordict_gives_nested_dicts():
     assert Loader(source, batch_size=2).nbytes is not None  # columns in memory
 
 
-def test_ragged_rows_of_tokens_name_the_collator():
+def test_the_error_for_ragged_rows_of_tokens_names_the_ways_to_pad():
     rows = datasets.Dataset.from_dict({"input_ids": [[1], [1, 2]], "label": [0, 1]})
-    with pytest.raises(BadData, match=r"DataCollatorWithPadding\(tokenizer\)"):
+    with pytest.raises(BadData, match=r"collate_fn=fn\) .*Loader\(..., pad_to=64\) pads sequences to a multiple of 64"):
         next(iter(Loader(rows, batch_size=2)))
 
 

@@ -19,7 +19,7 @@ from stoker.errors import InvalidArgument, MissingExtra, StateMismatch, WrongTyp
 __all__ = ["export"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by place, or by name; one of them is empty
-Run = Callable[[Arguments], list[Tensor]]  # the tensors that a program returns
+RunProgram = Callable[[Arguments], list[Tensor]]  # returns the tensors that the exported program returns
 
 
 def export(
@@ -39,6 +39,7 @@ def export(
 
     `sample` is one batch of inputs: a tensor, a tuple for several arguments of `forward`, or a mapping of them by name;
     a `.pt2` file takes them in the same way.
+
     The file takes batches of any size, unless `dynamic_batch=False`. It holds a copy of the model in eval mode on the
     CPU; the model itself does not change.
 
@@ -113,7 +114,7 @@ def _trace(model: nn.Module, inputs: Arguments, dynamic_batch: bool) -> torch.ex
         raise InvalidArgument(f"{type(model).__name__} cannot be exported: {reason.strip()}\n  {advice}") from error
 
 
-def _to_pt2(program: torch.export.ExportedProgram, check: bool) -> tuple[bytes, Run]:
+def _to_pt2(program: torch.export.ExportedProgram, check: bool) -> tuple[bytes, RunProgram]:
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     content = buffer.getvalue()
@@ -121,7 +122,7 @@ def _to_pt2(program: torch.export.ExportedProgram, check: bool) -> tuple[bytes, 
     return content, lambda inputs: tensors_in(loaded(*inputs[0], **inputs[1])) if loaded is not None else []
 
 
-def _to_onnx(program: torch.export.ExportedProgram, check: bool) -> tuple[bytes, Run]:
+def _to_onnx(program: torch.export.ExportedProgram, check: bool) -> tuple[bytes, RunProgram]:
     try:
         exported = torch.onnx.export(program, dynamo=True, verbose=False)
         assert exported is not None

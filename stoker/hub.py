@@ -1,7 +1,7 @@
 """hub: a folder with a trained model as the Hugging Face Hub expects it, with a model card from the record of the run.
 
     save_pretrained(fitted, "digits-cnn", task="image-classification", dataset="digits", license="mit")
-    push("digits-cnn", "somebody/digits-cnn")  # asks the network; nothing else here does
+    push("digits-cnn", "somebody/digits-cnn")  # the only function here that uses the network
 
 The folder has `model.safetensors`, `config.json` and `README.md`, the card. `stoker.load(model, folder /
 "model.safetensors")` loads the weights again.

@@ -80,7 +80,7 @@ def make_learner(module: nn.Module, **options: Any) -> Learner:
 
 
 class _Step:
-    """A step of Lightning as a step of stoker: a function of (model, batch)."""
+    """A step of Lightning as a step of stoker: a function of (model, batch). `log` and `log_dict` collect numbers."""
 
     def __init__(self, method: str, *, needs_loss: bool) -> None:
         self._method, self._needs_loss = method, needs_loss
@@ -135,7 +135,7 @@ class _Step:
 
 
 class _Unknown:
-    """Stands for the number of a batch, which a step of stoker is not told; raises where it is used."""
+    """Stands for the number of a batch, which a step of stoker does not get; raises where it is used."""
 
     def __init__(self, name: str) -> None:
         vars(self)["name"] = name

@@ -109,7 +109,7 @@ class Pruning(Callback):
         return (min if self.mode == "min" else max)(values, default=math.nan)
 
     def _report(self, name: str, rows: Mapping[int, Mapping[str, float]]) -> bool:
-        """Reports epochs that were not; returns whether there were any."""
+        """Reports the epochs that were not reported yet; returns whether there were any."""
         new = [epoch for epoch, row in rows.items() if name in row and epoch not in self._reported]
         for epoch in new:
             if self._trial is not None:

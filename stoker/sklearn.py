@@ -103,8 +103,8 @@ class _Estimator(BaseEstimator):
             seed=seed,
             **options,
         )
-        limits = {"epochs": self.epochs, "batch_size": self.batch_size, "callbacks": self.callbacks, "show": False}
-        fitted = learner.fit(columns, valid=self.valid, **{**limits, **(self.fit_options or {})})
+        arguments = {"epochs": self.epochs, "batch_size": self.batch_size, "callbacks": self.callbacks, "show": False}
+        fitted = learner.fit(columns, valid=self.valid, **{**arguments, **(self.fit_options or {})})
         self.model_ = fitted.model
         self.history_ = {name: fitted.history[name] for name in fitted.record.columns}
         self.fitted_ = fitted
@@ -199,14 +199,14 @@ class Regressor(RegressorMixin, _Estimator):
         """Trains a new model; a sample of weight 2 counts like two in the loss."""
         options: dict[str, Any] = {"dtype": np.float32, "allow_nd": True, "multi_output": True, "y_numeric": True}
         x, y = cast(Any, validate_data(self, X, y, **options))
-        self._is_column = y.ndim == 1
+        self._has_one_target = y.ndim == 1
         targets = np.asarray(y, np.float32).reshape(len(y), -1)
         return self._train(x, targets, sample_weight, nn.MSELoss(), targets.shape[1])
 
     def predict(self, X: Any) -> np.ndarray:
         """Returns predictions in the shape of the `y` of `fit`."""
         found = self._predict(X).flatten(1).double().numpy()
-        return found[:, 0] if self._is_column else found
+        return found[:, 0] if self._has_one_target else found
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,7 +1,8 @@
 """Trackers: callbacks that send a run's metrics to other programs, from a thread of their own.
 
-A `Sink` is the connection to such a program. `Tracker` is the callback: it listens to the record and hands what it
-hears to a `_Delivery`, whose thread calls the sink. Training therefore never waits for a sink, and never fails with it.
+A `Sink` is the connection to such a program. `Tracker` is the callback: it subscribes to the record and hands
+the events to a `_Delivery`, whose thread calls the sink. Training therefore never waits for a sink, and never fails
+with it.
 """
 
 import contextlib

@@ -15,24 +15,25 @@ _TRASH = ".trash"
 def tag_run(name: str, tags: Sequence[str], *, remove: bool) -> None:
     """Adds tags to a run, or removes them; prints the tags it has then."""
     run = find_run(name)
-    notes = read_annotations(run)
-    kept = [tag for tag in notes.tags if tag not in tags]
-    if remove and (unknown := [tag for tag in tags if tag not in notes.tags]):
-        raise InvalidArgument(f"{name} has no tag {', '.join(unknown)}; its tags: {', '.join(notes.tags) or 'none'}")
+    annotations = read_annotations(run)
+    kept = [tag for tag in annotations.tags if tag not in tags]
+    if remove and (unknown := [tag for tag in tags if tag not in annotations.tags]):
+        known = ", ".join(annotations.tags) or "none"
+        raise InvalidArgument(f"{name} has no tag {', '.join(unknown)}; its tags: {known}")
     if tags:
-        notes = replace(notes, tags=tuple(kept if remove else dict.fromkeys([*notes.tags, *tags])))
-        write_annotations(run, notes)
-    new_screen().print(f"{run}: {' '.join(notes.tags) or 'no tags'}", markup=False)
+        annotations = replace(annotations, tags=tuple(kept if remove else dict.fromkeys([*annotations.tags, *tags])))
+        write_annotations(run, annotations)
+    new_screen().print(f"{run}: {' '.join(annotations.tags) or 'no tags'}", markup=False)
 
 
 def note_run(name: str, text: str | None) -> None:
     """Sets the note of a run ("" removes it), or prints it."""
     run = find_run(name)
-    notes = read_annotations(run)
+    annotations = read_annotations(run)
     if text is not None:
-        notes = replace(notes, note=text)
-        write_annotations(run, notes)
-    new_screen().print(f"{run}: {notes.note or 'no note'}", markup=False)
+        annotations = replace(annotations, note=text)
+        write_annotations(run, annotations)
+    new_screen().print(f"{run}: {annotations.note or 'no note'}", markup=False)
 
 
 def rename_run(name: str, title: str) -> None:

@@ -17,7 +17,7 @@ from stoker.errors import BadFile, InvalidArgument, did_you_mean
 from stoker.record import Annotations, Follower, find_runs, read_annotations, run_settings
 
 _MAIN = ("lr", "batch_size", "optimizer", "seed")  # settings that are shown if the runs do not differ in any
-_SIGN = re.compile(r"(.+?)(<=|>=|!=|==|=|<|>)(.*)", re.DOTALL)
+_CONDITION = re.compile(r"(.+?)(<=|>=|!=|==|=|<|>)(.*)", re.DOTALL)  # a field, a sign and a value
 _MAX_NAME, _MIN_SETTINGS = 28, 8  # columns on a terminal
 
 
@@ -68,8 +68,8 @@ class Row(NamedTuple):
 
 def list_runs(words: Sequence[str], *, sort: str, reverse: bool, as_json: bool, archived: bool) -> None:
     """Prints one line per run, newest first; `words` are the directory and the conditions."""
-    conditions = [match.groups() for word in words if (match := _SIGN.fullmatch(word)) and not Path(word).is_dir()]
-    folders = [word for word in words if not _SIGN.fullmatch(word) or Path(word).is_dir()]
+    conditions = [match.groups() for word in words if (match := _CONDITION.fullmatch(word)) and not Path(word).is_dir()]
+    folders = [word for word in words if not _CONDITION.fullmatch(word) or Path(word).is_dir()]
     if len(folders) > 1:
         raise InvalidArgument(f"expected one directory; got {' and '.join(folders)}. A condition looks like 'lr<0.01'")
     folder = folders[0] if folders else "runs"
@@ -171,10 +171,10 @@ def _sort(rows: Iterable[Row], name: str, *, reverse: bool) -> list[Row]:
 
 
 def _to_json(row: Row) -> dict[str, Any]:
-    notes = row.annotations
+    added = row.annotations
     values = {"name": row.name, "path": str(row.run.path), **row.run.summary, "state": row.run.state}
-    values |= {"settings": dict(row.settings), "title": notes.title, "tags": list(notes.tags), "note": notes.note}
-    return _finite({**values, "archived": notes.archived})
+    values |= {"settings": dict(row.settings), "title": added.title, "tags": list(added.tags), "note": added.note}
+    return _finite({**values, "archived": added.archived})
 
 
 def _finite(value: Any) -> Any:

@@ -157,22 +157,22 @@ def _run(args: argparse.Namespace) -> int:
 def _function_of(command: str) -> Callable[..., int | None]:
     """The function of a command; its module is imported now, because some of them need torch."""
     if command in ("runs", "show", "completion"):
-        from stoker.cli import _completion, _list, _runs
+        from stoker.cli import _completion, _list, _show
 
-        functions = {"runs": _list.list_runs, "show": _runs.show_run, "completion": _completion.print_completion}
+        functions = {"runs": _list.list_runs, "show": _show.show_run, "completion": _completion.print_completion}
         return functions[command]
     if command in ("tag", "note", "rename", "archive", "rm"):
         from stoker.cli import _annotate as annotate
 
-        functions = (annotate.tag_run, annotate.note_run, annotate.rename_run, annotate.archive_runs)
-        return dict(zip(("tag", "note", "rename", "archive", "rm"), (*functions, annotate.remove_runs), strict=True))[
-            command
-        ]
+        functions = {"tag": annotate.tag_run, "note": annotate.note_run, "rename": annotate.rename_run}
+        functions |= {"archive": annotate.archive_runs, "rm": annotate.remove_runs}
+        return functions[command]
     if command in ("watch", "ui", "report", "export"):
         from stoker.cli import _viewers as viewers
 
-        functions = (viewers.watch_runs, viewers.serve_ui, viewers.write_report, viewers.export_run)
-        return dict(zip(("watch", "ui", "report", "export"), functions, strict=True))[command]
+        functions = {"watch": viewers.watch_runs, "ui": viewers.serve_ui}
+        functions |= {"report": viewers.write_report, "export": viewers.export_run}
+        return functions[command]
     from stoker.cli import _demo, _doctor, _resume
 
     return {"demo": _demo.demo, "doctor": _doctor.doctor, "resume": _resume.resume}[command]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from stoker._text import escape_control
-from stoker.cli._runs import open_store
 from stoker.cli._screen import find_run, format_epochs, new_screen
+from stoker.cli._show import open_store
 from stoker.errors import BadFile, InvalidArgument, MissingFile, RunExists
 from stoker.record import Run, is_python, python_target, read_command
 

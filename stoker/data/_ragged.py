@@ -68,10 +68,10 @@ def _length_of(sample: Any, bucket_by: Any, number: int) -> Any:
 
 @dataclass(frozen=True)
 class Padding:
-    """Pads the samples of a batch to one length, which is one of a few."""
+    """Pads the samples of a batch to one of a few lengths; unlike a `PaddingBatch`, the batch counts."""
 
     lengths: tuple[int, ...] | int  # allowed lengths, ascending; or their common divisor
-    value: Any  # of all parts, or a mapping by the names of the parts that are padded
+    value: Any  # for all sequences, or by the name or place of each part that is padded
     mask: str | None  # the name of a new part with 1 for each element and 0 for padding
 
     def round(self, lengths: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def _pad(sequence: Any, length: int, value: Any) -> Any:
 
 
 def as_padding(pad_to: Any, pad_value: Any, pad_mask: Any) -> Padding | None:
-    """Checks the options of a loader that concern padding; None if `pad_to` is. Takes what it returned, too."""
+    """Returns the `Padding` for the options of a loader, or None without `pad_to`, which may also be a `Padding`."""
     if isinstance(pad_to, Padding):
         return pad_to
     if pad_to is None:

@@ -58,7 +58,7 @@ class TorchGenerator:
         torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-_WORDS = 4 * 624  # bytes of a Mersenne Twister beside its position, which is a 32-bit integer
+_BYTES = 4 * 624  # of a Mersenne Twister: 624 words; its position in them is 4 bytes more
 
 
 class NumpyGenerator:
@@ -78,18 +78,19 @@ class NumpyGenerator:
                 f"numpy's global generator is a {type(generator).__name__}, which can't be seeded for every sample; "
                 "undo np.random.set_bit_generator, or pass it a np.random.MT19937"
             )
-        words = string_at(generator.ctypes.state_address, _WORDS + 4)
-        # Drawing a normal number caches a second one, and moves the position: nothing is cached if it has not moved.
+        words = string_at(generator.ctypes.state_address, _BYTES + 4)
+        # Normal numbers are drawn in pairs, of which the second is cached. While words and position are those of a
+        # state without a cached number, nothing was drawn.
         if self._known is None or self._known[0] != words:
             state: Any = np.random.get_state()
             self._known = words, state[3], state[4]
         known = self._known
         if known[1]:
-            self._known = None  # using up the cached number moves nothing
+            self._known = None  # using the cached number changes neither words nor position
         return known
 
     def restore(self, state: Any) -> None:
-        words, position = np.frombuffer(state[0][:_WORDS], np.uint32), int.from_bytes(state[0][_WORDS:], sys.byteorder)
+        words, position = np.frombuffer(state[0][:_BYTES], np.uint32), int.from_bytes(state[0][_BYTES:], sys.byteorder)
         np.random.set_state(("MT19937", words, position, *state[1:]))
         self._known = None
 
@@ -101,7 +102,7 @@ class PythonGenerator:
         self._generator: Any = random.getrandbits.__self__  # pyright: ignore[reportFunctionMemberAccess]
         self._address = 0
         kind = _random.Random
-        if sys.implementation.name == "cpython" and kind.__basicsize__ >= object.__basicsize__ + _WORDS + 4:
+        if sys.implementation.name == "cpython" and kind.__basicsize__ >= object.__basicsize__ + _BYTES + 4:
             self._address = id(self._generator) + object.__basicsize__  # the position, then the words
             if self._as_state(self.read()) != random.getstate():
                 self._address = 0
@@ -113,7 +114,7 @@ class PythonGenerator:
         """Returns the state, as a value that compares."""
         if not self._address:
             return random.getstate()
-        return string_at(self._address, _WORDS + 4), self._generator.gauss_next
+        return string_at(self._address, _BYTES + 4), self._generator.gauss_next
 
     def restore(self, state: Any) -> None:
         random.setstate(self._as_state(state) if self._address else state)
@@ -159,8 +160,8 @@ def preserve_generators() -> Iterator[None]:
 class Draws:
     """Notes which global generators some functions draw from, so that only those are seeded for every sample.
 
-    Seeding all three takes as long as reading several small samples. Until the first batch is built, all are seeded.
-    Later the others are watched. If one of them is drawn from after all, the batch has to be built again.
+    Seeding all three takes as long as reading several small samples. For the first batch, all are seeded. Later the
+    states of those that it did not draw from are compared: if one of them has changed, the batch is built again.
     """
 
     def __init__(self) -> None:
@@ -169,12 +170,12 @@ class Draws:
         self._seeded: list[tuple[Generator, Any]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Draws, ()  # another process finds out by itself
+        return Draws, ()  # in another process the functions may draw from others
 
     def run(self, build: Callable[[Callable[[int], object] | None], T], *, preserve: bool) -> T:
-        """Returns what `build` returns; its argument is a function that seeds, or None if nothing has to be seeded.
+        """Returns `build(seed)`. `seed` is a function that seeds for a sample, or None if nothing has to be seeded.
 
-        With `preserve`, the states of the generators stay as they are.
+        With `preserve`, the states of the generators are restored. `build` may be called twice.
         """
         while True:
             known, drawn = self._is_known, self._drawn

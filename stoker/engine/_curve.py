@@ -7,16 +7,16 @@ from typing import Any
 
 from stoker.engine._totals import RunningTotals, TotalsReading
 
-_POINTS = 100  # in the first so many updates each is a point, and then so many more each time the number grows e-fold
-_PENDING = 64  # readings that may be on their way from the device
+_POINTS = 100  # updates that are a point each; after them, a window has 1/100 of the updates so far
+_PENDING = 64  # readings that may be in flight from the device
 
 
 class Curve:
     """Collects points of the training: where it was, the mean losses since the point before, and the learning rates.
 
-    The points depend on the number of updates only, so a resumed fit has the same ones. A window may reach over the end
-    of an epoch, where the totals start again: `_offset` is what has to be added to the totals to get the sum and weight
-    of the open window.
+    A window is the updates between two points; it is not an accumulation window. Where points are depends on the number
+    of updates only, so a resumed fit has the same ones. A window may reach over the end of an epoch, where the totals
+    start again: `_offset` plus the totals is the sum and the weight of each loss in the open window.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Curve:
         self._pending.append((update, time.time(), _rates(lr), TotalsReading(totals)))
 
     def take(self, *, wait: bool = False) -> dict[str, Any]:
-        """The points that are known by now (with `wait`, all) as columns for the record; they are given once."""
+        """Returns the points that are new as columns for the record; with `wait`, also those still on the device."""
         self._collect(wait=wait)
         points, self._points = self._points, []
         if not points:
@@ -76,7 +76,7 @@ class Curve:
             self._offset = {}
 
     def state(self) -> dict[str, Any]:
-        """What a resumed fit continues from, as JSON can hold it; the totals belong to the checkpoint."""
+        """The open window, in plain values: a resumed fit restores it, and the totals from the checkpoint."""
         return {"update": self._update, "offset": {name: list(pair) for name, pair in self._offset.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class Curve:
         self._offset = {name: (float(total), float(weight)) for name, (total, weight) in state["offset"].items()}
 
     def begin_window(self, totals: RunningTotals, update: int) -> None:
-        """Begins a window after this update."""
+        """Begins a window after this update, if no `state` is known."""
         self._update = update
         self._offset = {name: (-total, -weight) for name, (total, weight) in TotalsReading(totals).sums().items()}
 

@@ -94,7 +94,7 @@ def _adds_floats(func: Any, name: str, args: Any, kwargs: Any) -> bool:
 def warn_if_not_deterministic(fit: Fit) -> Iterator[None]:
     """Around the first batch of a run: warns if a resumed one may not give the same bits.
 
-    torch's own `warn_only` mode is no help: it would run this one batch with other kernels.
+    torch's own `warn_only` mode does not help: it would run this one batch with other kernels.
     """
     is_saved = fit.device.type == "cuda" and fit.checkpointer.is_active
     if not is_saved or fit.ctx.update or torch.are_deterministic_algorithms_enabled():

@@ -30,10 +30,10 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 class Plan:
     r"""The mode of a training step, and what there is to say about it.
 
-    >>> plan = Plan("eager", reason="a callback listens between forward and step")
+    >>> plan = Plan("eager", reason="Log.on_train_batch_after_loss comes between forward and step")
     >>> print(*plan.lines(), sep="\n")
     step       eager, one operation after the other
-               not captured: a callback listens between forward and step
+               not captured: Log.on_train_batch_after_loss comes between forward and step
     """
 
     mode: StepMode

@@ -13,7 +13,8 @@ from stoker.engine._system import SystemMetrics
 from stoker.engine._totals import RunningTotals, TotalsReading
 from stoker.record import Control, Event, Record, Request
 
-_SECONDS_BETWEEN_REPORTS, _SECONDS_BETWEEN_POINTS = 0.25, 1.0
+_SECONDS_BETWEEN_REPORTS = 0.25
+_SECONDS_BETWEEN_FLUSHES = 1.0  # of the points of curves
 
 
 class Recorder:
@@ -22,11 +23,11 @@ class Recorder:
     def __init__(self, ctx: Context, *, reports: bool = True, ranks: int = 1) -> None:
         self._ctx, self._reports, self._ranks = ctx, reports, ranks
         self.control: Control | None = None  # requests of people who watch the run
-        self.update_facts: Callable[[Mapping[str, Any]], None] | None = None  # in `run.json`
+        self.update_facts: Callable[[Mapping[str, Any]], None] | None = None  # adds facts to `run.json`
         self.system: SystemMetrics | None = None  # of a fit with a run directory
         self._curve = Curve()
-        self._reported = self._flushed = 0.0  # on the monotonic clock
-        self._pending: tuple[Event, TotalsReading] | None = None
+        self._reported = self._flushed = 0.0  # the last time, on the monotonic clock
+        self._pending: tuple[Event, TotalsReading] | None = None  # progress whose losses are not on the host yet
 
     @property
     def record(self) -> Record:
@@ -34,7 +35,7 @@ class Recorder:
         return self._ctx.record
 
     def event(self, kind: str, values: dict[str, float] | None = None, *, text: str = "", **extra: Any) -> Event:
-        """An event at the current position."""
+        """Returns an event at the current position, which is not recorded yet."""
         ctx = self._ctx
         return Event(kind, time.time(), ctx.epoch, ctx.batch_number, ctx.update, values or {}, text=text, extra=extra)
 
@@ -48,7 +49,7 @@ class Recorder:
         self.write("error", text=f"{type(error).__name__}: {error}", traceback=trace)
 
     def write_end(self, seconds: float, skipped: int, *, interrupted: bool = False) -> None:
-        """The last two events: why the fit stopped, and how far it came. `interrupted`: by a signal or a person."""
+        """Writes the last two events: why the fit stopped, and how far it came. `interrupted`: by a signal or user."""
         ctx, best = self._ctx, self._ctx.best
         points: dict[str, Any] = {}
         if self._reports:
@@ -88,7 +89,7 @@ class Recorder:
         return request
 
     def flush(self, totals: RunningTotals) -> None:
-        """Records all points so far, before a checkpoint counts the events; waits for the device."""
+        """Records all points so far, before a checkpoint saves the number of events; waits for the device."""
         if self._reports and self._ctx.phase == "train" and (points := self._curve.take(wait=True)):
             ctx = self._ctx
             extra = {"phase": "train", "set": "train", "batches": ctx.batches, "points": points}
@@ -96,11 +97,11 @@ class Recorder:
             self.record.append(self.event("progress", self._curve.latest, **extra))
 
     def write_training(self, totals: RunningTotals, values: dict[str, float], losses: list[str]) -> None:
-        """After the last batch of an epoch: records its final values, and the rest of its curve.
+        """After the last batch of an epoch: records its final values, of all ranks, and the rest of its curve.
 
-        `totals` are those of this rank.
+        `totals` are those of this rank, which the curve is made of.
         """
-        self._pending = None  # it would come after the final values
+        self._pending = None  # progress would follow the final values
         extra: dict[str, Any] = {}
         if self._reports:
             self._curve.end_epoch(totals)
@@ -123,10 +124,10 @@ class Recorder:
         return self.event("progress", **place)
 
     def _append_progress(self, event: Event, reading: TotalsReading) -> None:
-        """Completes a progress event; once a second it holds the points since the one before."""
+        """Records a progress event; about once a second it also gets the points that are new."""
         training = event.extra["phase"] == "train"
         extra = {**event.extra, "so_far": _means(reading, event.extra["set"]), "points": {}}
-        if training and self._reported - self._flushed >= _SECONDS_BETWEEN_POINTS:
+        if training and self._reported - self._flushed >= _SECONDS_BETWEEN_FLUSHES:
             self._flushed = self._reported
             extra |= {"points": self._curve.take(), "window": self._curve.state()}
         self.record.append(replace(event, values=self._curve.latest if training else {}, extra=extra))

@@ -82,7 +82,7 @@ class TrainStep:
     ctx: Context  # for hooks inside of the step
     ranks: RankSync
     reducer: GradientReducer | None = None  # adds up gradients over ranks
-    records_rates: bool = False  # a recorded step holds the learning rates as numbers: a new rate is recorded anew
+    records_rates: bool = False  # a recorded step holds the learning rates as numbers: a new rate needs a new recording
     supervised: Supervised | None = field(init=False)  # None if a step computes the loss
     flags: FiniteFlags = field(init=False)
     rates: "LearningRates" = field(init=False)
@@ -91,9 +91,9 @@ class TrainStep:
     _differentiators: dict[str | None, Differentiator] = field(default_factory=dict)
     _buffers: BufferValues = field(default_factory=BufferValues)  # from before the batch or the epoch
     _suspect: tuple[str, str, str] | None = None  # a loss that was not finite within an accumulation window
-    _has_forward_hooks: bool = field(init=False)  # a callback listens between forward and backward
-    _has_gradient_hooks: bool = field(init=False)  # a callback listens between backward and the end of the step
-    _is_watched: bool = field(init=False)  # a callback listens after backward or between batches
+    _has_forward_hooks: bool = field(init=False)  # a callback has a hook between forward and backward
+    _has_gradient_hooks: bool = field(init=False)  # a callback has a hook between backward and the end of the step
+    _is_watched: bool = field(init=False)  # a callback has a hook after backward or between batches
 
     def __post_init__(self) -> None:
         self.supervised = self.steps.supervised

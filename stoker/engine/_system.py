@@ -17,7 +17,7 @@ _GB = 1e9
 
 
 class SystemMetrics:
-    """Reads the system every few seconds. What can't be read here is left out.
+    """Reads the system every few seconds. What this machine does not report is left out.
 
     On Linux everything but the GPU comes from `/proc`, in about 0.1 ms; elsewhere from psutil, if it is installed.
     """
@@ -50,17 +50,17 @@ class SystemMetrics:
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-_Machine = tuple[float, float, dict[str, float]]  # busy and total seconds of the processors, and numbers of the memory
+_Machine = tuple[float, float, dict[str, float]]  # busy and total time of all cores, in any unit, and other values
 
 
 def _read_proc() -> _Machine:
-    """Linux. Containers may hide a part."""
+    """Reads the files of Linux, of which a container may hide some."""
     busy = total = 0.0
     values: dict[str, float] = {}
     try:
         with open("/proc/stat", encoding="ascii") as file:
             times = [float(each) for each in file.readline().split()[1:9]]
-        total, busy = sum(times), sum(times) - times[3] - times[4]  # less idle and waiting for disks
+        total, busy = sum(times), sum(times) - times[3] - times[4]  # without idle time and waiting for disks
         with open("/proc/self/statm", encoding="ascii") as file:
             values["system/memory"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / _GB
         with open("/proc/meminfo", encoding="ascii") as file:

@@ -57,8 +57,8 @@ class Follower(Numbers):
         self.log: list[str] = []  # the last lines of log.txt, at most 1000
         self._inside = inside
         self._all = Columns()
-        self._columns = self._all  # or a sample, until all is read
-        self._index: Index | None = None  # while its columns are those that questions are answered from
+        self._columns = self._all  # or those of the index or of a sample, until all is read
+        self._index: Index | None = None  # of the file as it is now, if one was read
         self._events = _Tail(self.path / EVENTS, inside=inside)
         self._signatures: dict[str, tuple[int, ...]] = {}  # of the small files
         self._alive = True

@@ -1,7 +1,7 @@
 """The index of a run: an excerpt of its events and thinned curves, so that readers need not read a large record.
 
-The process that writes a run leaves it behind when it closes the record. An index that does not belong to the present
-content of `events.jsonl` is ignored, and readers never write one. The file has a line of JSON (the sizes, and where
+The process that writes a run writes it when it closes the record. If `events.jsonl` has changed since, readers ignore
+it; they never write one. The file has a line of JSON (the sizes, and where
 each curve is), lines of events, and then the curves: for each one the updates, epochs, times and values as float64.
 """
 
@@ -19,7 +19,7 @@ from stoker.record._columns import EPOCH, PROGRESS, TRAIN, VALID, Columns, Point
 from stoker.record._event import Event, decode_lines, to_line
 
 INDEX = "index.bin"
-SMALLEST = 1 << 16  # bytes of a record that gets an index; less is read as quickly without
+SMALLEST = 1 << 16  # bytes; a smaller record gets no index, because reading it is as quick
 _POINTS = 500  # of each curve
 _MESSAGES = 500  # notes, warnings and checkpoints, the last ones
 _TAIL = 64  # bytes at the end of the record that identify its content
@@ -63,9 +63,9 @@ def _identify(file: BinaryIO) -> tuple[int, bytes]:
 
 
 def _excerpt(columns: Columns) -> dict[int, set[str] | None]:
-    """The rows from which state, summary and status follow as from all of them.
+    """The rows that are enough for the state, summary and status, each with the names of the values to keep.
 
-    Of a row that is there for the last or the best value of some numbers, only those are kept (`None`: all of them).
+    `None`: all values. Rows that hold the last or the best value of some numbers keep only those.
     """
     rows: dict[int, set[str]] = {}
     for name, series in columns.series.items():
@@ -130,7 +130,7 @@ class Index:
 
 
 def read_index(path: Path, inside: Path | None) -> Index | None:
-    """The index of a record's file; `None` if there is none, or it is of another content of the file, or damaged."""
+    """The index of a record's file; `None` if it is missing or damaged, or the file has changed since."""
     target = path.with_name(INDEX)
     try:
         with open_regular_file(target, inside=inside) as file:

@@ -160,7 +160,7 @@ _locked_files: "weakref.WeakSet[io.FileIO]" = weakref.WeakSet()
 
 
 def _lock(file: io.FileIO, path: Path) -> None:
-    """Locks the file while this process has it open, and notes beside it who holds the lock."""
+    """Locks the file while this process has it open, and writes beside it who holds the lock."""
     for _ in range(_LOCK_ATTEMPTS):
         is_locked = _try_lock(file, shared=False)
         if is_locked is None:  # a file system without locks
@@ -177,9 +177,9 @@ def _lock(file: io.FileIO, path: Path) -> None:
     _close_in_forks()
     _locked_files.add(file)
     with suppress(OSError):
-        note = _note_path(path)
-        note.unlink(missing_ok=True)
-        with note.open("x", encoding="utf-8") as new:  # "x" does not follow a symbolic link
+        holder = _holder_path(path)
+        holder.unlink(missing_ok=True)
+        with holder.open("x", encoding="utf-8") as new:  # "x" does not follow a symbolic link
             json.dump({"pid": os.getpid(), "host": platform.node()}, new)
 
 
@@ -220,7 +220,7 @@ def _release(file: io.FileIO, path: Path) -> None:
     if file in _locked_files:
         _locked_files.discard(file)
         with suppress(OSError):
-            _note_path(path).unlink(missing_ok=True)
+            _holder_path(path).unlink(missing_ok=True)
     file.close()
 
 
@@ -250,10 +250,10 @@ def is_being_written(path: Path) -> bool:
 def writer_of(path: Path) -> str:
     """The process that writes an events file, as text: `process 4242`, `process 17 on 'node7'`, `this process`."""
     try:
-        with open_regular_file(_note_path(path), follow=False) as file:
-            note = json.loads(file.read(4096))
-        pid = int(note["pid"])
-        host = str(note["host"])
+        with open_regular_file(_holder_path(path), follow=False) as file:
+            holder = json.loads(file.read(4096))
+        pid = int(holder["pid"])
+        host = str(holder["host"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"
     if host != platform.node():
@@ -261,5 +261,6 @@ def writer_of(path: Path) -> str:
     return f"process {pid}" if pid != os.getpid() else "this process"
 
 
-def _note_path(path: Path) -> Path:
+def _holder_path(path: Path) -> Path:
+    """The file that names the process which holds the lock."""
     return path.with_name(f".{path.name}.lock")

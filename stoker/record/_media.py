@@ -40,7 +40,7 @@ _SIGNATURES = {"image": b"\x89PNG\r\n\x1a\n", "audio": b"RIFF"}  # the first byt
 _FILE = re.compile(rf"{MEDIA}/[\w][\w.-]*", re.ASCII)
 _MAX_NAME = 200  # characters
 _MAX_READ = 1 << 28  # bytes of a file that is read
-_GRID, _GAP = 64, 2  # the images of a batch that are shown, and pixels between them
+_GRID, _GAP = 64, 2  # images of a batch that a grid has at most, and pixels between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,9 @@ def _checked_path(run: str | os.PathLike[str], event: Event) -> Path:
 
 
 def _check_content(content: bytes, event: Event, path: Path) -> None:
-    kind = event.extra["type"]
-    if not content.startswith(_SIGNATURES.get(kind, b"")):
-        raise BadFile(f"{path} is not what its event says: expected {MEDIA_TYPES[kind][1]}")
+    media_type = event.extra["type"]
+    if not content.startswith(_SIGNATURES.get(media_type, b"")):
+        raise BadFile(f"{path} is not what its event says: expected {MEDIA_TYPES[media_type][1]}")
 
 
 # --- Logging
@@ -195,8 +195,8 @@ class MediaLog:
             raise InvalidArgument(f"the name is {name!r:.80}; expected a text of 1 to {_MAX_NAME} characters")
         if not isinstance(caption, str):
             raise WrongType(f"caption is a {type(caption).__name__}; expected a text")
-        record, now, batch, done = self._media_place()
-        place = (now if epoch is None else epoch, batch, done if update is None else update)
+        record, current_epoch, batch, current_update = self._media_place()
+        place = current_epoch if epoch is None else epoch, batch, current_update if update is None else update
         extra = {"name": name, "type": kind, "caption": caption}
         record.append_media(Event("media", time.time(), *place, extra=extra), encode)
 
@@ -219,7 +219,7 @@ def write_media(directory: Path, file: str, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.part")
     temporary.unlink(missing_ok=True)
     try:
-        with temporary.open("xb") as new:  # not synced: a power cut may cost a picture, but no time
+        with temporary.open("xb") as new:  # not synced, which would take time: a power cut may lose an item
             new.write(content)
         temporary.replace(path)
     except BaseException:

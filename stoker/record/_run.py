@@ -89,7 +89,7 @@ class Run(MediaLog):
 
         The files keep what the run began with. Differences become warnings after the next "resume" event. If the
         process was killed while it created the run, the missing files are written now. If `events.jsonl` was removed
-        or damaged, the run continues with what is left of its record.
+        or damaged, the run continues with the rest of its record.
         """
         path = find_directory(path)
         with _explain_failure("resumed", path):

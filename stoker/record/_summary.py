@@ -13,9 +13,9 @@ from stoker.record._columns import EPOCH, MESSAGE, OTHER, PROGRESS, SYSTEM, Best
 from stoker.record._event import Event, drop_unexpected
 
 DIED = "the process ended without finishing the run"
-_RATE_EPOCHS = 5  # the last epochs, whose pace predicts the rest
+_RATE_EPOCHS = 5  # the time left follows from so many last epochs
 _RATE_SECONDS = 60.0  # the time over which updates per second are measured
-# How the reasons of signals, deadlines and requests begin; records of earlier versions say nothing else about them.
+# How the reasons of signals, deadlines and requests begin, for records of earlier versions, which lack `interrupted`.
 _INTERRUPTED = re.compile(
     r"Interrupted|Terminated \(|Stopped before the deadline|Stop requested|torchrun, which started "
 )
@@ -42,7 +42,7 @@ def summarize(columns: Columns, *, alive: bool = True) -> dict[str, Any]:
         "part": part,
         "epochs_planned": plan.get("epochs"),
         "updates": int(np.array(columns.updates).max(initial=0)),
-        "seconds": sum(_seconds(columns, *part) for part in _parts(columns)),
+        "seconds": sum(_seconds(columns, *rows) for rows in _sessions(columns)),
         "started": None if is_empty else columns.times[0],
         "last_event": None if is_empty else columns.times[-1],
         "monitor": monitor,
@@ -79,8 +79,8 @@ def _unfinished_part(columns: Columns, epochs: np.ndarray) -> list[int] | None:
     return [last.batch, batches] if last.epoch in epochs else None
 
 
-def _parts(columns: Columns) -> list[tuple[int, int]]:
-    """The rows (first, last + 1) of each fit and of each process; the time between them is not training time."""
+def _sessions(columns: Columns) -> list[tuple[int, int]]:
+    """The rows (first, last + 1) of each process and of each fit; the time between them does not count."""
     starts = [0]
     kinds: set[str] = set()
     for row, event in columns.events:
@@ -92,7 +92,7 @@ def _parts(columns: Columns) -> list[tuple[int, int]]:
 
 
 def _seconds(columns: Columns, first: int, end: int) -> float:
-    """The duration of a part: as its "end" event says, else from its first event to its last."""
+    """The duration of a session: as its "end" event says, else from its first event to its last."""
     span = max(0.0, columns.times[end - 1] - columns.times[first])
     ends = [event for row, event in columns.events if first <= row < end and event.kind == "end"]
     return ends[-1].extra.get("seconds", span) if ends else span
@@ -134,7 +134,7 @@ class Status:
 def status_of(columns: Columns, summary: Mapping[str, Any]) -> Status:
     """The status of a run from its columns and its summary."""
     plan = columns.plan
-    # Between epochs there is no progress.
+    # Between epochs `columns.progress` is None.
     progress = drop_unexpected(columns.progress) if columns.progress is not None else Event("progress", 0.0)
     validating = progress.extra.get("phase") == "valid"
     row = next(_training_rows(columns), None)

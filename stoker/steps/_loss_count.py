@@ -16,10 +16,11 @@ from stoker.steps._losses import is_traced
 from stoker.steps._outputs import count_targets
 from stoker.steps._samples import count_samples, is_one_per_sample
 
+# Operations that a loss may end in without being another mean or sum.
 _SAME = ("Add", "Sub", "Neg", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone", "Alias")
 _JOINS = ("Stack", "Cat")  # of the terms of a loss, before they are added up
 TARGET_NAMES = ("labels", "label", "targets", "target")
-_DEPTH = 3  # of a batch, in which targets are looked for
+_DEPTH = 3  # of nesting: targets that are deeper in a batch are not found
 _MOST_NODES = 16  # in the graph of a learned factor of a loss
 
 
@@ -39,7 +40,7 @@ class TargetCount(NamedTuple):
 
     @classmethod
     def load(cls, saved: list[Any], device: torch.device | None) -> Self:
-        """Restores what `saved` was."""
+        """Creates one from `saved` of another."""
         path, shift, ignore_index, *weight = saved
         return cls(tuple(path), shift, ignore_index, torch.tensor(weight[0], device=device) if weight else None)
 
@@ -65,8 +66,8 @@ class CrossEntropyCall(NamedTuple):
     class_weight: Tensor | None = None
     loss: Tensor | None = None
 
-    def gave(self, loss: Tensor) -> bool:
-        """Whether a loss is its result, or a copy of it."""
+    def has_value(self, loss: Tensor) -> bool:
+        """Whether a loss has the value of this cross-entropy: it is its result, or a copy."""
         return self.loss is not None and bool((self.loss == loss).all() | (self.loss.isnan() & loss.isnan()).all())
 
 
@@ -75,7 +76,7 @@ class WatchCrossEntropies(WatchingMode):
 
     >>> with WatchCrossEntropies() as watched:
     ...     loss = F.cross_entropy(torch.zeros(2, 3), torch.tensor([1, -100]))
-    >>> watched.calls[0].targets, watched.calls[0].gave(loss)
+    >>> watched.calls[0].targets, watched.calls[0].has_value(loss)
     (tensor([   1, -100]), True)
     """
 
@@ -104,51 +105,51 @@ class LossCount:
 
     A cross-entropy is a mean over the targets that are not ignored (with class weights: over their weights), if the
     batch holds its targets. Every other loss is taken for a mean over the samples, which `None` stands for. If the
-    graph of the loss shows that it may not be one, `warn` gets a text about it, once. Batches of another layout (of
-    another source, for example) are found out anew.
+    graph of the loss shows that it may not be one, `warn` gets a text about it, once. For batches of another
+    layout (of another source, for example) it finds out again.
     """
 
-    __slots__ = ("_has_warned", "_name", "_targets", "_unclear", "_warn", "sources")
+    __slots__ = ("_has_warned", "_name", "_target_counts", "_unclear", "_warn", "sources")
 
     def __init__(self, name: str, warn: Callable[[str], None] = warnings.warn) -> None:
         self._name, self._warn, self._has_warned = name, warn, False
         self.sources: Collection[str] = ()  # that are read side by side, in batches that all have the same sizes
-        self._targets: dict[str, TargetCount | None] = {}  # by the layout of a batch; None: the samples count
+        self._target_counts: dict[str, TargetCount | None] = {}  # by the layout of a batch; None: the samples count
         # Layouts of which a later batch has to show more, with the divisors that a batch of one sample had.
         self._unclear: dict[str, list[float]] = {}
 
     def __copy__(self) -> "LossCount":
         other = LossCount(self._name, self._warn)
-        other._targets, other._unclear, other._has_warned = {**self._targets}, {**self._unclear}, self._has_warned
-        other.sources = self.sources
+        other._target_counts, other._unclear = {**self._target_counts}, {**self._unclear}
+        other._has_warned, other.sources = self._has_warned, self.sources
         return other
 
     def __call__(self, batch: Any) -> Tensor | None:
         """What the loss of a batch is a mean over; None for the number of samples."""
-        count = self.targets(batch)
+        count = self.target_count(batch)
         targets = None if count is None else count.targets(batch)
         return count(targets) if count is not None and isinstance(targets, Tensor) else None
 
-    def targets(self, batch: Any) -> TargetCount | None:
-        """Where the targets of batches like this one are, if they are what counts."""
-        return self._targets.get(_describe_layout(batch))
+    def target_count(self, batch: Any) -> TargetCount | None:
+        """How the targets of batches like this one are counted, if the loss is a mean over them."""
+        return self._target_counts.get(_describe_layout(batch))
 
     def knows(self, batch: Any) -> bool:
         """Whether it is known what the loss of batches like this one is a mean over."""
         layout = _describe_layout(batch)
-        if layout not in self._targets or layout in self._unclear:
+        if layout not in self._target_counts or layout in self._unclear:
             return False
-        count = self._targets[layout]
+        count = self._target_counts[layout]
         return count is None or isinstance(count.targets(batch), Tensor)
 
     @property
     def is_known(self) -> bool:
         """Whether it is known for all batches so far."""
-        return bool(self._targets) and not self._unclear
+        return bool(self._target_counts) and not self._unclear
 
     def count_samples(self, batch: Any) -> None:
         """Takes the losses of batches like this one for means over the samples, or over what their outputs say."""
-        self._targets[_describe_layout(batch)] = None
+        self._target_counts[_describe_layout(batch)] = None
         self._unclear.pop(_describe_layout(batch), None)
 
     def observe(
@@ -171,13 +172,14 @@ class LossCount:
             return
         outputs = {each.grad_fn for each in tensors_in(predictions)} - {None} if reads_predictions_only else ()
         terms = [] if loss.grad_fn is None else _find_terms(loss.grad_fn, outputs)
-        calls = [*(term.call for term in terms if term.call is not None), *(call for call in calls if call.gave(loss))]
+        calls = [call for call in calls if call.has_value(loss)]
+        calls = [*(term.call for term in terms if term.call is not None), *calls]
         found = _targets_of_call(calls[0], batch) if calls else []
         if not found and all(term.kind == "other" for term in terms):
             found = _find_by_value(loss.detach(), predictions, batch)
             terms = [] if found else terms
         layout, targets = _describe_layout(batch), found[0] if found else None
-        self._targets[layout] = targets
+        self._target_counts[layout] = targets
         seen = self._unclear.pop(layout, [])
         if len({each.shift for each in found}) > 1:  # all are ignored: the next batch shows whether they are shifted
             self._unclear[layout] = []
@@ -185,34 +187,34 @@ class LossCount:
             self._unclear[layout] = seen
         elif (terms := self._without_other_sources(terms, batch)) and not self._has_warned:
             divisors = [] if samples > 1 or targets is not None else [term.divisor for term in terms if term.divisor]
-            doubt = self._doubt(terms, max(samples, 1), targets)
-            if not doubt and seen and divisors and seen != divisors:
+            problem = self._find_problem(terms, max(samples, 1), targets)
+            if not problem and seen and divisors and seen != divisors:
                 reason = f"of one sample it is a mean over {_join(seen)} elements, of another over {_join(divisors)}"
-                doubt = self._describe_doubt(reason, targets)
-            if doubt:
+                problem = self._describe_problem(reason, targets)
+            if problem:
                 self._has_warned = True
-                self._warn(doubt)
+                self._warn(problem)
             elif {*divisors} - {1} and not seen and not _is_mean_of_losses(terms, samples):
-                self._unclear[layout] = divisors  # every number is a multiple of one sample: looks at another one
+                self._unclear[layout] = divisors  # every divisor is a multiple of one sample: waits for another batch
 
     @property
     def saved(self) -> list[Any] | None:
         """What was found out, as plain values; None if nothing was."""
-        known = [(layout, found) for layout, found in self._targets.items() if layout not in self._unclear]
+        known = [(layout, found) for layout, found in self._target_counts.items() if layout not in self._unclear]
         saved = [[layout] if found is None else [layout, *found.saved] for layout, found in known]
         return [*saved, *([layout, divisors] for layout, divisors in self._unclear.items() if divisors)] or None
 
     @property
     def class_weights(self) -> list[Tensor]:
         """The tensors that counting reads besides the batch."""
-        weights = [found.class_weight for found in self._targets.values() if found is not None]
+        weights = [found.class_weight for found in self._target_counts.values() if found is not None]
         return [weight for weight in weights if weight is not None]
 
     def load(self, saved: list[Any] | None, device: torch.device | None = None) -> None:
-        """Restores what `saved` was, with class weights on a device."""
-        self._targets, self._unclear = {}, {}
+        """Restores `saved` of another `LossCount`, with class weights on a device."""
+        self._target_counts, self._unclear = {}, {}
         for layout, *found in saved or ():
-            self._targets[layout] = TargetCount.load(found, device) if len(found) > 1 else None
+            self._target_counts[layout] = TargetCount.load(found, device) if len(found) > 1 else None
             if len(found) == 1:
                 self._unclear[layout] = found[0]
 
@@ -223,7 +225,8 @@ class LossCount:
         sizes = [count_samples(batch[name]) for name in self.sources]
         return [term for term in terms if not any(term.divisor and term.divisor % size == 0 for size in sizes)]
 
-    def _doubt(self, terms: "list[_Term]", samples: int, targets: TargetCount | None) -> str:
+    def _find_problem(self, terms: "list[_Term]", samples: int, targets: TargetCount | None) -> str:
+        """The text of a warning if it is not clear what the loss is a mean over; "" if it is."""
         if all(term.kind == "sum" for term in terms):
             return (
                 f"{self._name} returned a sum over the batch, which is taken for a mean over its samples: reported "
@@ -247,9 +250,9 @@ class LossCount:
             reason += ", which depends on values" if _depends_on_values(terms) else ""
         else:
             reason = f"it ends in {', '.join(dict.fromkeys(term.name for term in terms if term.divisor is None))}"
-        return self._describe_doubt(reason, targets)
+        return self._describe_problem(reason, targets)
 
-    def _describe_doubt(self, reason: str, targets: TargetCount | None) -> str:
+    def _describe_problem(self, reason: str, targets: TargetCount | None) -> str:
         weighed = "the targets that are not ignored" if targets is not None else "the samples"
         return (
             f"it is not clear what the loss of {self._name} is a mean over ({reason}). It is taken for a mean over "
@@ -265,19 +268,19 @@ class _Term(NamedTuple):
     kind: Literal["mean", "sum", "other"]
     name: str  # of its operation
     divisor: float | None = None  # what a mean is over, in this batch
-    call: CrossEntropyCall | None = None  # if it is one
-    depends_on_values: bool = False  # the divisor does, and not only on shapes
+    call: CrossEntropyCall | None = None  # if the term is a cross-entropy
+    depends_on_values: bool = False  # the divisor depends on values, and not only on shapes
     averaged: int | None = None  # how many terms the mean was taken of, this one among them
 
 
 def _depends_on_values(terms: list[_Term]) -> bool:
-    """Whether a divisor does, of which no shape shows that it has this value."""
+    """Whether a divisor depends on values, unless another divisor that follows from shapes is equal to it."""
     by_shapes = {term.divisor for term in terms if not term.depends_on_values}
     return any(term.depends_on_values and term.divisor not in by_shapes for term in terms)
 
 
 def _is_mean_of_losses(terms: list[_Term], samples: int) -> bool:
-    """Whether terms are the losses of the samples, of which the mean is taken."""
+    """Whether the terms are one loss for each sample, and their mean is taken."""
     is_alike = len({term.name for term in terms}) == 1 and not _depends_on_values(terms)
     return is_alike and all(term.averaged == samples for term in terms)
 
@@ -293,7 +296,7 @@ def _find_terms(node: Any, outputs: Collection[Any]) -> list[_Term]:
     """
     name = node.name().rstrip("0123456789").removesuffix("Backward")
     below = [function for function, _ in node.next_functions if function is not None]
-    if name in ("Add", "Sub", "Mul") and len(below) == 2:  # without learned factors and terms, which are no data
+    if name in ("Add", "Sub", "Mul") and len(below) == 2:  # learned factors and penalties do not depend on data
         below = [each for each in below if not _has_weights_only(each, outputs)] or below
     if name in _SAME or (name == "Mul" and len(below) == 1):
         return [term for each in below for term in _find_terms(each, outputs)]
@@ -365,7 +368,7 @@ def _targets_of_call(call: CrossEntropyCall, batch: Any) -> list[TargetCount]:
     """Finds the targets of a cross-entropy in a batch; both ways to count them, if their values do not show which."""
     ignore_index, used = call.ignore_index, call.targets.reshape(-1)
     for path, leaf in sorted(_integer_leaves(batch), key=lambda leaf: not {*leaf[0]} & {*TARGET_NAMES}):
-        shifts = [shift for shift, values in _layouts(leaf, ignore_index) if _equal(values, used)]
+        shifts = [shift for shift, values in _shifted_targets(leaf, ignore_index) if _equal(values, used)]
         if shifts:
             return [TargetCount(path, shift, ignore_index, call.class_weight) for shift in shifts]
     return []
@@ -380,7 +383,7 @@ def _find_by_value(loss: Tensor, predictions: Any, batch: Any) -> list[TargetCou
         is_class = (leaf >= 0) & (leaf < classes)
         if leaf.shape != predictions.shape[:-1] or not bool((is_class | (leaf == ignore_index)).all()):
             continue
-        for shift, values in _layouts(leaf.to(predictions.device), ignore_index):
+        for shift, values in _shifted_targets(leaf.to(predictions.device), ignore_index):
             if values.shape == leaf.shape:
                 scores = predictions.detach().reshape(-1, classes).float()
                 value = F.cross_entropy(scores, values.reshape(-1).long(), ignore_index=ignore_index)
@@ -416,7 +419,7 @@ def has_integers(batch: Any) -> bool:
     return next(_integer_leaves(batch), None) is not None
 
 
-def _layouts(targets: Tensor, ignore_index: int) -> Iterator[tuple[int, Tensor]]:
+def _shifted_targets(targets: Tensor, ignore_index: int) -> Iterator[tuple[int, Tensor]]:
     """Yields how a model may pass targets on: as they are, or shifted by one, with or without a new last column.
 
     Each also without those that are ignored.

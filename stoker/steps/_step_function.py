@@ -63,10 +63,10 @@ class StepFunction:
             else:
                 predictions = getattr(output, "predictions", None)
                 self.count.observe(output.loss, batch, count_samples(batch, size), calls, predictions)
-        targets = self.count.targets(batch)
-        if targets is not None and isinstance(output, ForwardOutput) and "targets" not in named_parts(output.result):
-            output.targets, output.shift = targets.targets(batch), targets.shift
-            output.ignore_index, output.class_weight = targets.ignore_index, targets.class_weight
+        found = self.count.target_count(batch)
+        if found is not None and isinstance(output, ForwardOutput) and "targets" not in named_parts(output.result):
+            output.targets, output.shift = found.targets(batch), found.shift
+            output.ignore_index, output.class_weight = found.ignore_index, found.class_weight
         return output
 
     def _run_and_watch(self, model: nn.Module, batch: Any, size: int | None) -> tuple[Any, Sequence[CrossEntropyCall]]:
@@ -348,7 +348,7 @@ class Steps:
         if not isinstance(self.train, OwnForward):
             return self.split.parts(batch)
         args, kwargs = self.train.arguments(batch)
-        known = self.train.count.targets(batch)
+        known = self.train.count.target_count(batch)
         if known is None:
             return Parts(args, kwargs, _targets_by_name(batch))
         return Parts(args, kwargs, None if known.shift else known.targets(batch))

@@ -1,6 +1,6 @@
 """Tables that several viewers show: a run's metrics by data set, and where the configs of runs differ."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from stoker.record import Best, Follower, Record
@@ -24,16 +24,16 @@ class DataSets(NamedTuple):
     monitored: str
 
 
-def data_sets(latest: Mapping[str, float], monitor: str | None, validated: Any = None) -> DataSets:
-    """The prefixes of names that are data sets: those with a loss, and those of the training and the validation.
+def data_sets(numbers: Collection[str], monitor: str | None, validated: Any = None) -> DataSets:
+    """The data sets that names of numbers begin with: those that have a loss, the training and the validation.
 
-    >>> data_sets({"a/loss": 1.0, "train/loss": 2.0, "lr/head": 0.1}, None)
+    >>> data_sets(["a/loss", "train/loss", "lr/head"], None)
     DataSets(names=['train', 'a'], monitored='a')
     """
-    groups = dict.fromkeys(name.partition("/")[0] for name in latest if "/" in name)
+    groups = dict.fromkeys(name.partition("/")[0] for name in numbers if "/" in name)
     chosen = str(monitor or "").partition("/")[0]
     known = ("train", "valid", chosen, *(validated if isinstance(validated, list) else ()))
-    with_loss = [group for group in groups if group in known or f"{group}/loss" in latest]
+    with_loss = [group for group in groups if group in known or f"{group}/loss" in numbers]
     names = sorted(with_loss or groups, key=lambda group: group != "train")
     return DataSets(names, chosen if chosen in names else names[min(1, len(names) - 1)] if names else "train")
 

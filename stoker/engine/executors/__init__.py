@@ -1,8 +1,8 @@
 """How the training step runs: eagerly, recorded in CUDA graphs, or compiled.
 
-An executor has six methods (`Executor`). All executors do the same to the same tensors, up to rounding in compiled
-code. Two of them replay steps: they look up the program for a batch in a `ProgramCache`, which makes it if there is
-none. That rests on two ideas: `step_tensors` are the tensors that a step writes, always the same ones, and
+`Executor` says what an executor does. All executors do the same to the same tensors, up to rounding in compiled
+code. Two of them replay steps: they look up the program for a batch in a `ProgramCache`, which makes a
+missing one. That rests on two ideas: `step_tensors` are the tensors that a step writes, always the same ones, and
 `fingerprint_step` changes if anything changes that the step's Python depends on.
 
 | `plan.mode`         | CPU        | GPU         |

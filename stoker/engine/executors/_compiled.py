@@ -218,7 +218,7 @@ class Compiled(Executor):
         self._programs = ProgramCache(step, plan, self._compile)
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
-        """Runs one batch, by a program unless there is none."""
+        """Runs one batch by its program; eagerly if it has none."""
         step, programs = self._step, self._programs
         if programs.is_disabled:
             return step.run_eagerly(batch, lr)
@@ -251,7 +251,7 @@ class Compiled(Executor):
         self._programs.invalidate()
 
     def free_memory(self) -> bool:
-        """Looks for programs anew: undoing a step has replaced tensors that they write."""
+        """Looks for programs again: undoing a step has replaced tensors that they write."""
         self.invalidate()
         return super().free_memory()
 

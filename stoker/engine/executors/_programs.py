@@ -325,7 +325,7 @@ class ProgramCache:
         raise CannotReplay(reason)
 
     def run_eagerly(self, batch: Batch, lr: Any) -> StepResult:
-        """Runs a batch without a program. The step may create state, so that programs are looked up anew."""
+        """Runs a batch without a program. The step may create state, so the next batch looks up its program again."""
         self.invalidate()
         always_misses = not self._programs and len(self._fingerprints) > _MOST_PROGRAMS
         if not always_misses:

@@ -7,7 +7,7 @@ from typing import Protocol, TextIO
 
 from stoker._text import escape_control, format_duration, format_number, format_short
 from stoker.errors import WrongType
-from stoker.record import Event, Record, matrix_sizes
+from stoker.record import Event, Record
 from stoker.view.console._live import LiveConsole
 from stoker.view.console._notebook import NotebookConsole, in_notebook
 from stoker.view.console._progress import (
@@ -45,7 +45,7 @@ def console(
 ) -> Listener:
     """Returns a listener that shows a fit: a live block on a terminal, one output in a notebook, else plain lines.
 
-    >>> from stoker.record import Event, Record, matrix_sizes
+    >>> from stoker.record import Event, Record
     >>> record = Record()
     >>> listener = console(record, live=False)
     >>> unsubscribe = record.subscribe(listener)
@@ -95,7 +95,8 @@ class PlainConsole:
         self._next_line = 0.0  # time of the next progress line
         self._part = -1  # the fifth of the phase that the last line was about
         self._began = self._closed = False
-        self._ended = self._was_told_why = False  # the log of a run gets no "stop" and "error", which it writes itself
+        self._ended = False
+        self._has_reason = False  # a run writes "stop" and "error" to its log itself, without this listener
 
     def __call__(self, event: Event) -> None:
         """Prints the event's line, if it has one."""
@@ -118,7 +119,7 @@ class PlainConsole:
             line = f"{describe_model(self._record)}: {describe_plan(self._record)} (* = best so far{chosen})"
         if line:
             self._writer.line(line)
-        self._was_told_why |= event.kind in ("stop", "error")
+        self._has_reason |= event.kind in ("stop", "error")
         if event.kind == "end":
             self._ended = True
             self.close()
@@ -130,7 +131,7 @@ class PlainConsole:
         self._closed = True
         ending = describe_end(self._record)
         lines = [ending.reason, ending.length, *(f"{name}: {text}" for name, text in ending.files.items())]
-        for line in filter(None, [ending.length] if self._ended and not self._was_told_why else lines):
+        for line in filter(None, [ending.length] if self._ended and not self._has_reason else lines):
             self._writer.line(line)
 
     def _epoch(self, event: Event) -> str:
@@ -141,13 +142,10 @@ class PlainConsole:
         """All values, set by set; `*` marks the best so far of the monitored set."""
         values = event.values
         sets = sets_of(self._record, self._record.names)
-        cells = [f"{matrix}/" for matrix in matrix_sizes(values)]
         groups: dict[str, dict[str, list[str]]] = {}
         others: list[str] = []
         for name, value in values.items():
             group, _, metric = name.partition("/")
-            if name.startswith(tuple(cells)):
-                continue
             if group not in sets.names or not metric:
                 others.append(f"{escape_control(name)} {format_short(value)}")
                 continue

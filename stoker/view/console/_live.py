@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _VALUE_WIDTH, _BEST_WIDTH, _NAME_WIDTH = 10, 14, 18  # columns of the table
 _CHART_WIDTH = 36  # columns of a chart, at least; with room for two, there are two
-_MOST_ROWS = 10  # epochs that are printed at once; of more, which take milliseconds, the last
-_LEAST_HEIGHT = 9  # lines of the block on a small terminal; on others it takes 60 %, and epochs the rest
+_MOST_ROWS = 10  # epochs that are printed at once; of more (epochs of milliseconds), only the last ones
+_LEAST_HEIGHT = 9  # lines of the block, if the terminal has them; on a large one it takes 60 % of the lines
 
 
 class LiveConsole:

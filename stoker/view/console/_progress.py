@@ -1,6 +1,6 @@
 """What the displays of a fit have in common: its numbers, its curves, and the sentences about it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from stoker.errors import StokerError
 from stoker.record import Event, LineStyle, Record, Status, line_styles, list_checkpoints, resume_command, use_log_scale
 from stoker.view._tables import DataSets, MetricRow, data_sets, metric_rows
 
-_QUIET = ("samples_per_second",)  # shown beside the bars
+_SHOWN_ELSEWHERE = ("samples_per_second",)  # the bars show it
 
 
 def plan_of(record: Record) -> Mapping[str, Any]:
@@ -20,15 +20,15 @@ def plan_of(record: Record) -> Mapping[str, Any]:
     return record.begin.extra if record.begin is not None else {}
 
 
-def sets_of(record: Record, latest: Iterable[str]) -> DataSets:
-    """The data sets among the names of numbers."""
+def sets_of(record: Record, names: Collection[str]) -> DataSets:
+    """The data sets that these names of numbers begin with."""
     plan = plan_of(record)
-    return data_sets(dict.fromkeys(latest, 0.0), plan.get("monitor"), plan.get("valid"))
+    return data_sets(names, plan.get("monitor"), plan.get("valid"))
 
 
 def rows_of(record: Record, status: Status) -> tuple[list[MetricRow], list[MetricRow]]:
     """The metrics with values by data set, and the other values."""
-    latest = {name: value for name, value in status.latest.items() if name not in _QUIET}
+    latest = {name: value for name, value in status.latest.items() if name not in _SHOWN_ELSEWHERE}
     rows = metric_rows(record, latest, sets_of(record, record.names), status.current)
     return [row for row in rows if "" not in row.values], [row for row in rows if "" in row.values]
 
@@ -49,7 +49,9 @@ def table_columns(record: Record, names: Iterable[str]) -> list[str]:
 
     Values of single classes are left out.
     """
-    names = [name for name in names if name not in _QUIET and not any(part.isdecimal() for part in name.split("/"))]
+    names = [
+        name for name in names if name not in _SHOWN_ELSEWHERE and not any(part.isdecimal() for part in name.split("/"))
+    ]
     sets, monitor = sets_of(record, names), plan_of(record).get("monitor")
 
     def importance(name: str) -> tuple[bool, bool, bool, int]:

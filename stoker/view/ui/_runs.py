@@ -114,7 +114,7 @@ class OpenRun:
         self.read_at = time.monotonic()
 
     def report(self, run_id: str) -> RunReport:
-        """What pages that show the run are told; made once for all of them."""
+        """What is sent to the pages that show the run; made once for all of them."""
         if self._report is None or self._report.version != self._version:
             self._report = make_report(run_id, self.run, self._version)
         return self._report
@@ -195,7 +195,7 @@ class RunFolder:
             yield opened
 
     def report(self, run_id: str, *, seconds: float) -> RunReport | None:
-        """What a page that shows the run is told, after reading for `seconds`; `None` while another thread reads."""
+        """What is sent to a page that shows the run, after reading for `seconds`; `None` while another thread reads."""
         opened = self._opened(run_id)
         if not opened.lock.acquire(blocking=False):
             return None

@@ -86,7 +86,7 @@ class Card {
   }
 }
 
-/** How each type is shown. Texts and cells become text nodes; an image that is none is not drawn by the browser. */
+/** How each type is shown. Texts and cells become text nodes; the browser draws nothing for a file that is not an image. */
 const SHOW = {
   image: (url, { caption, name, width }) => {
     const picture = el("img", { src: url, alt: caption || name, class: width < SMALL ? "small" : null });

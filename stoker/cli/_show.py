@@ -67,22 +67,14 @@ def open_store(run: Run | Follower) -> "Store":
     return Store(run.path / "checkpoints", run=str(run.facts.get("id", "")))
 
 
-def _best(summary: Mapping[str, Any]) -> str:
-    """The best number and its epoch; of a run that died before its first epoch, the first line of the error."""
-    best = summary["best"]
-    if best is None:
-        return summary["reason"].partition("\n")[0] if summary["state"] in ("failed", "died") else ""
-    return f"{best['name']} {format_short(best['value'])} (epoch {best['epoch']})"
-
-
 def _annotations(run: Follower) -> list[str]:
     """What people added to the run, one line each."""
     try:
-        notes = read_annotations(run.path)
+        added = read_annotations(run.path)
     except BadFile as error:
         return [str(error)]
-    tags = " ".join(f"#{tag}" for tag in notes.tags)
-    return [line for line in (notes.title, tags, notes.note, "archived" if notes.archived else "") if line]
+    tags = " ".join(f"#{tag}" for tag in added.tags)
+    return [line for line in (added.title, tags, added.note, "archived" if added.archived else "") if line]
 
 
 def _facts(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
@@ -93,8 +85,8 @@ def _facts(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     part = f" and {summary['part'][0]:,} of {summary['part'][1]:,} batches" if summary["part"] else ""
     length = f"{format_epochs(summary)} epochs{part}, {summary['updates']:,} updates"
     lines.append(f"{length}, {format_duration(summary['seconds'])}")
-    if summary["best"]:
-        lines.append(f"best {_best(summary)}")
+    if best := summary["best"]:
+        lines.append(f"best {best['name']} {format_short(best['value'])} (epoch {best['epoch']})")
     if summary["started"]:
         lines.append(f"started {format_time(summary['started'])}")
     versions = [f"{name} {version}" for name, version in (facts.get("versions") or {}).items() if version]

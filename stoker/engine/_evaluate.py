@@ -158,10 +158,10 @@ def evaluate(
     sizes: Iterator[int] | None = None,
     precision: str = "fp32",
     world: World = _ONE_PROCESS,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """The loss and the metrics of a model on some batches, by name; of all ranks' batches, on every rank.
 
-    `sizes` are the numbers of samples in the batches.
+    `sizes` are the numbers of samples in the batches. A matrix is one value, as nested lists.
     """
     totals = RunningTotals(metrics, device)
     with eval_view(model) as view, _evaluate_loss(steps, model, view) as evaluated, torch.no_grad():
@@ -172,7 +172,9 @@ def evaluate(
             size = None if sizes is None else next(sizes, None)
             with name_batch(f"batch {number}", value):
                 evaluator.add(view, value, totals.empty_copy() if is_padding else totals, size)
-    return {name.removeprefix("x/"): value for name, value in totals.merge_ranks(world).values("x").items()}
+    numbers, matrices = split_matrices(totals.merge_ranks(world).values("x"))
+    values = numbers | {name: matrix["values"] for name, matrix in matrices.items()}
+    return {name.removeprefix("x/"): value for name, value in values.items()}
 
 
 # --- validation inside a fit

@@ -18,7 +18,7 @@ from stoker._select import describe, named_parameters
 from stoker.data import Combination, Loader
 from stoker.engine import Fit, ModelWithLoss, Plan, length_of
 from stoker.learner._arguments import hparams_of
-from stoker.metrics import GradientNorm
+from stoker.metrics import ConfusionMatrix, GradientNorm
 from stoker.record import Event
 
 if TYPE_CHECKING:
@@ -344,6 +344,8 @@ def begin_event(fit: Fit) -> Event:
     metrics: dict[str, Any] = {"loss": {"direction": "min", "unit": ""}}
     for metric in (*fit.state.totals.metrics, *fit.valid_metrics, *fit.meters):
         metrics[metric.name] = {"direction": metric.direction, "unit": metric.unit}
+        if isinstance(metric, ConfusionMatrix) and metric.labels:
+            metrics[metric.name]["labels"] = list(metric.labels)
     monitor = fit.settings.monitor
     declared = metrics.get(str(monitor).partition("/")[2], {})
     if monitor is not None and declared.get("direction") != fit.settings.mode:  # for this data set only

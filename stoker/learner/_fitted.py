@@ -190,10 +190,10 @@ class Fitted:
 
     def evaluate(
         self, data: Any, *, metrics: Sequence[Any] | None = None, batch_size: int | None = None
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Returns the loss and the metrics on other data, by name; `metrics` replaces those of the fit.
 
-        If several processes trained together, all of them have to call it, and each gets the whole result.
+        Values are numbers, but a confusion matrix is nested lists. If several processes trained together, all of them have to call it, and each gets the whole result.
         """
         model, world, split = self.model, *self._worlds()
         if metrics is not None:

@@ -351,12 +351,14 @@ class ConfusionMatrix(_Counts):
     [[1.0, 0.0], [1.0, 1.0]]
 
     A binary task has the classes no and yes; several labels give one such matrix per label. Shapes, `threshold`,
-    `ignore` and `task` are those of `Accuracy`. Nothing counted: an empty list.
+    `ignore` and `task` are those of `Accuracy`. `labels` are the names of the classes, which pages, reports and plots
+    show. Nothing counted: an empty list.
     """
 
     threshold: float | None = None
     ignore: int = -100
     task: Task | None = None
+    labels: tuple[str, ...] = ()
 
     def default_name(self) -> str:
         return "confusion"
@@ -367,6 +369,7 @@ class ConfusionMatrix(_Counts):
     def update(self, state: State, output: Any) -> State:
         scored = read_scores(self.name, output, task=self.task, ignore=self.ignore)
         weights, width = scored.float_weights(), scored.scores.shape[1]
+        self._check_labels(2 if scored.task == "binary" else width, scored.task)
         if scored.task == "multiclass":
             truth = scored.classes().where(weights != 0, 0)  # a target with weight 0 may be no class
             counts = weighted_bincount(truth * width + scored.scores.argmax(1), weights, width * width)
@@ -378,6 +381,11 @@ class ConfusionMatrix(_Counts):
         counts = torch.stack(ways).view(*choices.shape[:-2], width, 2, 2)
         checked = self.check_scores(state, scored, two_ways=choices.ndim == 3)
         return {**checked, "counts": add(state["counts"], counts)}
+
+    def _check_labels(self, classes: int, task: Task) -> None:
+        if self.labels and (task == "multilabel" or len(self.labels) != classes):
+            expected = "none for a matrix per label" if task == "multilabel" else f"{classes}, one for each class"
+            raise InvalidArgument(f"{type(self).__name__} got {len(self.labels)} labels; expected {expected}")
 
     def compute(self, state: State) -> list[Any]:
         counts = self.read_counts(state, "counts", dimensions=3)

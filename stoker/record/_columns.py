@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from stoker.record._event import Event, drop_unexpected, kept_count
-from stoker.record._matrix import Matrix, read_matrices, split_matrices
+from stoker.record._matrix import Matrix, label_matrix, read_matrices, split_matrices
 from stoker.record._media import is_media
 
 Direction = Literal["min", "max"]
@@ -396,7 +396,9 @@ class Columns:
             matrices = chosen or matrices
         else:
             matrices = [matrix for matrix in matrices if matrix.epoch == epoch]
-        return matrices[-1] if matrices else None
+        if not matrices or matrices[-1].labels:
+            return matrices[-1] if matrices else None
+        return label_matrix(matrices[-1], self._declaration(name).get("labels"))
 
     def find_monitor(self) -> str | None:
         """The number that epochs are compared by: the declared one, else a loss, else one with a known direction."""

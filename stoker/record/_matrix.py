@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,13 +74,17 @@ def read_matrices(extra: Mapping[str, Any], epoch: int, update: int) -> dict[str
     entries = extra.get("matrices")
     found: dict[str, Matrix] = {}
     for name, entry in entries.items() if isinstance(entries, Mapping) else ():
-        labels = entry.get("labels", ()) if isinstance(entry, Mapping) else ()
         try:
             values = np.array(entry["values"], dtype=np.float64)
-            labels = tuple(map(str, labels))
         except (TypeError, ValueError, LookupError, OverflowError):
             continue
         if values.ndim == 2 and 0 < values.size <= _LARGEST:
-            labels = labels if len(labels) == len(values) else ()
-            found[str(name)] = Matrix(str(name), values, labels, epoch, update)
+            found[str(name)] = label_matrix(Matrix(str(name), values, (), epoch, update), entry.get("labels"))
     return found
+
+
+def label_matrix(matrix: Matrix, labels: Any) -> Matrix:
+    """The matrix with these names of its rows and columns, if there is one for each."""
+    if not isinstance(labels, list | tuple) or len(labels) != len(matrix.values):
+        return matrix
+    return replace(matrix, labels=tuple(map(str, labels)))

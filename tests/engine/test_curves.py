@@ -121,11 +121,19 @@ def test_matrices_are_one_value_in_events_history_and_context(tmp_path):
 
     torch.manual_seed(0)
     data = torch.randn(64, 4), torch.randint(0, 3, (64,))
-    learner = Learner(nn.Linear(4, 3), loss=nn.functional.cross_entropy, metrics=[stoker.metrics.ConfusionMatrix()])
+    confusion = stoker.metrics.ConfusionMatrix(labels=["cat", "dog", "bird"])
+    learner = Learner(nn.Linear(4, 3), loss=nn.functional.cross_entropy, metrics=[confusion])
     fitted = learner.fit(data, valid=data, epochs=2, run=tmp_path / "run", callbacks=[Names()], show=False)
     record = Record.open(tmp_path / "run")
     assert record.matrices == ["train/confusion", "valid/confusion"]
+    matrix = record.matrix("valid/confusion")
+    assert matrix.labels == ("cat", "dog", "bird")
+    assert fitted.evaluate(data)["confusion"] == matrix.values.tolist() and len(fitted.evaluate(data)) == 2
     assert record.matrix("valid/confusion", epoch=2).values.sum() == 64
+    assert "bird" in fitted.report(tmp_path / "report.html").read_text()
+    assert [text.get_text() for text in fitted.plot(kind="confusion").axes[0].get_yticklabels()] == [*matrix.labels]
+    with pytest.raises(stoker.InvalidArgument, match="got 2 labels; expected 3, one for each class"):
+        fitted.evaluate(data, metrics=[confusion.replace(labels=("a", "b"))])
     assert {"train/loss", "valid/loss", "lr"} >= {*names, *fitted.history.columns, *record.names}
     lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert not any("confusion" in name for line in lines for name in line.get("values", {}))

@@ -79,7 +79,11 @@ def list_runs(words: Sequence[str], *, sort: str, reverse: bool, as_json: bool, 
         )
     screen = new_screen()
     unreadable: list[OSError] = []
-    found = [_read_row(run, folder) for run in find_runs(folder, on_error=unreadable.append)]
+    runs = find_runs(folder, read=False, on_error=unreadable.append)
+    for run in runs:
+        if run.has_unread and not run.is_indexed:  # a large record without an index: it is still written, or has died
+            run.refresh()
+    found = [_read_row(run, folder) for run in runs]
     rows = [row for row in found if archived or not row.annotations.archived]
     for name in {sort, *(condition[0] for condition in conditions)}:
         _check_field(name, found)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
+from stoker._text import pluralize
 from stoker.checkpoint import Found, load_model_state, model_state
 from stoker.data import Loader
 from stoker.distributed import World, as_parallel, data_world, join, propagate_failures, run_on_rank_zero
@@ -193,7 +194,8 @@ class Fitted:
     ) -> dict[str, Any]:
         """Returns the loss and the metrics on other data, by name; `metrics` replaces those of the fit.
 
-        Values are numbers, but a confusion matrix is nested lists. If several processes trained together, all of them have to call it, and each gets the whole result.
+        A confusion matrix is nested lists. If several processes trained together, all of them have to call it, and each
+        gets the whole result.
         """
         model, world, split = self.model, *self._worlds()
         if metrics is not None:
@@ -324,7 +326,7 @@ class Fitted:
     def __repr__(self) -> str:
         best, summary = self.best, self.record.summary()
         part = summary["part"]  # of an epoch that was cut short
-        epochs = f"{self.epochs - 1} epochs and {part[0]} of {part[1]} batches" if part else f"{self.epochs} epochs"
+        epochs = pluralize(summary["epochs"], "epoch") + (f" and {part[0]} of {part[1]} batches" if part else "")
         seconds = f" in {summary['seconds']:.3g} s" if self.record.events_of("end") else ""
         name = "a model" if self._model is None else type(self._model).__name__
         lines = [f"{name} fitted: {epochs}, {self.updates} updates{seconds}. {self.stopped or 'The run has not ended'}"]

@@ -272,9 +272,13 @@ class Columns:
         series = self.series.get(name)
         return series.values[-1] if series is not None and series.values else None
 
-    def last_row(self) -> dict[str, float]:
-        """The numbers of the last complete epoch; of those that it lacks, the last values before it."""
-        end = next((row for row in range(len(self.kinds) - 1, -1, -1) if self.kinds[row] == EPOCH), len(self.kinds))
+    def last_row(self, *, without: int = 0) -> dict[str, float]:
+        """The numbers of the last epoch; of those that it lacks, the last values before it.
+
+        `without` is an epoch that was cut short, which counts only if it is the first.
+        """
+        ends = [row for row in range(len(self.kinds) - 1, -1, -1) if self.kinds[row] == EPOCH]
+        end = next((row for row in ends if self.epochs[row] != without), ends[0] if ends else len(self.kinds))
         found: dict[str, float] = {}
         for name in self.epoch_names:
             series = self.series[name]
@@ -307,12 +311,16 @@ class Columns:
     def best(self, name: str, direction: Direction | None = None) -> Best | None:
         """The best final value, the first of equal ones, never NaN; `None` if the direction is unknown."""
         direction = direction or self.direction(name)
-        points, _ = self._final(name)
-        points = points.select(~np.isnan(points.value))
-        if direction is None or not len(points):
+        series = self.series.get(name)
+        if direction is None or series is None:
             return None
-        index = points.value.argmin() if direction == "min" else points.value.argmax()
-        return Best(int(points.epoch[index]), int(points.update[index]), float(points.value[index]), name)
+        values = np.array(series.values)
+        known = np.flatnonzero(~np.isnan(values))
+        if not known.size:
+            return None
+        place = known[values[known].argmin() if direction == "min" else values[known].argmax()]
+        row = series.rows[place]
+        return Best(self.epochs[row], self.updates[row], series.values[place], name)
 
     def direction(self, name: str) -> Direction | None:
         """Whether less or more is better, as the metric declared it; less is better for a loss."""
@@ -332,9 +340,10 @@ class Columns:
     def _declaration(self, name: str) -> Mapping[str, Any]:
         """What "begin" declared about the metric of a number: "valid/recall/3" belongs to "recall"."""
         metrics = self.plan.get("metrics") or {}
-        parts = name.split("/")
-        names = [name, "/".join(parts[1:]), *("/".join(parts[1:end]) for end in range(len(parts) - 1, 1, -1))]
-        declaration = next((metrics[key] for key in names if key in metrics), {})
+        key = name if name in metrics else name.partition("/")[2]
+        while key not in metrics and "/" in key:
+            key = key.rpartition("/")[0]
+        declaration = metrics.get(key, {})
         return declaration if isinstance(declaration, Mapping) else {}
 
     def points(self, name: str, source: Source) -> Points:
@@ -402,9 +411,9 @@ class Columns:
 
     def find_monitor(self) -> str | None:
         """The number that epochs are compared by: the declared one, else a loss, else one with a known direction."""
-        directed = [name for name in self.epoch_names if self.direction(name) is not None]
-        candidates = (self.plan.get("monitor"), "valid/loss", "train/loss", *directed)
-        return next((name for name in candidates if name in directed), None)
+        candidates = (str(self.plan.get("monitor")), "valid/loss", "train/loss", *self.epoch_names)
+        known = (name for name in candidates if name in self.epoch_names)
+        return next((name for name in known if self.direction(name) is not None), None)
 
 
 def read_points(columns: Any) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from stoker._files import open_regular_file
-from stoker.errors import BadFile, MissingFile
+from stoker.errors import BadFile, InvalidArgument, MissingFile
 from stoker.record._annotations import TRASH
 from stoker.record._columns import Best, Columns, Numbers, Points, Source
 from stoker.record._control import Action, send_request
@@ -330,6 +330,8 @@ def find_runs(
     that can't be read has the state "gone". `on_error` is called for each directory that can't be read. Runs that were
     removed (`remove_run`) are not listed.
     """
+    if "\0" in str(folder):
+        raise InvalidArgument(f"a path can't contain a zero byte; got {str(folder)!r}")
     runs: list[Follower] = []
     for directory, subdirectories, files in os.walk(folder, onerror=on_error):
         subdirectories[:] = [name for name in subdirectories if name != TRASH]

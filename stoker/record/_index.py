@@ -81,7 +81,7 @@ def _excerpt(columns: Columns) -> dict[int, set[str] | None]:
     whole |= {row for row, _ in columns.events} - set(messages[:-_MESSAGES])
     kinds = np.array(columns.kinds)
     for kind in (EPOCH, PROGRESS, TRAIN, VALID):
-        whole |= set(np.flatnonzero(kinds == kind)[-1:].tolist())
+        whole |= set(np.flatnonzero(kinds == kind)[-2 if kind == EPOCH else -1 :].tolist())  # the last may be cut short
     whole |= {matrices[-1][0] for matrices in columns.matrices.values()}
     return {**rows, **dict.fromkeys(whole)}
 

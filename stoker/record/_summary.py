@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.record._columns import EPOCH, MESSAGE, OTHER, PROGRESS, SYSTEM, Best, Columns
+from stoker.record._columns import EPOCH, MESSAGE, OTHER, PROGRESS, SYSTEM, VALID, Best, Columns
 from stoker.record._event import Event, drop_unexpected
 
 DIED = "the process ended without finishing the run"
@@ -32,13 +32,13 @@ def summarize(columns: Columns, *, alive: bool = True) -> dict[str, Any]:
         state, reason = "died", DIED
     epochs = np.array(columns.epochs)[np.array(columns.kinds) == EPOCH]
     monitor = columns.find_monitor()
-    part = _unfinished_part(columns, epochs)
+    part, unvalidated = _find_cut_epoch(columns, epochs)
     best = columns.best(monitor) if monitor is not None else None
     is_empty = len(columns) == columns.damaged
     return {
         "state": state,
         "reason": reason,
-        "epochs": int(epochs.max(initial=0)) - (part is not None),  # complete ones
+        "epochs": int(epochs.max(initial=0)) - bool(part or unvalidated),  # complete ones
         "part": part,
         "epochs_planned": plan.get("epochs"),
         "updates": int(np.array(columns.updates).max(initial=0)),
@@ -47,7 +47,7 @@ def summarize(columns: Columns, *, alive: bool = True) -> dict[str, Any]:
         "last_event": None if is_empty else columns.times[-1],
         "monitor": monitor,
         "best": dict(best._asdict()) if best is not None else None,
-        "last": columns.last_row(),
+        "last": columns.last_row(without=unvalidated),
         "warnings": sum(event.kind == "warning" for _, event in columns.events),
         **{key: plan.get(key) for key in ("model", "parameters", "device")},
     }
@@ -69,14 +69,23 @@ def _state(columns: Columns) -> tuple[str, str]:
     return state, reason
 
 
-def _unfinished_part(columns: Columns, epochs: np.ndarray) -> list[int] | None:
-    """`[batches done, batches]` of an epoch that a stop cut short."""
-    batches = columns.plan.get("batches")
+def _find_cut_epoch(columns: Columns, epochs: np.ndarray) -> tuple[list[int] | None, int]:
+    """`[batches done, batches]` of an epoch that a stop cut short; and the epoch, if a signal left out its validation.
+
+    A signal after the last batch of an epoch cuts it short too.
+    """
     kinds = ("begin", "resume", "end")
     last = next((event for _, event in reversed(columns.events) if event.kind in kinds), None)
-    if last is None or last.kind != "end" or not isinstance(batches, int) or not 0 < last.batch < batches:
-        return None
-    return [last.batch, batches] if last.epoch in epochs else None
+    planned, sets = columns.plan.get("batches"), columns.plan.get("valid")
+    if last is None or last.kind != "end" or last.batch <= 0 or last.epoch not in epochs:
+        return None, 0
+    batches = planned if isinstance(planned, int) else 0  # 0: unknown
+    unvalidated = 0
+    if last.extra.get("interrupted") and isinstance(sets, list) and columns.plan.get("validate_every") == "epoch":
+        validations = np.array(columns.epochs)[np.array(columns.kinds) == VALID]
+        unvalidated = last.epoch if np.count_nonzero(validations == last.epoch) < len(sets) else 0
+    is_cut = last.batch < batches or (unvalidated and last.batch == batches)
+    return [last.batch, batches] if is_cut else None, unvalidated
 
 
 def _sessions(columns: Columns) -> list[tuple[int, int]]:
@@ -148,7 +157,7 @@ def status_of(columns: Columns, summary: Mapping[str, Any]) -> Status:
         updates = max(updates, progress.update)
         seconds += progress.time - time if len(columns) else 0.0
         time = progress.time
-    current = _current(columns, epoch, progress)
+    current = _current(columns, epoch, progress, summary["last"])
     batches = progress.extra.get("batches") or (None if validating else plan.get("batches"))
     if columns.progress is None:
         phase_fraction = 1.0 if _ends_with_epoch(columns) else 0.0
@@ -213,11 +222,11 @@ def _seconds_left(columns: Columns, fraction: float | None, update: int, seconds
     return float(min(limit, max(left, pace * updates_left, 0.0)))
 
 
-def _current(columns: Columns, epoch: int, progress: Event) -> dict[str, float]:
+def _current(columns: Columns, epoch: int, progress: Event, last: Mapping[str, float]) -> dict[str, float]:
     """The newest value of every number that the current epoch has; see `Status.current`."""
     last_epoch = next((row for row in range(len(columns) - 1, -1, -1) if columns.kinds[row] == EPOCH), -1)
     if columns.progress is None and (last_epoch < 0 or columns.epochs[last_epoch] == epoch):
-        return columns.last_row()
+        return dict(last)
     final = columns.values_since(last_epoch + 1)
     so_far = progress.extra.get("so_far")
     return {**final, **progress.values, **(so_far if isinstance(so_far, dict) else {})}

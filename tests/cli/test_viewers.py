@@ -43,7 +43,7 @@ def test_watch_shows_the_newest_run(capsys):
     make_run("runs/new", epochs=2, stop="enough")
     assert main(["watch"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("runs/new: finished") and "\x1b" not in out and "epoch    2 of 5" in out
+    assert out.startswith("runs/new: finished") and "\x1b" not in out and "epochs   2 of 5" in out
     assert main(["watch", "old", "new"]) == 0
     out = capsys.readouterr().out
     assert "runs/old: " in out and "runs/new: " in out

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch import nn
 
 import stoker
 from stoker import BadData, InvalidArgument, callbacks, data, metrics, optim, schedule
+from stoker.record import Follower
+from stoker.view.watch import page
 from tests.learner.fits import Net, copy_state, learner, line, linear, same, samples
 
 
@@ -109,9 +112,24 @@ def test_the_repr_counts_the_batches_of_an_epoch_that_was_cut_short():
     result = linear().fit(line(), updates=5, batch_size=16, show=False)
     part = result.record.summary()["part"]
     assert part is not None and 0 < part[0] < part[1]
-    assert f": {result.epochs - 1} epochs and {part[0]} of {part[1]} batches, 5 updates in " in repr(result)
+    assert f": {result.epochs - 1} epoch and {part[0]} of {part[1]} batches, 5 updates in " in repr(result)
     result.continue_(epochs=1, show=False)
     assert "batches" not in repr(result).splitlines()[0]
+
+
+def test_an_epoch_without_its_validation_is_counted_nowhere(tmp_path, capsys):
+    class Interrupt(stoker.Callback):
+        def on_train_batch_end(self, ctx):
+            if ctx.update == 8:
+                signal.raise_signal(signal.SIGINT)
+
+    run = {"run": tmp_path / "run", "callbacks": [Interrupt()]}
+    fitted = linear().fit(line(), valid=line(), epochs=9, batch_size=16, **run)
+    assert "fitted: 1 epoch and 4 of 4 batches, 8 updates" in repr(fitted)
+    assert "\n1 epoch, 8 updates" in "".join(capsys.readouterr())
+    follower = Follower(tmp_path / "run")
+    follower.refresh()
+    assert follower.summary["epochs"] == 1 and "epochs   1 of 9\n" in page([follower])
 
 
 def test_the_record_can_be_plotted():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import stoker
-from stoker.errors import BadFile, MissingFile, StokerError
+from stoker.errors import BadFile, InvalidArgument, MissingFile, StokerError
 from stoker.record import (
     Control,
     Event,
@@ -96,6 +96,9 @@ def test_a_special_file_is_read_around_or_an_error_and_nothing_is_written_throug
 
 @pytest.mark.parametrize("path", [Path("a\0b"), Path("x" * 300) / "run"], ids=["null character", "too long"])
 def test_an_impossible_path_is_an_error(path):
+    if "\0" in str(path):
+        with pytest.raises(InvalidArgument, match=r"can't contain a zero byte; got 'a\\x00b'"):
+            find_runs(path)
     for name, action in ACTIONS.items():
         if name not in ("list", "poll"):
             with pytest.raises(StokerError):

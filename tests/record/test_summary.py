@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stoker.record import Event, Record
+from stoker.record import Event, Follower, Record, Run
 from tests.record.examples import example_record
 
 
@@ -93,3 +93,29 @@ def test_an_epoch_that_was_cut_short(batch, after, part):
     for event in (Event("end", 3.0, epoch=41, batch=batch, update=1003), *after):
         record.append(event)
     assert (record.summary()["epochs"], record.summary()["part"]) == (41 if part is None else 40, part)
+
+
+@pytest.mark.parametrize("batches", [25, None])
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_an_epoch_counts_when_all_sets_are_validated(tmp_path, batches, interrupted):
+    run = Run.create(tmp_path / "run")
+    plan = {"epochs": 4, "batches": batches, "valid": ["valid", "other"], "validate_every": "epoch"}
+    run.record.append(Event("begin", 1.0, extra=plan))
+    for epoch, sets in ((1, ["valid", "other"]), (2, ["valid"] if interrupted else ["valid", "other"])):
+        place = {"epoch": epoch, "batch": 25, "update": 25 * epoch}
+        values = {"train/loss": 1 / epoch, **{f"{name}/loss": 2 / epoch for name in sets}}
+        for name in sets:
+            run.record.append(Event("valid", 2.0, values={f"{name}/loss": 2 / epoch}, **place))
+        run.record.append(Event("epoch", 2.0, values=values, **place))
+    for note in range(2000 if batches else 0):  # large enough for an index
+        run.record.append(Event("note", 2.5, text=f"note {note}: {'x' * 50}"))
+    run.record.append(Event("end", 3.0, extra={"interrupted": interrupted}, **place))
+    run.close()
+    follower = Follower(run.path)
+    follower.refresh(seconds=0)
+    for found in (run.record, follower):
+        summary = found.summary() if found is run.record else found.summary
+        assert summary["epochs"] == (1 if interrupted else 2)
+        assert summary["part"] == ([25, 25] if interrupted and batches else None)
+        assert summary["last"] == {"train/loss": 1.0, "valid/loss": 2.0, "other/loss": 2.0} or not interrupted
+    assert follower.has_unread == bool(batches)

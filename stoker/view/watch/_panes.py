@@ -69,7 +69,7 @@ def status(snapshot: Snapshot, width: int, height: int) -> Text:
     pace = f", {format_count(now.updates_per_second)}/s" if now.updates_per_second and running else ""
     facts = {
         "phase": phase,
-        "epoch": _of(now.epoch, now.epochs),
+        "epoch" if running else "epochs": _of(now.epoch if running else run.epochs, now.epochs),
         "batch": _of(_batch(now), now.batches) if running and _batch(now) else "",
         "update": _of(now.update, now.updates) + pace,
         "speed": f"{format_count(now.samples_per_second)} samples/s" if now.samples_per_second else "",
@@ -95,7 +95,8 @@ def progress(snapshot: Snapshot, width: int, _: int = 2) -> Text:
     """Two bars: the current epoch (or validation) and the whole run."""
     run, now = snapshot.run, snapshot.run.status
     running = run.state == "running"
-    label = "valid" if now.phase == "valid" else f"epoch {_of(now.epoch, now.epochs, '/')}"
+    epoch = now.epoch if running else run.epochs
+    label = "valid" if now.phase == "valid" else f"epoch {_of(epoch, now.epochs, '/')}"
     batch = f"batch {_of(_batch(now), now.batches, '/')}" if running else ""
     left = f" · {format_clock(now.seconds_left)} left" if now.seconds_left is not None and running else ""
     fraction = 1.0 if run.state == "finished" else now.fraction

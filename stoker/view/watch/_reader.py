@@ -58,6 +58,7 @@ class RunSnapshot:
     settings: Sequence[tuple[str, str]]  # config and environment by dotted name
     sets: DataSets
     rows: Sequence[MetricRow]
+    epochs: int  # complete ones
     warnings: int
     log: Sequence[str]
 
@@ -155,6 +156,7 @@ def _run_snapshot(follower: Follower, label: str) -> RunSnapshot:
         settings=list(_settings(follower)),
         sets=sets,
         rows=metric_rows(follower, status.latest, sets, status.current),
+        epochs=follower.summary["epochs"],
         warnings=follower.summary["warnings"],
         log=follower.log,
     )

@@ -107,4 +107,4 @@ def test_a_real_fit(tmp_path):
     learner.fit((x, x.sum(1, keepdim=True)), valid=0.25, epochs=3, batch_size=16, run=tmp_path / "real", show=False)
     text = page_of(tmp_path / "real")
     assert ": finished (Linear, 4 parameters, on " in text and "━ train/loss  o valid/loss" in text
-    assert facts_in(text)["epoch"] == "3 of 3"
+    assert facts_in(text)["epochs"] == "3 of 3"

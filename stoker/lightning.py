@@ -88,8 +88,8 @@ class _Step:
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         method = getattr(model, self._method)
-        takes = inspect.signature(method).parameters
-        indices = {name: _Unknown(name) for name in ("batch_idx", "dataloader_idx") if name in takes}
+        takes = list(inspect.signature(method).parameters.values())[1:3]  # batch_idx and dataloader_idx, by position
+        indices = [_Unknown(each.name) for each in takes if each.kind is each.POSITIONAL_OR_KEYWORD]
         logged: dict[str, Any] = {}
 
         def log(name: str, value: Any, *_: Any, **__: Any) -> None:
@@ -105,7 +105,7 @@ class _Step:
         own["log"] = log
         own["log_dict"] = lambda values, *_, **__: [log(name, value) for name, value in values.items()]
         try:
-            answer = method(batch, **indices)
+            answer = method(batch, *indices)
         except RuntimeError as error:
             if "not attached to a `Trainer`" not in str(error):
                 raise

@@ -1,5 +1,6 @@
 """Callbacks: the hooks a class may define, `on` for single functions, and `Hooks`, which calls them."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -283,6 +284,8 @@ def _check_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
         if not isinstance(callback, Callback):
             named = "name its hook: callbacks.on(epoch_end=...)"
             advice = named if callable(callback) else "inherit from stoker.Callback"
+            if hasattr(sys.modules["stoker.callbacks"], name):  # another library's callback of the same name
+                advice = f"use stoker.callbacks.{name}"
             raise WrongType(f"callbacks[{index}] is {name}, which is not a Callback; {advice}")
         if any(callback is other for other in checked):
             raise InvalidArgument(f"callbacks[{index}], {callback!r}, is in the list twice; remove one")

@@ -196,7 +196,9 @@ def _check_samples_or_stream(source: Any) -> "Source[Any] | Stream":
             return Stream(source)
         if hasattr(source, "__getitem__"):
             raise WrongType(f"{name} has __getitem__ but no __len__; add a __len__ that returns the number of samples")
-        if callable(source):
+        if hasattr(source, "train_dataloader"):  # a LightningDataModule
+            got = f"a {name}; call its setup() and give its loaders: train_dataloader(), and val_dataloader() as valid"
+        elif callable(source):
             got = (
                 f"the function {getattr(source, '__name__', name)}; put what it yields into a list, or into the "
                 "__iter__ of a torch IterableDataset; data.by_epoch takes one that returns the data of an epoch"
@@ -496,6 +498,8 @@ def _hugging_face_columns(dataset: Any) -> dict[str, Any] | None:
 
     The dtypes are those of Hugging Face's own torch format (int64, float32), as when it is read sample by sample.
     """
+    if isinstance(dataset, Mapping):
+        raise WrongType(f"{_EXPECTED}; got a {type(dataset).__name__}: give one of its parts, {list(dataset)}")
     if not hasattr(dataset, "__len__"):  # an IterableDataset is a stream
         return None
     view = dataset.format

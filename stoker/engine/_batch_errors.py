@@ -26,6 +26,7 @@ _ADVICE = {
         "the numbers of the classes"
     ),
     r"expected target dtype to be Long|target.*Long|expected scalar type Long": "classes are whole numbers: y.long()",
+    r"two bool tensors|can't be cast to the desired output type Long": "this loss compares floats: y.float()",
     r"does not have a deterministic implementation": (
         "Learner(deterministic=True) allows no operation without deterministic kernels: replace it, or leave "
         "deterministic out"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stoker._tree import OpaqueValue, first_tensor, flatten, map_tensors
 from stoker.distributed import World
-from stoker.errors import StateMismatch
+from stoker.errors import StateMismatch, WrongType
 from stoker.metrics import Metric, flatten_value, weight_of
 from stoker.steps import LossCount, Output, SupervisedOutput, count_samples, extra_numbers, says_count
 
@@ -152,6 +152,8 @@ class RunningTotals:
                 else:
                     try:
                         new = metric.update(state, output)
+                        if new is None:
+                            raise WrongType(f"{type(metric).__name__}.update returned None; return the new state")
                     except Exception as error:
                         error.add_note(f"in the metric {metric.name!r}{self._describe_position()}")
                         raise

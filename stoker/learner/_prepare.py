@@ -249,10 +249,12 @@ def _check_steps(model: nn.Module, learner: "Learner", arguments: FitArguments) 
         ("test_step", "valid_step", needs_valid and _has_step(model, "train_step")),
     ):
         if is_needed and _has_step(model, other) and not _has_step(model, own):
+            is_lightning = any(each.__name__ == "LightningModule" for each in type(model).__mro__)
             raise InvalidArgument(
                 f"{name} has a {other}, and stoker calls {own}(batch): rename it, or define {own} as well. It gets the "
                 "batch only, and returns the loss or an output with a .loss. Or give a function: "
                 f"Learner({'step' if own == 'train_step' else own}=fn), fn(model, batch)"
+                + (". Or train it as it is: stoker.lightning.make_learner(module)" if is_lightning else "")
             )
     if learner.step is not None:
         step = "step="

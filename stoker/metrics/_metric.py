@@ -88,11 +88,15 @@ class Metric(Config):
 
     def init(self, device: torch.device) -> State:
         """The state before the first output."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method init(device), which returns the state before the first output"
+        )
 
     def update(self, state: State, output: Any) -> State:
         """The state after one more output."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method update(state, output), which returns the new state"
+        )
 
     def merge(self, a: State, b: State) -> State:
         """One state from the states of two shards or processes. The default adds sums."""
@@ -100,7 +104,7 @@ class Metric(Config):
 
     def compute(self, state: State) -> Value:
         """The number, or several; NaN if nothing was counted. Only this method waits for the device."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method compute(state), which returns a number")
 
 
 def _apply_to_part(update: Callable[..., State]) -> Callable[..., State]:

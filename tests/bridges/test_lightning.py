@@ -123,6 +123,19 @@ def test_steps_that_need_the_trainer_are_errors_when_they_do(kind, text, columns
         make_learner(make(kind)).fit(columns, valid=columns, epochs=1, show=False)
 
 
+class OtherNames(Lit):
+    def training_step(self, batch, number):
+        return super().training_step(batch, number)
+
+    def validation_step(self, batch, i, dataloader_idx=0):
+        return super().validation_step(batch, i)
+
+
+def test_arguments_of_steps_are_passed_by_position(columns):
+    first, second = (make_learner(make(kind), seed=0).fit(columns, valid=0.25, epochs=1) for kind in (Lit, OtherNames))
+    assert first.history["valid/loss"] == second.history["valid/loss"]
+
+
 class Manual(Lit):
     def __init__(self):
         super().__init__()

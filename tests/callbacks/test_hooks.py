@@ -99,6 +99,7 @@ def test_firing_an_unknown_hook_is_an_error():
     [
         ([EarlyStopping], r"callbacks\[0\] is the class EarlyStopping; create one: EarlyStopping\(\.\.\.\)"),
         ([EarlyStopping(), print], r"callbacks\[1\] is print, which is not a Callback; .*on\(epoch_end=\.\.\.\)"),
+        ([type("EarlyStopping", (), {})()], r"is EarlyStopping, which is not .*; use stoker\.callbacks\.EarlyStopping"),
         (["early"], r"callbacks\[0\] is str, which is not a Callback; inherit from stoker\.Callback"),
         (EarlyStopping(), r"callbacks takes a list, got EarlyStopping; write callbacks=\[\.\.\.\]"),
         (3, "callbacks takes a list, got int"),

@@ -2,7 +2,7 @@
 
 import math
 from collections import namedtuple
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import datasets
 import numpy as np
@@ -339,6 +339,14 @@ def test_hugging_face_streams_get_the_epoch():
         ({1, 2}, "got a set, which has no order; make it a list"),
         ("abc", "a source is a tensor or array, .*; got a str"),
         (None, "got a NoneType"),
+        (
+            datasets.DatasetDict(test=datasets.Dataset.from_dict({"x": [1]})),
+            r"got a DatasetDict: give one of its parts, \['test'\]",
+        ),
+        (
+            SimpleNamespace(train_dataloader=list),
+            r"give its loaders: train_dataloader\(\), and val_dataloader\(\) as valid",
+        ),
         (Endless(), "Endless has __getitem__ but no __len__; add a __len__"),
     ],
 )

@@ -140,6 +140,7 @@ class Half(Own):
     [
         (Own, nn.MSELoss(), "Own.train_step computes the loss, so loss= would not be used: leave it out"),
         (Lightning, None, r"Lightning has a training_step, and stoker calls train_step\(batch\): rename it"),
+        (type("LightningModule", (Lightning,), {}), None, r"as it is: stoker.lightning.make_learner\(module\)"),
         (Lightning, nn.MSELoss(), r"stoker calls train_step\(batch\)"),
         (Half, None, r"Half has a validation_step, and stoker calls valid_step\(batch\): rename it"),
     ],

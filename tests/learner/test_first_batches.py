@@ -95,6 +95,15 @@ def test_a_loss_that_is_not_one_number_is_not_blamed_on_a_callback(loss, error, 
         learner(loss=loss).fit((X, Y), epochs=1, batch_size=16, callbacks=watch, show=False)
 
 
+@pytest.mark.parametrize("targets", [Y > 1, Y])
+def test_targets_that_should_be_floats_are_named(targets):
+    with pytest.raises(RuntimeError) as caught:
+        learner(loss=nn.BCEWithLogitsLoss()).fit(
+            (X, F.one_hot(targets.long(), 4).to(targets.dtype)), epochs=1, show=False
+        )
+    assert "this loss compares floats: y.float()" in caught.value.__notes__[-1]
+
+
 class Counting(Net):
     """Writes a buffer in every mode, and draws random numbers in every mode."""
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import metrics
+from stoker import WrongType, metrics
 
 
 class Bias(metrics.Metric):
@@ -56,3 +56,24 @@ def test_a_metric_need_not_inherit():
     fitted = learner.fit((x, x.sum(1, keepdim=True)), valid=(x, x[:, :1]), epochs=1, show=False)
     assert fitted.history["train/duck"] == fitted.history["valid/duck"] == [20.0]
     assert fitted.evaluate((x, x[:, :1]))["duck"] == 20.0
+
+
+class Forgetful(Bias):
+    def update(self, state, output):
+        state["count"] = state["count"] + 1
+
+
+class Stateless(metrics.Metric):
+    pass
+
+
+def test_a_metric_without_a_method_or_a_new_state_is_named():
+    x = torch.zeros(8, 1)
+    for metric, error, text in (
+        (Forgetful(), WrongType, "Forgetful.update returned None; return the new state"),
+        (Stateless(), NotImplementedError, r"Stateless needs a method init\(device\)"),
+    ):
+        with pytest.raises(error, match=text):
+            stoker.Learner(nn.Linear(1, 1), loss=nn.MSELoss(), metrics=[metric], seed=0).fit(
+                (x, x), epochs=1, show=False
+            )

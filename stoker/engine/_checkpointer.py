@@ -14,7 +14,7 @@ from stoker.engine._weights import ModelWithLoss
 from stoker.errors import CheckpointFailed, NotFinite
 from stoker.record import Event
 
-_POINTS = 4  # resume points that are kept: a step that is not finite may be noticed some batches later
+_RESUME_POINTS = 4  # that are kept: a step that is not finite may be noticed some batches later
 _NOT_SAVED = "the weights had changed since the last batch was done: that state was not saved"
 
 
@@ -42,7 +42,7 @@ class Checkpointer:
         self._is_requested = False  # all ranks were asked to save, because the clock says so
         self._unsaved: Unsaved | None = None
         self._warned: set[str] = set()  # about state that no checkpoint can hold
-        self._points: deque[ResumePoint] = deque(maxlen=_POINTS)
+        self._points: deque[ResumePoint] = deque(maxlen=_RESUME_POINTS)
         self._weights_are_unchanged = False  # since the newest resume point, whatever their version counters say
         self._last_saved: Any = None  # the position that was saved last
         self._resumable_saved = False  # by `save_resumable_position`, so that the end is not resumable
@@ -75,7 +75,7 @@ class Checkpointer:
                 self._saver.wait()  # a full or read-only disk is reported now, not after the first epoch
 
     def take_resume_point(self) -> None:
-        """Notes the current state, unless an accumulation window is open."""
+        """Keeps a resume point of the current state, unless an accumulation window is open."""
         if self._saver is not None and not self._state.window_is_open():
             self._points.append(self._state.resume_point(self._stop_reason()))
 
@@ -121,7 +121,7 @@ class Checkpointer:
         reason = f"stopped: {self._ctx.stopping}" if self._ctx.stopping else "before the last validation"
         if not validating:
             self._save(self._saver, reason)
-        elif (point := self._valid_point()) is not None:
+        elif (point := self._usable_resume_point()) is not None:
             self._save(self._saver, reason, at=point._replace(random=None))  # a validation restores the random numbers
         else:
             self._ctx.note(_NOT_SAVED)
@@ -145,13 +145,13 @@ class Checkpointer:
         except CheckpointFailed as error:
             self._ctx.warn(str(error))
 
-    def discard_points_from(self, position: tuple[int, int] | None) -> None:
+    def discard_resume_points_from(self, position: tuple[int, int] | None) -> None:
         """Drops resume points from a batch on whose values were not finite; no step since has changed a weight."""
         if position is not None:
-            self._points = deque((point for point in self._points if point.position < position), maxlen=_POINTS)
+            self._points = deque((point for point in self._points if point.position < position), maxlen=_RESUME_POINTS)
             self._weights_are_unchanged = True
 
-    def discard_points(self) -> None:
+    def discard_resume_points(self) -> None:
         """Drops all resume points: the weights are not worth saving."""
         self._points.clear()
 
@@ -164,7 +164,7 @@ class Checkpointer:
             return  # ranks that are elsewhere can't send their part of the state
         try:
             self._wait_for_earlier(saver)
-            point = self._valid_point()
+            point = self._usable_resume_point()
             if point is None:
                 self._ctx.note(_NOT_SAVED)
                 return
@@ -180,7 +180,7 @@ class Checkpointer:
         if self._saver is not None:
             self._saver.close()
 
-    def _valid_point(self) -> ResumePoint | None:
+    def _usable_resume_point(self) -> ResumePoint | None:
         """The newest resume point from which the whole state can be built, on all ranks."""
         point = self._points[-1] if self._points else None
         is_unchanged = self._weights_are_unchanged or (point is not None and self._state.is_unchanged_since(point))

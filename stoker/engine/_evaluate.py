@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from stoker.callbacks import Context
 from stoker.data import Loader, PaddingBatch, move_batch
 from stoker.distributed import World, is_sharded, reshard
-from stoker.engine._answers import join_answers, to_plain
 from stoker.engine._batch import Batch
 from stoker.engine._batch_errors import name_batch
 from stoker.engine._buffers import preserve_buffers
@@ -22,6 +21,7 @@ from stoker.engine._fit import Fit
 from stoker.engine._forward import call_as_forward
 from stoker.engine._micro_batches import evaluate_micro_batches
 from stoker.engine._precision import autocast
+from stoker.engine._predictions import join_predictions, to_plain
 from stoker.engine._rank_sync import length_of
 from stoker.engine._rng import preserve_rng
 from stoker.engine._step import as_objective
@@ -463,8 +463,8 @@ def predict(
 
     They come from the `predict_step`, if there is one. `sizes` are the numbers of samples in the batches.
     """
-    answers: list[tuple[int, Any] | None] = []  # None for a padding batch
-    answer = None
+    predictions: list[tuple[int, Any] | None] = []  # None for a padding batch
+    prediction = None
     known_sizes = iter(()) if sizes is None else iter(sizes)
     with eval_view(model) as view, torch.no_grad(), autocast(precision, device):
         for number, batch in enumerate(batches, start=1):
@@ -472,11 +472,13 @@ def predict(
             value = move_batch(batch.batch if is_padding else batch, device)
             size = next(known_sizes, None)
             with name_batch(f"batch {number}", value):
-                answer = call_as_forward(view, steps.answer, view, value, size)
-            answers.append(None if is_padding else (count_samples(value) if size is None else size, to_plain(answer)))
+                prediction = call_as_forward(view, steps.predict_batch, view, value, size)
+            predictions.append(
+                None if is_padding else (count_samples(value) if size is None else size, to_plain(prediction))
+            )
     if world.size > 1:  # batch by batch, and within each in the order of the ranks
-        answers = [each for row in zip(*world.all_gather(answers), strict=True) for each in row]
-    found = [each for each in answers if each is not None]
+        predictions = [each for row in zip(*world.all_gather(predictions), strict=True) for each in row]
+    found = [each for each in predictions if each is not None]
     if not found:
         raise BadData("there is nothing to predict: the data gave no batches")
-    return join_answers([plain for _, plain in found], [size for size, _ in found], answer)
+    return join_predictions([plain for _, plain in found], [size for size, _ in found], prediction)

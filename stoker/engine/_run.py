@@ -107,7 +107,7 @@ def _open_executor(fit: Fit) -> Iterator[Executor]:
         raise
     except BaseException:
         with suppress(Exception):
-            fit.checkpointer.discard_points_from(executor.drain())
+            fit.checkpointer.discard_resume_points_from(executor.drain())
         raise
     finally:
         fit.checkpointer.before_saving = lambda: None
@@ -121,7 +121,7 @@ def _handle_failure(fit: Fit, error: BaseException) -> None:
         fit.ctx.epoch, fit.ctx.batch_number = position
     fit.stop(f"{type(error).__name__}: {error}")
     fit.recorder.write_error(error)
-    fit.checkpointer.discard_points_from(position)
+    fit.checkpointer.discard_resume_points_from(position)
     fit.checkpointer.rescue(error)
     fit.hooks.fire("on_exception", fit.ctx)
 
@@ -164,7 +164,7 @@ def _place_data(fit: Fit) -> Iterator[bool]:
     try:
         yield fit.device.type == "cpu" or fit.train is not train
     finally:
-        fit.train.close()  # batches that were prepared for an epoch that does not come
+        fit.train.close()  # frees batches that were prepared for a next epoch
         fit.train, fit.valid = fit.state.train, fit.state.valid = train, valid
         _update_plan_facts(fit, lines)
 

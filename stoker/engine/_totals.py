@@ -72,9 +72,8 @@ class RunningTotals:
             bool(getattr(metric, "static", False)) and _holds_only_tensors_on(device, state)
             for metric, state in zip(metrics, self._states, strict=True)
         ]
-        self.has_dynamic_metrics = not all(
-            self._is_static
-        )  # some metric is updated outside of CUDA graphs and compiled programs
+        # Dynamic metrics are updated outside of CUDA graphs and compiled programs.
+        self.has_dynamic_metrics = not all(self._is_static)
         self.samples, self.started = 0, time.monotonic()
 
     def _initial_states(self) -> list[Any]:

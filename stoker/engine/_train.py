@@ -327,7 +327,7 @@ def _check_weights_are_finite(fit: Fit) -> None:
     parameters = named_parameters(fit.state.trained)
     name = find_nonfinite({name: each for name, each in parameters.items() if each.requires_grad})
     if fit.ranks.world.any(name is not None):
-        fit.checkpointer.discard_points()
+        fit.checkpointer.discard_resume_points()
         where = f"the parameter {name!r}" if name is not None else "a parameter of another rank"
         raise NotFinite(
             f"{where} is not finite after the last update ({ctx.update}): the loss and the gradients were finite, and "

@@ -153,7 +153,7 @@ def _structure_changes(before: list[str], now: list[str]) -> list[str]:
 
 
 def _code_changes(before: Any, now: Mapping[str, Any]) -> list[str]:
-    """What computes otherwise than before, as far as that is known: another Python has other bytecode."""
+    """The functions whose code has changed; empty if that is unknown, since another Python has other bytecode."""
     if not isinstance(before, Mapping) or before.get("python") != now["python"]:
         return []
     return [f"the code of {name} has changed" for name in now if name in before and before[name] != now[name]]

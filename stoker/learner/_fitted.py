@@ -216,8 +216,8 @@ class Fitted:
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """Returns the model's outputs for all samples, in their order, on the CPU, in the structure of one output.
 
-        Raises `BadData` if there is not one answer per sample: tensors need a row for each sample, lists an entry. The
-        loss of a batch and caches of Transformers are left out. A `predict_step` says what the answers are instead.
+        Raises `BadData` if there is not one prediction per sample: tensors need a row for each, lists an entry. The
+        loss of a batch and caches of Transformers are left out. A `predict_step` says what the predictions are instead.
         If several processes trained together, all of them have to call it, and each gets the whole result.
         """
         model, world, split = self.model, *self._worlds()

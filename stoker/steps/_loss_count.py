@@ -199,7 +199,7 @@ class LossCount:
 
     @property
     def saved(self) -> list[Any] | None:
-        """What was found out, as plain values; None if nothing was."""
+        """What is known, as plain values; None if nothing is."""
         known = [(layout, found) for layout, found in self._target_counts.items() if layout not in self._unclear]
         saved = [[layout] if found is None else [layout, *found.saved] for layout, found in known]
         return [*saved, *([layout, divisors] for layout, divisors in self._unclear.items() if divisors)] or None

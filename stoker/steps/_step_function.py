@@ -333,11 +333,11 @@ class Steps:
 
     @property
     def loss_count(self) -> LossCount | None:
-        """What knows what the loss of the training is a mean over; None if the loss function itself says it."""
+        """The `LossCount` of the training's loss; None for a loss of torch, which says what it is a mean over."""
         return self.split.count if self.train is None else self.train.count
 
     def load_loss_count(self, saved: list[Any] | None, device: torch.device, *, is_sum: bool | None) -> None:
-        """Restores what an earlier process has found out about the loss of the training."""
+        """Restores what an earlier process knew about the loss of the training."""
         if self.loss_count is not None:
             self.loss_count.load(saved, device)
         if self.train is None and self.split.sums is None:
@@ -353,7 +353,7 @@ class Steps:
             return Parts(args, kwargs, _targets_by_name(batch))
         return Parts(args, kwargs, None if known.shift else known.targets(batch))
 
-    def answer(self, model: nn.Module, batch: Any, size: int | None = None) -> Any:
+    def predict_batch(self, model: nn.Module, batch: Any, size: int | None = None) -> Any:
         """The prediction of a model for a batch of `size` samples, which may have targets."""
         if self.predict is not None:
             return self.predict.run(model, batch)

@@ -1,4 +1,4 @@
-"""Predictions: one answer per sample, in the order of the data, from the inputs that the fit had; or an error."""
+"""Predictions: one per sample, in the order of the data, from the inputs that the fit had; or an error."""
 
 from dataclasses import dataclass
 
@@ -102,7 +102,7 @@ def test_no_sample_is_left_out_of_a_prediction_or_an_evaluation(fitted, name):
         assert source.drop_last == ("drop_last" in name and "sampler" not in name)  # the user's is not changed
 
 
-# --- one answer per sample
+# --- one prediction per sample
 
 
 class Answers(nn.Linear):
@@ -239,7 +239,9 @@ def test_a_list_of_as_many_parts_as_samples_is_ambiguous():
     assert len(predict(square)) == 10  # in the last batch there are other samples than in the first
     assert len(predict(square, X[:4])) == 4
     assert len(predict(lambda y, x: tuple(square(y, x)), X[:8])) == 4
-    with pytest.raises(BadData, match="not clear whether an entry is the answer for a sample; return a tuple of parts"):
+    with pytest.raises(
+        BadData, match="not clear whether an entry is the prediction for a sample; return a tuple of parts"
+    ):
         predict(square, X[:8])
 
 

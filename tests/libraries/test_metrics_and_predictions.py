@@ -353,5 +353,7 @@ def test_graphs_have_one_answer_each():
     targets = torch.cat([graph.y for graph in graphs])
     assert fitted.evaluate(loader(4))["accuracy"] == pytest.approx(accuracy_score(targets, exact.argmax(1)))
     nodes = fit(model, loader(4), **{**steps, "predict_step": lambda model, graphs: model(graphs)[1]})
-    with pytest.raises(BadData, match="predict returns one answer per sample, but for a batch of 4 samples the output"):
+    with pytest.raises(
+        BadData, match="predict returns one prediction per sample, but for a batch of 4 samples the output"
+    ):
         nodes.predict(loader(4))

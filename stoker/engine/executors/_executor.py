@@ -43,7 +43,7 @@ class Executor:
         return nullcontext(nullcontext)
 
     def free_memory(self) -> bool:
-        """After memory ran out: frees what the next step can do without; returns whether there was such a thing."""
+        """After memory ran out: frees what the next step can do without; returns whether anything was freed."""
         return free_cached_memory(self._step.device)
 
     def close(self) -> None:

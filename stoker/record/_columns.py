@@ -85,14 +85,14 @@ def _visible_points(value: np.ndarray, limit: int) -> np.ndarray:
 
 
 class _Series:
-    """One number: its final values and the rows of their events, its running values and the points they belong to."""
+    """One number: its final values with the rows of their events, and its running values with their points."""
 
-    __slots__ = ("points", "rows", "running", "values")
+    __slots__ = ("point_numbers", "rows", "running", "values")
 
     def __init__(self) -> None:
         self.rows = array("i")
         self.values = array("d")
-        self.points = array("i")
+        self.point_numbers = array("i")  # places in `Columns.point_rows`, `point_times` and `point_updates`
         self.running = array("d")
 
 
@@ -202,7 +202,7 @@ class Columns:
                 self.point_updates.append(event.update)
             for name, value in event.values.items():
                 series = self._series(name)
-                series.points.append(first)
+                series.point_numbers.append(first)
                 series.running.append(value)
             return
         points = read_points(event.extra["points"])
@@ -218,7 +218,7 @@ class Columns:
             series = self._series(name)
             known = np.flatnonzero(~np.isnan(values)) if np.isnan(values).any() else None
             places = np.arange(first, first + count, dtype=np.int32)
-            series.points.frombytes((places if known is None else places[known]).tobytes())
+            series.point_numbers.frombytes((places if known is None else places[known]).tobytes())
             series.running.frombytes((values if known is None else values[known]).tobytes())
 
     def _add_event(self, event: Event, kind: int) -> None:
@@ -245,9 +245,9 @@ class Columns:
         for name, series in list(self.series.items()):
             first = bisect_left(series.rows, row)
             del series.rows[first:], series.values[first:]
-            first = bisect_left(series.points, first_point)
-            del series.points[first:], series.running[first:]
-            if not series.rows and not series.points:
+            first = bisect_left(series.point_numbers, first_point)
+            del series.point_numbers[first:], series.running[first:]
+            if not series.rows and not series.point_numbers:
                 del self.series[name]
         for column in (self.point_rows, self.point_times, self.point_updates):
             del column[first_point:]
@@ -291,10 +291,11 @@ class Columns:
         """The newest value of every number of the training, final or running."""
         found: dict[str, float] = {}
         for name, series in self.series.items():
-            point = self.point_rows[series.points[-1]] if series.points else -1
+            running_row = self.point_rows[series.point_numbers[-1]] if series.point_numbers else -1
             row = series.rows[-1] if series.rows else -1
-            if row >= 0 or (point >= 0 and self.kinds[point] != SYSTEM):  # neither in an index: thinned curves only
-                found[name] = series.running[-1] if point > row else series.values[-1]
+            # A number of an index has neither if only its curve is kept.
+            if row >= 0 or (running_row >= 0 and self.kinds[running_row] != SYSTEM):
+                found[name] = series.running[-1] if running_row > row else series.values[-1]
         return found
 
     def values_since(self, row: int) -> dict[str, float]:
@@ -304,7 +305,7 @@ class Columns:
         for name, series in self.series.items():
             if series.rows and series.rows[-1] >= row:
                 found[name] = series.values[-1]
-            elif series.points and series.points[-1] >= first_point and not name.startswith("system/"):
+            elif series.point_numbers and series.point_numbers[-1] >= first_point and not name.startswith("system/"):
                 found[name] = series.running[-1]
         return found
 
@@ -389,7 +390,7 @@ class Columns:
     def _running(self, name: str) -> Points:
         """The running values of a number."""
         series = self.series.get(name) or _Series()
-        places = np.array(series.points, dtype=np.int64)
+        places = np.array(series.point_numbers, dtype=np.int64)
         update, time = (
             np.asarray(column)[places].astype(np.float64) for column in (self.point_updates, self.point_times)
         )
@@ -417,7 +418,7 @@ class Columns:
 
 
 def read_points(columns: Any) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]] | None:
-    """The updates, times and values of the points that a progress event holds; `None` if they are damaged or none."""
+    """The updates, times and values of the points that an event holds; `None` if it has none or they are damaged."""
     try:
         updates = np.array(columns["update"], dtype=np.int64)
         times = np.array(columns["time"], dtype=np.float64)
@@ -483,7 +484,7 @@ class Numbers:
     def count(self, name: str) -> int:
         """How many values of a number there are, running ones included."""
         series = self._columns.series.get(name)
-        return len(series.rows) + len(series.points) if series is not None else 0
+        return len(series.rows) + len(series.point_numbers) if series is not None else 0
 
     def direction(self, name: str) -> Direction | None:
         """Whether less ("min") or more ("max") is better, as the metric declared it; for a loss less is."""

@@ -26,6 +26,14 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("num_workers", "shuffle", "collate_fn", "pin_memory"), "; it is one of data.Loader: fit(Loader(...))"
+    ),
+    **dict.fromkeys(("validation_data", "val_data", "val_dataloaders", "eval_dataset"), "; did you mean 'valid'?"),
+}
+
+
 def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Makes a function raise `WrongType` for arguments that it does not have, with those that it has."""
     parameters = inspect.signature(function).parameters
@@ -37,7 +45,8 @@ def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in parameters:
-                hint = did_you_mean(name, names) or f"; the arguments are: {', '.join(names)}"
+                hint = _ELSEWHERE.get(name) if "valid" in names else None
+                hint = hint or did_you_mean(name, names) or f"; the arguments are: {', '.join(names)}"
                 raise WrongType(f"{title} has no argument {name!r}{hint}")
         if len(args) - 1 > len(positional):
             raise WrongType(

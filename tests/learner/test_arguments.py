@@ -98,6 +98,8 @@ def test_arguments_that_do_not_match_the_model_are_rejected_before_training(argu
         ({"run": 5}, WrongType, "run is the path of a directory, got 5"),
         ({"run": ""}, InvalidArgument, "run is the path of a directory, got an empty string"),
         ({"run": "a\0b"}, InvalidArgument, "a path has no zero byte; got 'a.x00b'"),
+        ({"num_workers": 3}, WrongType, "'num_workers'; it is one of data.Loader"),
+        ({"val_data": 3}, WrongType, "'val_data'; did you mean 'valid'"),
         ({"max_epochs": 3}, WrongType, "Learner.fit has no argument 'max_epochs'; did you mean 'epochs'"),
     ],
 )

@@ -78,7 +78,7 @@ def draw_watch(path: str, svg: Path) -> None:
 
     async def draw() -> None:
         app = Dashboard([Follower(path)])
-        async with app.run_test(size=(120, 34)) as pilot:
+        async with app.run_test(size=(150, 44)) as pilot:
             while app.snapshot is None:
                 await pilot.pause(0.1)
             await pilot.pause(0.5)
@@ -93,6 +93,13 @@ def take(page: Page, address: str, path: Path) -> None:
     page.goto(address)
     page.wait_for_timeout(2500)
     page.evaluate("document.getElementById('folder').textContent = '~/digits/runs'")
+    page.screenshot(path=path)
+    Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
+
+
+def take_watch(page: Page, path: Path) -> None:
+    """A picture of watch.svg, with few colors."""
+    page.goto(Path("watch.svg").absolute().as_uri())
     page.screenshot(path=path)
     Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
 
@@ -140,9 +147,8 @@ def draw_all() -> None:
         for part, view in zip(parts, ("runs", "run/digits?smooth=0.6", "run/digits?tab=media"), strict=True):
             take(page, f"{server.address}#/{view}", part)
         join(parts, PICTURES / "ui-narrow.png")
-        page = browser.new_page(viewport={"width": 1482, "height": 880})
-        page.goto(Path("watch.svg").absolute().as_uri())
-        page.screenshot(path=PICTURES / "watch.png")
+        page = browser.new_page(viewport={"width": 1848, "height": 1124})
+        take_watch(page, PICTURES / "watch.png")
         browser.close()
     server.stop()
     thread.join()

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from stoker._select import describe, named_parameters
+from stoker._text import pluralize
 from stoker.data import Combination, Loader
 from stoker.engine import Fit, ModelWithLoss, Plan, length_of
 from stoker.learner._arguments import hparams_of
@@ -248,8 +249,8 @@ def _count_samples(loader: Loader) -> int | None:
 def _describe_size(loader: Loader) -> str:
     samples, batches = _count_samples(loader), length_of(loader)
     if samples is not None:
-        return f"{samples} samples"
-    return "a stream" if batches is None else f"{batches} batches"
+        return pluralize(samples, "sample")
+    return "a stream" if batches is None else pluralize(batches, "batch")
 
 
 def as_text(value: Any) -> str:

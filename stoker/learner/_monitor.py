@@ -1,11 +1,12 @@
 """The metric that decides which weights are best, and the names of metrics that callbacks and checkpoints follow."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stoker.callbacks import EarlyStopping, Hooks, ReduceLROnPlateau
 from stoker.engine import Fit
-from stoker.errors import InvalidArgument, NoSuchMetric, did_you_mean
+from stoker.errors import InvalidArgument, NoSuchMetric
 from stoker.metrics import Meter, Metric
 from stoker.record import Direction
 
@@ -38,22 +39,27 @@ class KnownMetrics(NamedTuple):
 
     def advise(self, name: str) -> str:
         """What to say about a name that is unknown."""
-        similar = self._similar(name)
+        similar = self._similar(name)[:3]
         if name.startswith("valid/") and not self.valid:
             advice = "; nothing is validated: give fit valid=..."
         elif similar:
             advice = f"; did you mean {' or '.join(map(repr, similar))}?"
         else:
-            advice = did_you_mean(name, self.directions) or "."
+            advice = "."
         return f"{advice} The metrics are: {', '.join(self.directions)}"
 
     def may_be_misspelt(self, name: str) -> bool:
         """Whether a name that is unknown is similar to a known one."""
-        metrics = [known.rpartition("/")[2] for known in self.directions]
-        return bool(self._similar(name) or did_you_mean(name.rpartition("/")[2], metrics))
+        return bool(self._similar(name))
 
     def _similar(self, name: str) -> list[str]:
-        return [known for known in self.directions if known.endswith(f"/{name.rpartition('/')[2]}")]
+        """The known names of the same metric, else those of similar ones, of the same set if there are any."""
+        group, _, metric = name.rpartition("/")
+        metrics = list(dict.fromkeys(known.partition("/")[2] for known in self.directions))
+        contained = [each for each in metrics if len(metric) > 2 and metric in each]
+        found = {metric} & {*metrics} or {*difflib.get_close_matches(metric, metrics), *contained}
+        similar = [known for known in self.directions if known.partition("/")[2] in found]
+        return [known for known in similar if known.partition("/")[0] == group] or similar
 
 
 def choose_monitor(

@@ -62,9 +62,10 @@ def svg_chart(
         parts.append(f'<text x="{_LEFT - 4}" y="{y + 3:g}" text-anchor="end">{label}</text>')
     x_ticks = x_axis.ticks(max(2, (right - _LEFT) // 70))
     for x, label in zip(x_pixels(list(x_ticks)), x_ticks.values(), strict=True):
-        parts.append(f'<text x="{x:g}" y="{bottom + 13}" text-anchor="middle">{label}</text>')
-    if x_label:
-        parts.append(f'<text x="{_LEFT - 4}" y="{bottom + 13}" text-anchor="end">{escape(x_label)}</text>')
+        middle = min(x, width - len(label) * _CHARACTER / 2)  # a label at the right end must not be cut
+        parts.append(f'<text x="{middle:g}" y="{bottom + 13}" text-anchor="middle">{label}</text>')
+    if x_label:  # left of the first tick's label
+        parts.append(f'<text x="0" y="{bottom + 13}">{escape(x_label)}</text>')
     drawn = [(line, x_pixels(x), y_pixels(y)) for line, (x, y) in zip(lines, points, strict=True)]
     for line, x, y in sorted(drawn, key=lambda item: not item[0].faint):  # the background first
         parts += _draw_line(line, x, y)

@@ -160,6 +160,7 @@ class Bias(metrics.Metric):
 
 ERRORS = [
     ({"monitor": "valid/acc"}, NoSuchMetric, "no such metric; did you mean 'valid/accuracy'"),
+    ({"monitor": "valid/map"}, NoSuchMetric, r"no such metric\. The metrics are: "),
     (
         {"monitor": "acc"},
         NoSuchMetric,

@@ -28,6 +28,15 @@ def test_lines_markers_and_dashes_are_at_their_places():
     assert texts[-2:] == ["train", "x"] and {"epoch", "1", "2", "3"} <= set(texts)
 
 
+def test_labels_of_the_x_axis_are_whole_and_apart():
+    line = SvgLine("train/loss", [100, 250, 400], [3.0, 2.0, 1.0], BLUE)
+    tree = ET.fromstring(svg_chart("loss", [line], **SIZE, x_label="update"))
+    place = {text.text: float(text.get("x")) for text in tree.findall(f"{SVG}text")}
+    wide = 6.2  # pixels of a character, at most
+    assert place["400"] + 1.5 * wide <= SIZE["width"]
+    assert place["update"] + 6 * wide < place["100"] - 1.5 * wide
+
+
 def test_a_long_legend_is_cut_and_a_faint_line_has_no_label():
     lines = [SvgLine("n" * 500, [1, 2], [1, 2], BLUE), SvgLine("behind", [1, 2], [1, 2], BLUE, faint=True)]
     text = svg_chart("t", lines, **SIZE)

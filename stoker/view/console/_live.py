@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _VALUE_WIDTH, _BEST_WIDTH, _NAME_WIDTH = 10, 14, 18  # columns of the table
 _CHART_WIDTH = 36  # columns of a chart, at least; with room for two, there are two
+# The background of the terminal is unknown: colors of plots, and those with a contrast of 4.5 to black and to white.
+_COLORS = {"#0072B2": "#007ABF", "#E69F00": "#B36200"}
 _MOST_ROWS = 10  # epochs that are printed at once; of more (epochs of milliseconds), only the last ones
 _LEAST_HEIGHT = 9  # lines of the block, if the terminal has them; on a large one it takes 60 % of the lines
 
@@ -278,8 +280,11 @@ def _draw_curves(record: Record, width: int, height: int, *, ascii_only: bool, c
 
 
 def _draw_chart(curves: Curves, width: int, height: int, *, ascii_only: bool, colors: bool) -> list["Text"]:
-    lines = [Line(escape_control(name), x, y, style.color) for name, (style, x, y) in curves.lines.items()]
+    shown = curves.lines.items()
+    lines = [Line(escape_control(name), x, y, _COLORS.get(style.color, style.color)) for name, (style, x, y) in shown]
     head = legend(lines, ascii_only=ascii_only, colors=colors)
-    head.append(f"  {escape_control(curves.metric)} by update{', log' if curves.log else ''}", style=QUIET)
+    metric, log = escape_control(curves.metric), ", log" if curves.log else ""
+    titles = [f"  {metric} by update{log}", f"  {metric}{log}", f"  {log[2:]}"]
+    head.append(next((title for title in titles if head.cell_len + len(title) <= width), titles[-1]), style=QUIET)
     head.truncate(width, overflow="ellipsis")
     return [head, *chart(lines, width, height - 1, log=curves.log, ascii_only=ascii_only, colors=colors)]

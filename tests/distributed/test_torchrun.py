@@ -65,7 +65,6 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_in_the_same_bits(launch, tm
     assert digests(started) == [undisturbed]
     resumes = Run.open(tmp_path / "run").record.events_of("resume")
     assert [(event.epoch, event.batch) for event in resumes] == [(2, 4)]  # of a checkpoint every third update
-    assert "PeerFailed: the connection to the other ranks was lost" in started.printed()
 
 
 def free_port():

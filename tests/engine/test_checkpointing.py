@@ -117,7 +117,7 @@ def test_keep_best_of_an_unknown_metric_is_an_error(tmp_path):
     with pytest.raises(NoSuchMetric) as caught:
         fit(tmp_path / "run", of=custom, checkpoint=Checkpoint(keep_best="valid/acc"))
     assert str(caught.value) == (
-        "keep_best='valid/acc', but there is no such metric; did you mean 'valid/accuracy' or 'valid/loss'? "
+        "keep_best='valid/acc', but there is no such metric; did you mean 'valid/accuracy'? "
         "The metrics are: train/loss, valid/loss, train/accuracy, valid/accuracy"
     )
     with pytest.raises(NoSuchMetric, match="keep_best='mine', but there is no such metric"):

@@ -84,7 +84,7 @@ def test_a_killed_run_can_be_loaded(tmp_path):
     loaded = Fitted.load(left, GIVEN)
     assert (loaded.epochs, loaded.updates, loaded.stopped) == (2, 8, "")
     assert loaded.best.epoch == 1 and loaded.history["valid/loss"] == whole["history"]["valid/loss"][:1]
-    assert repr(loaded).startswith("Net fitted: 2 epochs, 8 updates. The run has not ended\nbest: valid/loss")
+    assert repr(loaded).startswith("Net fitted: 1 epoch, 8 updates. The run has not ended\nbest: valid/loss")
     at_one = fit(epochs=1, of=GIVEN)
     assert same(loaded.model, at_one.model), "the best weights so far are those of the first epoch"
     assert list_files(left) == before

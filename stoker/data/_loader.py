@@ -109,8 +109,8 @@ class Loader:
       that of all ranks together. A `DistributedSampler`, a Hugging Face stream after `split_dataset_by_node`, and the
       data sets of litdata and Mosaic Streaming are recognised.
 
-    - `batched`: the source is an iterable of ready batches, used as they are (a pipeline of torchdata's nodes, or of
-      webdataset, whose `WebLoader` is recognised).
+    - `batched`: the source is an iterable of ready batches, used as they are. A `WebLoader` of webdataset and nodes of
+      torchdata with a `Batcher` are recognised.
 
     A stream or `DataLoader` with `state_dict` and `load_state_dict` (torchdata's `StatefulDataLoader`, Hugging Face's
     `IterableDataset`) saves its own position: see `source_state`. `zip`, `mix` and `by_epoch` are sources too; options
@@ -130,7 +130,7 @@ class Loader:
         device: torch.device | str | None = None,
         sampling_weights: Any = None,
         sharded: bool = False,
-        batched: bool = False,
+        batched: bool | None = None,
         num_workers: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         bucket_by: Any = None,
@@ -150,7 +150,9 @@ class Loader:
         self.sampling_weights = sampling_weights
         self.bucket_by, self.pad_to = bucket_by, as_padding(pad_to, pad_value, pad_mask)
         self.sharded = bool(sharded) or bool(find_sharding(source))
-        self.batched = bool(batched) or gives_batches(source)
+        self.batched = gives_batches(source) if batched is None else bool(batched)
+        if batched is None and not self.batched:
+            _check_gives_samples(source)
         if drop_last not in (True, False):
             raise WrongType(f"drop_last is True or False; got {drop_last!r}")
         self.drop_last = bool(drop_last)
@@ -534,6 +536,16 @@ def _make_single(loader: Loader, source: Any, order: Order | None = None) -> Bat
                 "device= to move the batches, or use workers=0"
             )
     return SampleBatches(**plan, recipe=recipe, workers=workers)
+
+
+def _check_gives_samples(source: Any) -> None:
+    """Raises if an iterable looks like a loader of another library: its batches would be taken for samples."""
+    size = getattr(source, "batch_size", None)
+    if isinstance(size, int) and not isinstance(source, DataLoader) and not hasattr(source, "__getitem__"):
+        raise InvalidArgument(
+            f"a {type(source).__name__} has a batch_size of {size}: if it gives batches, pass "
+            "data.Loader(source, batched=True); if it gives samples, data.Loader(source, batched=False, batch_size=...)"
+        )
 
 
 def _make_ready_batches(loader: Loader, source: Any) -> StreamBatches:

@@ -131,7 +131,18 @@ def as_source_state(saved: Any) -> Any:
 
 def gives_batches(source: Any) -> bool:
     """Whether a stream is known to give batches and not samples."""
-    return is_of_package("webdataset", source) and type(source).__name__ == "WebLoader"
+    if is_of_package("webdataset", source):
+        return type(source).__name__ == "WebLoader"
+    return is_of_package("torchdata", source) and _has_batcher(getattr(source, "root", source))
+
+
+def _has_batcher(node: Any) -> bool:
+    """Whether the last of torchdata's nodes that changes the size of its items is a `Batcher`."""
+    kind = type(node).__name__
+    if kind in ("Batcher", "Unbatcher"):
+        return kind == "Batcher"
+    inputs = [part for value in vars(node).values() for part in (value.values() if type(value) is dict else [value])]
+    return any(_has_batcher(part) for part in inputs if is_of_package("torchdata", part))
 
 
 # --- sources that are divided among ranks already

@@ -6,7 +6,8 @@ import torch
 import webdataset
 from tensordict import TensorDict
 from torch import nn
-from torchdata.nodes import Batcher, IterableWrapper
+from torch.utils.data import default_collate
+from torchdata.nodes import Batcher, IterableWrapper, Mapper, Prefetcher, Unbatcher
 from torchdata.nodes import Loader as NodeLoader
 
 import stoker
@@ -82,6 +83,28 @@ def test_nodes_of_torchdata_continue_from_their_state():
     again = Loader(node_loader(), batched=True).at(epoch=0, batch=2, state=state)
     assert all(torch.equal(one, other) for one, other in zip(collate_batches(again), rest, strict=True))
     assert len(rest) == 3
+
+
+def test_batches_of_torchdata_and_of_unknown_loaders_are_not_taken_for_samples():
+    expected = train(Loader((X, Y), batch_size=5))
+    root = Prefetcher(Mapper(node_loader().root, default_collate), 2)
+    for source in (root, NodeLoader(root)):
+        torch.testing.assert_close(train(source), expected)
+    samples = IterableWrapper(list(zip(X, Y, strict=True)))
+    torch.testing.assert_close(train(Unbatcher(Batcher(samples, 4, drop_last=False)), batch_size=5), expected)
+
+    class OwnLoader:
+        batch_size = 5
+
+        def __iter__(self):
+            return zip(X.split(5), Y.split(5), strict=True)
+
+    with pytest.raises(
+        InvalidArgument, match=r"a OwnLoader has a batch_size of 5: .* data.Loader\(source, batched=True"
+    ):
+        train(OwnLoader())
+    torch.testing.assert_close(train(Loader(OwnLoader(), batched=True)), expected)
+    assert next(iter(Loader(OwnLoader(), batched=False, batch_size=2)))[0].shape == (2, 5, 3)
 
 
 def test_a_node_of_torchdata_starts_again_in_each_epoch():

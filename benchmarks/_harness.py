@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -165,3 +166,13 @@ def merged(old, new):
     """Two trees of dicts as one; where both have a leaf, the new one wins."""
     both = {key: merged(old[key], new[key]) for key in old.keys() & new.keys() if isinstance(new[key], dict)}
     return {**old, **new, **both}
+
+
+def fill_page(page, tables):
+    """The text of a page with the lines of each table between `<!-- NAME -->` and `<!-- end -->`."""
+    for name, lines in tables.items():
+        text = f"<!-- {name} -->\n" + "\n".join(lines) + "\n<!-- end -->"
+        page, times = re.subn(rf"<!-- {name} -->\n.*?<!-- end -->", lambda _, text=text: text, page, flags=re.DOTALL)
+        if times != 1:
+            sys.exit(f"the page has {times} places for the table {name!r}; expected one")
+    return page

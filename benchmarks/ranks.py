@@ -14,7 +14,6 @@ import argparse
 import gc
 import json
 import os
-import re
 import statistics
 import sys
 import time
@@ -22,7 +21,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks._harness import RESULTS, collect, save_results, timed, use_one_thread, versions
+from benchmarks._harness import RESULTS, collect, fill_page, save_results, timed, use_one_thread, versions
 from benchmarks._ranks_model import LABELS, estimate_table, measured_table
 
 PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"
@@ -224,12 +223,7 @@ def newest_results():
 
 def replace_tables(page, found):
     """The text of docs/scaling.md with its tables made from results, none of them typed by hand."""
-    for name, lines in {"measured": measured_table(found), "estimate": estimate_table(found)}.items():
-        text = f"<!-- {name} -->\n" + "\n".join(lines) + "\n<!-- end -->"
-        page, times = re.subn(rf"<!-- {name} -->\n.*?<!-- end -->", lambda _, text=text: text, page, flags=re.DOTALL)
-        if times != 1:
-            sys.exit(f"docs/scaling.md has {times} places for the table {name!r}; expected one")
-    return page
+    return fill_page(page, {"measured": measured_table(found), "estimate": estimate_table(found)})
 
 
 def main():

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _compare, _workloads, fit
+from benchmarks import _compare, _workloads, fit, publish
+from benchmarks._harness import fill_page
 
 ROOT = Path(fit.__file__).parents[1]
 
@@ -47,7 +48,7 @@ def test_a_command_line_runs_in_its_short_form(name):
 
 
 def test_every_command_line_has_a_help_text():
-    for name in [*COMMANDS, "plots", "ragged"]:
+    for name in [*COMMANDS, "publish", "ragged"]:
         assert "usage" in run(name, "--help")
 
 
@@ -78,3 +79,8 @@ def test_the_tables_of_the_scaling_page_are_those_of_the_results():
 
     page = ranks.PAGE.read_text()
     assert ranks.replace_tables(page, ranks.newest_results()) == page
+
+
+def test_the_tables_of_the_pages_are_those_of_the_results():
+    for path, by_name in publish.tables(publish.load_results(publish.RESULTS), publish.RESULTS).items():
+        assert fill_page(path.read_text(), by_name) == path.read_text(), f"{path.name}: python -m benchmarks.publish"

@@ -1,6 +1,8 @@
-"""The files for clusters: the shell scripts parse, the YAML is consistent, and torchrun knows its flags."""
+"""The files for clusters: the shell scripts parse, the YAML fits the schemas, and torchrun knows its flags.
 
-import ast
+tests/distributed/test_ray.py and test_slurm.py run them.
+"""
+
 import os
 import re
 import subprocess
@@ -68,10 +70,16 @@ def test_the_pods_meet_at_the_service():
     assert int(environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
 
 
-def test_ray_calls_main_of_the_same_program():
-    tree = ast.parse((FOLDER / "ray_train.py").read_text())
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "train"]
-    assert [alias.name for alias in imports[0].names] == ["main"]
+@pytest.mark.parametrize("version", ["1.31", "latest"])  # podFailurePolicy is stable since 1.31
+def test_the_manifest_fits_the_schemas_of_kubernetes(version):
+    validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    version = validator.latest_version() if version == "latest" else version
+    service, job, pod = kubernetes()
+    for resource in (service, job):
+        validator.validate(resource, version, strict=True)
+    pod["containers"][0]["resource"] = pod["containers"][0].pop("resources")
+    with pytest.raises(validator.ValidationError, match="'resource' was unexpected"):
+        validator.validate(job, version, strict=True)
 
 
 @pytest.mark.soak

@@ -86,7 +86,7 @@ def slow(folder):
     print_digests(durable(folder, callbacks.on(train_batch_end=wait), timeout=5), folder)
 
 
-def dies_once(folder):
+def fit_and_die_once(folder):
     """Rank 1 is killed within an epoch at its first start."""
 
     def die(ctx):
@@ -94,7 +94,11 @@ def dies_once(folder):
             Path(folder, "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    print_digests(durable(folder, at(1, 2, 5, die)), folder)
+    return durable(folder, at(1, 2, 5, die))
+
+
+def dies_once(folder):
+    print_digests(fit_and_die_once(folder), folder)
 
 
 def fails(folder):

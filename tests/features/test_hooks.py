@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import Callback, callbacks, metrics, optim
+from stoker import callbacks, metrics, optim
 from stoker.callbacks import on
 from tests.features.models import CLASSES, Net, X, Y, fit, learner, linear, same_weights
 
@@ -60,17 +60,6 @@ def test_the_context_has_what_a_callback_needs():
     assert isinstance(seen["optimizer"], optim.Optimizer) and seen["seed"] == 0 and seen["best"].epoch == 1
 
 
-def test_the_context_has_a_place_for_values_of_your_own_and_refuses_misspelt_fields():
-    def wrong(ctx):
-        ctx.epcoh = 3
-
-    with pytest.raises(AttributeError, match="epoch"):
-        fit(callbacks=[on(epoch_end=wrong)])
-    seen = []
-    fit(callbacks=[on(fit_begin=lambda ctx: ctx.state.update(n=1), fit_end=lambda ctx: seen.append(ctx.state["n"]))])
-    assert seen == [1]
-
-
 def test_a_callback_logs_numbers_and_reads_earlier_epochs():
     seen = []
 
@@ -84,16 +73,6 @@ def test_a_callback_logs_numbers_and_reads_earlier_epochs():
         found.history = {}
 
 
-def test_the_batch_is_writable():
-    def blank(ctx):
-        ctx.batch = (torch.zeros_like(ctx.batch[0]), ctx.batch[1])
-
-    seen = []
-    hooks = on(train_batch_begin=blank, train_batch_after_pred=lambda ctx: seen.append(ctx.pred.std().item()))
-    fit(callbacks=[hooks])
-    assert seen and max(seen) < 1e-6
-
-
 @pytest.mark.parametrize("phase", ["train", "valid"])
 def test_prediction_and_loss_are_writable(phase):
     def perfect(ctx):
@@ -105,8 +84,8 @@ def test_prediction_and_loss_are_writable(phase):
             ctx.loss = ctx.loss + 2
 
     hooks = on(**{f"{phase}_batch_after_pred": perfect, f"{phase}_batch_after_loss": shift})
-    found = fit(valid=(X, Y), epochs=1, lr=0.0, callbacks=[hooks])
-    assert found.history[f"{phase}/loss"] == [2.0]
+    found = fit(valid=(X, Y), epochs=1, lr=0.0, metrics=[metrics.MAE()], callbacks=[hooks])
+    assert found.history[f"{phase}/loss"] == [2.0] and found.history[f"{phase}/mae"] == [0.0]
 
 
 def test_gradients_can_be_replaced():
@@ -119,15 +98,6 @@ def test_gradients_can_be_replaced():
     settings = {"optimizer": optim.SGD(), "lr": 0.25, "epochs": 1, "batch_size": 80}
     fit(model=model, callbacks=[on(train_batch_after_backward=signs)], **settings)
     torch.testing.assert_close((model.head.weight - start).abs(), torch.full((1, 8), 0.25))
-
-
-def test_the_learning_rate_can_be_scaled():
-    class Halve(Callback):
-        def on_epoch_end(self, ctx):
-            ctx.lr_scale /= 2
-
-    found = fit(epochs=3, metrics=[metrics.LearningRate()], callbacks=[Halve()])
-    assert found.history["lr"] == [1e-2, 5e-3, 2.5e-3]
 
 
 def test_evaluating_in_a_callback_does_not_change_training():
@@ -143,17 +113,6 @@ def test_evaluating_in_a_callback_does_not_change_training():
 
 
 # --- errors
-
-
-def test_an_error_in_a_callback_keeps_its_type_and_says_where():
-    class Broken(Callback):
-        def on_valid_batch_end(self, ctx):
-            raise ZeroDivisionError("mine")
-
-    with pytest.raises(ZeroDivisionError, match="mine") as caught:
-        fit(valid=(X, Y), callbacks=[Broken()])
-    note = "".join(caught.value.__notes__)
-    assert "Broken.on_valid_batch_end" in note and "epoch 1" in note and "batch 1" in note
 
 
 @pytest.mark.parametrize("phase", ["train", "valid"])

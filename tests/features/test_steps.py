@@ -39,14 +39,6 @@ def test_each_step_runs_in_its_phase_with_the_right_modes():
     assert all(parameter.grad is None for parameter in found.model.parameters())
 
 
-def test_metrics_read_the_output_of_a_step():
-    chosen = [metrics.Accuracy(), metrics.TopKAccuracy(2), metrics.FBeta(), metrics.Loss()]
-    found = fit((X, CLASSES), model=Classifier, loss=None, metrics=chosen, valid=(X, CLASSES))
-    for name in ("loss", "accuracy", "top2_accuracy", "f1_macro"):
-        assert len(found.history[f"train/{name}"]) == len(found.history[f"valid/{name}"]) == 2
-    assert len(found.history.columns) == 8  # the loss is there once, with `Loss()` and without
-
-
 @dataclass
 class OwnOutput:
     loss: Tensor
@@ -63,27 +55,6 @@ def test_an_output_is_any_object_with_a_loss(output):
 
     found = fit(model=Line(4, 1), loss=None, lr=0.05, metrics=[metrics.MAE()], epochs=10)
     assert found.history["train/mae"][-1] < found.history["train/mae"][0]
-
-
-def test_a_step_may_return_its_loss_alone_and_validation_may_differ():
-    class Own(Net):
-        def train_step(self, batch):
-            return 3 * F.l1_loss(self(batch[0]), batch[1])
-
-        def valid_step(self, batch):
-            return F.l1_loss(self(batch[0]), batch[1])
-
-    found = fit(model=Own, loss=None, lr=0.0, valid=(X, Y), epochs=1)
-    assert found.history["train/loss"] == [pytest.approx(3 * found.history["valid/loss"][0], rel=1e-5)]
-
-
-def test_a_loss_is_any_function_also_a_method_of_the_model():
-    class Own(Net):
-        def loss(self, predictions, targets):
-            return F.huber_loss(predictions, targets) + 1e-3 * self.head.weight.square().sum()
-
-    model = Own()
-    assert fit(model=model, loss=model.loss).history["train/loss"][1] > 0
 
 
 # --- objectives
@@ -123,19 +94,6 @@ def test_every_objective_has_its_loss_optimizer_and_schedule():
 
 
 # --- 16-bit precision
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_trains_32_bit_weights_and_validates_in_16_bits(precision):
-    dtypes = set()
-    note = callbacks.on(
-        train_batch_after_pred=lambda ctx: dtypes.add(ctx.pred.dtype),
-        valid_batch_after_pred=lambda ctx: dtypes.add(ctx.pred.dtype),
-    )
-    found = fit(precision=precision, valid=(X, Y), epochs=30, callbacks=[note])
-    assert found.history["train/loss"][-1] < found.history["train/loss"][0] / 2
-    assert all(each.dtype == torch.float32 for each in found.model.parameters())
-    assert dtypes == {{"bf16": torch.bfloat16, "fp16": torch.float16}[precision]}
 
 
 def first_update(precision, hook, **settings):

@@ -102,7 +102,7 @@ def test_the_repr_says_how_the_fit_went():
     text = repr(result).splitlines()
     assert re.fullmatch(r"Linear fitted: 2 epochs, 4 updates in \S+ s\. Completed 2 epochs", text[0])
     assert text[1].startswith("best: valid/loss ") and "in epoch 2" in text[1]
-    assert "train/loss" in text[2]
+    assert all(f"{name} {result.history[name][-1]:.4g}" in text[2] for name in ("train/loss", "valid/loss"))
     page = result._repr_html_()
     assert "<pre" in page and "<img" in page and "<b>Linear</b> fitted: 2 epochs, 4 updates in " in page
     assert "Completed 2 epochs" in page and "<script" not in page
@@ -209,7 +209,10 @@ def test_the_console_shows_a_fit_unless_show_is_false():
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             result = linear().fit(line(), valid=line(), epochs=2, show=show)
-        assert bool(out.getvalue()) == show
+        lines = [line for line in out.getvalue().splitlines() if line.startswith("epoch ")]
+        assert bool(out.getvalue()) == show and len(lines) == 2 * show
+        for text, row in zip(lines, result.history, strict=show):
+            assert all(f"{row[name]:#.4g}" in text for name in ("train/loss", "valid/loss"))
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         result.continue_(epochs=1)

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 READY := $(VENV)/.ready
-JOBS ?= 2
+JOBS ?= 3  # on two cores: a third of the time, tests wait for child processes
 
 .PHONY: help demo test soak torture lint format types bench docs docs-serve release-check clean
 .DEFAULT_GOAL := help

@@ -1,13 +1,17 @@
 """Each benchmark's command line runs in its smallest form; a contender that did other work is refused."""
 
+import re
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from benchmarks import _compare, _workloads, fit, publish
 from benchmarks._harness import fill_page
+from torture.processes import Child
 
 ROOT = Path(fit.__file__).parents[1]
 
@@ -47,15 +51,26 @@ def test_a_command_line_runs_in_its_short_form(name):
     assert expected in out and "REFUSED" not in out
 
 
-def test_every_command_line_has_a_help_text():
-    for name in [*COMMANDS, "publish", "ragged"]:
-        assert "usage" in run(name, "--help")
+def exit_codes(commands):
+    """Prints the exit code of each command line after its output."""
+    warnings.simplefilter("ignore", RuntimeWarning)  # of runpy: this module has imported one of them
+    for name, *arguments in commands:
+        sys.argv = [name, *arguments]
+        try:
+            runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+        except SystemExit as end:
+            print("ended", name, end.code, flush=True)
 
 
-def test_an_unknown_contender_is_an_error_that_names_the_known_ones():
-    command = [sys.executable, "-m", "benchmarks.fit", "toy", "-c", "kearas"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "no such contender: kearas; there are dataloader, indexing" in done.stderr
+def test_command_lines_have_help_texts_and_name_the_known_contenders(tmp_path):
+    names = [*COMMANDS, "publish", "ragged"]
+    commands = [*([name, "--help"] for name in names), ["fit", "toy", "-c", "kearas"]]
+    child = Child(exit_codes, commands, prints=tmp_path / "printed.txt")
+    assert child.wait() == 0, child.printed()
+    outputs = re.split(r"ended (\w+ \d+)\n", child.printed())
+    assert outputs[1::2] == [*(f"{name} 0" for name in names), "fit 2"]
+    assert all("usage" in output for output in outputs[:-1:2])
+    assert "no such contender: kearas; there are dataloader, indexing" in outputs[-3]
 
 
 def test_a_contender_that_did_other_work_is_refused_and_meets_no_target():

@@ -48,20 +48,14 @@ def in_a_fresh_process(program):
 EVERYTHING = "import stoker\nfor name in stoker.__all__: getattr(stoker, name)\n"
 
 
-def test_importing_changes_no_global_state():
-    before, after = in_a_fresh_process(
-        STATES + f"before = states()\n{EVERYTHING}after = states()\nprint(json.dumps([before, after]))"
+def test_importing_everything_changes_no_global_state_and_loads_few_modules():
+    """Limits the number of modules, and names the heavy ones: 100 ms are about 200 modules of ordinary size."""
+    before, after, new = in_a_fresh_process(
+        f"{STATES}before, loaded = states(), set(sys.modules)\n{EVERYTHING}"
+        "print(json.dumps([before, states(), sorted(set(sys.modules) - loaded)]))"
     )
     for name in before:
         assert before[name] == after[name], name
-
-
-def test_importing_everything_loads_few_modules():
-    """Limits the number of modules, and names the heavy ones: 100 ms are about 200 modules of ordinary size."""
-    new = in_a_fresh_process(
-        f"import json, sys, torch\nbefore = set(sys.modules)\n{EVERYTHING}"
-        "print(json.dumps(sorted(set(sys.modules) - before)))"
-    )
     others = [name for name in new if name.split(".")[0] != "stoker"]
     assert len(others) <= 40, others
     heavy = {"rich", "matplotlib", "pandas", "polars", "pyarrow", "datasets", "tyro", "scipy", "sklearn", "msgpack"}
@@ -100,6 +94,7 @@ print(json.dumps([name for name in sys.argv[1:] if fails(name)]))
 """
 
 
+@pytest.mark.soak  # tests/test_architecture.py finds cycles of packages without importing them
 def test_any_other_package_can_be_the_first_to_be_imported():
     """Imports torch once, and forks a process for each package, so that no other package is loaded."""
     packages = [name for name in PACKAGES if name not in (*WITHOUT_TORCH, "cli")]
@@ -108,22 +103,17 @@ def test_any_other_package_can_be_the_first_to_be_imported():
 
 
 def test_training_loads_no_compiler():
-    """torch's own optimizers import torch._dynamo when they are created, which takes about a second."""
+    """
+    torch's own optimizers import torch._dynamo when they are created, which takes about a second. Steps and losses of
+    the user's own are watched in their first batch, without torch's compiler.
+    """
     loaded = in_a_fresh_process(
-        "import json, sys, torch, stoker\nfrom stoker import data, optim\n"
+        "import json, sys, torch, stoker\n"
+        "from stoker import data, optim\n"
+        "from torch.nn.functional import cross_entropy\n"
         "model = torch.nn.Linear(3, 1)\noptimizer = optim.AdamW().init(model)\n"
         "for (x,) in data.Loader((torch.randn(8, 3),), batch_size=4, shuffle=0):\n"
         "    optimizer.step(stoker.backward(model(x).sum(), model), lr=1e-3)\n"
-        "print(json.dumps(sorted(sys.modules)))"
-    )
-    assert "torch._dynamo" not in loaded
-
-
-def test_a_fit_loads_no_compiler():
-    """Steps and losses of the user's own are watched in their first batch, without torch's compiler."""
-    loaded = in_a_fresh_process(
-        "import json, sys, torch, stoker\n"
-        "from torch.nn.functional import cross_entropy\n"
         "rows = torch.randn(8, 3), torch.randint(2, (8,))\n"
         "def step(model, batch): return cross_entropy(model(batch[0]), batch[1])\n"
         "def loss(predictions, targets): return cross_entropy(predictions, targets)\n"

@@ -59,23 +59,24 @@ def fail(ctx):
         raise SystemExit(3)
 
 
-fitted = learner.fit(
-    data.Loader((x, y), batch_size=16, shuffle=3, transform=lambda x, y: (x + 0.1 * torch.randn(6), y)),
-    valid=(x[:32], y[:32]),
-    epochs=3,
-    run=run,
-    config={"lr": 1e-3},
-    resume=True,
-    checkpoint=stoker.Checkpoint(every=2, keep_best="valid/loss"),
-    callbacks=[callbacks.EarlyStopping(patience=9), callbacks.on(train_batch_begin=fail)],
-    show=False,
-)
-loaded = stoker.Fitted.load(run, learner)
-ready = stoker.load_for_inference(run, make())
-assert all(torch.equal(a, b) for a, b in zip(ready.state_dict().values(), fitted.model.state_dict().values()))
-assert loaded.history["valid/loss"] == fitted.history["valid/loss"]
-stoker.load(model, stoker.save(model, run + "/model"))
-print(fitted.stopped, len(fitted.record.events_of("resume")))
+for _ in range(2):  # resumed, and then returned unchanged
+    fitted = learner.fit(
+        data.Loader((x, y), batch_size=16, shuffle=3, transform=lambda x, y: (x + 0.1 * torch.randn(6), y)),
+        valid=(x[:32], y[:32]),
+        epochs=3,
+        run=run,
+        config={"lr": 1e-3},
+        resume=True,
+        checkpoint=stoker.Checkpoint(every=2, keep_best="valid/loss"),
+        callbacks=[callbacks.EarlyStopping(patience=9), callbacks.on(train_batch_begin=fail)],
+        show=False,
+    )
+    loaded = stoker.Fitted.load(run, learner)
+    ready = stoker.load_for_inference(run, make())
+    assert all(torch.equal(a, b) for a, b in zip(ready.state_dict().values(), fitted.model.state_dict().values()))
+    assert loaded.history["valid/loss"] == fitted.history["valid/loss"]
+    stoker.load(model, stoker.save(model, run + "/model"))
+    print(fitted.stopped, len(fitted.record.events_of("resume")))
 """
 
 
@@ -91,9 +92,8 @@ def run(folder, how):
 def test_a_whole_run_is_saved_resumed_and_loaded_without_unpickling(tmp_path):
     first = run(tmp_path / "run", "fail")
     assert first.returncode == 3, first.stderr
-    for resumes in (1, 1):  # resumed, and then returned unchanged
-        again = run(tmp_path / "run", "whole")
-        assert again.returncode == 0, again.stderr
-        assert again.stdout == f"{TRAPPED}Completed 3 epochs {resumes}\n"
+    again = run(tmp_path / "run", "whole")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == TRAPPED + 2 * "Completed 3 epochs 1\n"
     kinds = {path.suffix for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert kinds == {".json", ".jsonl", ".txt", ".safetensors"}, "there are other files"

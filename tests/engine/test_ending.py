@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -17,60 +14,69 @@ import stoker
 from stoker import callbacks
 from stoker.record import Record, send_request
 from tests.learner.fits import copy_state, line, linear, same
+from torture.processes import Child
 
-# The second epoch has the best weights: from the third on the learning rate is far too large.
-PROGRAM = """
-import os, signal, sys, torch, stoker
-from torch import nn
-from stoker import Callback, optim
 
-x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
-y = x.sum(1, keepdim=True)
-model = nn.Linear(3, 1)
+class Watch(callbacks.Callback):
+    """Sends signals to its process in the fourth epoch, and notes what is called from then on."""
 
-class Watch(Callback):
-    calls = []
-    best = None
+    def __init__(self, model, signals):
+        self.model, self.signals, self.calls, self.best = model, signals, [], None
+
     def on_validation(self, ctx):
-        if ctx.best.epoch == ctx.epoch: self.best = model.weight.detach().clone()
+        if ctx.best.epoch == ctx.epoch:
+            self.best = self.model.weight.detach().clone()
+
     def on_train_batch_begin(self, ctx):
-        if ctx.epoch == 4 and ctx.batch_number == 2: {action}
+        if (ctx.epoch, ctx.batch_number) == (4, 2):
+            for _ in range(self.signals):
+                os.kill(os.getpid(), signal.SIGINT)
+
     def on_train_batch_end(self, ctx):
-        if ctx.epoch == 4: self.calls.append(f"end of batch {{ctx.batch_number}}")
+        if ctx.epoch == 4:
+            self.calls.append(f"end of batch {ctx.batch_number}")
+
     def on_epoch_end(self, ctx):
-        if ctx.epoch == 4: self.calls.append("end of epoch")
-    def on_interrupt(self, ctx): self.calls.append("interrupt")
-    def on_exception(self, ctx): self.calls.append("exception")
-    def on_fit_end(self, ctx): self.calls.append("end of fit")
+        if ctx.epoch == 4:
+            self.calls.append("end of epoch")
 
-watch = Watch()
-learner = stoker.Learner(model, loss=nn.MSELoss(), optimizer=optim.SGD(), lr=lambda n: 0.1 if n < 8 else 0.9, seed=0)
-try:
-    fitted = learner.fit((x, y), valid=(x, y), epochs=50, batch_size=16, callbacks=[watch], run=sys.argv[1], show=False)
-    print("stopped:", fitted.stopped)
-    print("fitted", fitted.best.epoch, fitted.epochs)
-except KeyboardInterrupt:
-    print("KeyboardInterrupt")
-print("best", torch.equal(model.weight, watch.best))
-print("handler", signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-print(watch.calls)
-"""
+    def on_interrupt(self, ctx):
+        self.calls.append("interrupt")
+
+    def on_exception(self, ctx):
+        self.calls.append("exception")
+
+    def on_fit_end(self, ctx):
+        self.calls.append("end of fit")
 
 
-def run_program(action, folder):
-    """Runs the program in a process of its own, which sends itself signals."""
-    script = folder / "program.py"
-    script.write_text(textwrap.dedent(PROGRAM.format(action=action)))
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, script, folder / "run"], capture_output=True, text=True, env=env, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), Record.open(folder / "run")
+def print_fit(run, signals):
+    """The second epoch has the best weights: from the third on the learning rate is far too large."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    model, y = nn.Linear(3, 1), x.sum(1, keepdim=True)
+    watch = Watch(model, signals)
+    learner = linear(model=model, lr=lambda update: 0.1 if update < 8 else 0.9)
+    try:
+        fitted = learner.fit((x, y), valid=(x, y), epochs=50, batch_size=16, callbacks=[watch], run=run, show=False)
+        print("stopped:", fitted.stopped)
+        print("fitted", fitted.best.epoch, fitted.epochs)
+    except KeyboardInterrupt:
+        print("KeyboardInterrupt")
+    print("best", torch.equal(model.weight, watch.best))
+    print("handler", signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    print(watch.calls)
+
+
+def run_program(signals, folder):
+    """Runs the fit in a process of its own, which sends itself signals."""
+    child = Child(print_fit, folder / "run", signals, prints=folder / "printed.txt")
+    assert child.wait() == 0, child.printed()
+    return child.printed().splitlines(), Record.open(folder / "run")
 
 
 def test_one_interrupt_completes_the_batch_and_fit_returns(tmp_path):
-    printed, record = run_program("os.kill(os.getpid(), signal.SIGINT)", tmp_path)
+    printed, record = run_program(1, tmp_path)
     assert printed == [
         "stopped: Interrupted in epoch 4, batch 2",
         "fitted 2 4",
@@ -84,7 +90,7 @@ def test_one_interrupt_completes_the_batch_and_fit_returns(tmp_path):
 
 
 def test_a_second_interrupt_raises_at_once(tmp_path):
-    printed, record = run_program("[os.kill(os.getpid(), signal.SIGINT) for _ in range(2)]", tmp_path)
+    printed, record = run_program(2, tmp_path)
     assert printed == ["KeyboardInterrupt", "best True", "handler True", "['end of batch 1', 'exception']"]
     assert record.events_of("error")[-1].text.startswith("KeyboardInterrupt")
     assert record.events_of("end")

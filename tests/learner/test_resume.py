@@ -1,17 +1,14 @@
 """Resuming a run: to the same bits, from whatever a kill left, and not at all if it is finished."""
 
+import functools
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import stoker
-from stoker import Checkpoint, RunExists, callbacks, metrics
+from stoker import Checkpoint, RunExists, callbacks, metrics, optim
 from stoker.record import Run
 from tests.learner.fits import (
     CopyRun,
@@ -28,6 +25,7 @@ from tests.learner.fits import (
     stop_after,
     texts,
 )
+from torture.processes import Child
 
 # --- a finished run
 
@@ -316,15 +314,6 @@ def test_another_config_causes_a_warning(tmp_path):
     assert json.loads((left / "config.json").read_text()) == {"lr": 0.1, "width": 3}
 
 
-PROGRAM = """
-import functools
-import sys
-from pathlib import Path
-
-from stoker import optim
-from tests.learner.fits import fit, killed_run, learner, texts
-
-
 class Rate:
     def __call__(self, update):
         return 0.01
@@ -334,23 +323,20 @@ def high(update, by):
     return 0.01 * by
 
 
-given = learner(
-    optimizer={"head": optim.SGD(momentum=0.9), "*": optim.AdamW()},
-    lr={"head": Rate(), "*": functools.partial(high, by=2)},
-)
-folder = Path(sys.argv[1])
-if (folder / "killed").exists():
-    resumed = fit(folder / "killed", of=given)
+def with_functions():
+    return learner(
+        optimizer={"head": optim.SGD(momentum=0.9), "*": optim.AdamW()},
+        lr={"head": Rate(), "*": functools.partial(high, by=2)},
+    )
+
+
+def print_resumed(run):
+    resumed = fit(run, of=with_functions())
     print(resumed.updates, texts(resumed.record))
-else:
-    killed_run(folder, of=given)
-"""
 
 
 def test_a_run_resumes_in_another_process(tmp_path):
     """Settings are compared as text, which must not contain memory addresses."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(stoker.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
-    for expected in ("", "18 []\n"):
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (0, expected), done.stderr
+    left, _ = killed_run(tmp_path, of=with_functions())
+    child = Child(print_resumed, left, prints=tmp_path / "printed.txt")
+    assert (child.wait(), child.printed()) == (0, "18 []\n")

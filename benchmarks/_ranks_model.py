@@ -22,6 +22,7 @@ LABELS = {  # keys in the result files, and what they mean
     "gather, checkpoint": "gathering for a checkpoint",
     "update, plain loop": "update, DDP by hand",
     "update, fit": "update, fit",
+    "update, compiled fit": "update, fit with compile=True",
 }
 
 
@@ -108,6 +109,7 @@ def measured_table(found):
     rows = [
         (label, [_time(statistics.median(each["us"][name])) for each in found.values()])
         for name, label in LABELS.items()
+        if all(name in each["us"] for each in found.values())
     ]
     rows.append(("file descriptors of a process", [str(each["descriptors"]) for each in found.values()]))
     states = [

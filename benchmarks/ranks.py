@@ -7,7 +7,8 @@
 Each number of processes is one launch of torchrun, one after the other and several times, with one thread for each
 process. A time is the median of many calls on the slowest rank. With more processes than cores the processes take
 turns: work that all of them do at once is slower for that reason; a flag that travels from one to the next is not. A
-whole update is the toy's, in `fit` and in a loop written by hand with DDP. Results are written to benchmarks/results/.
+whole update is the toy's, in `fit`, in `fit` with `compile=True`, and in a loop written by hand with DDP. Results are
+written to benchmarks/results/.
 """
 
 import argparse
@@ -44,6 +45,7 @@ def run_rank(size):
     world = join()
     found = {**measure_messages(world, *CALLS[size]), "update, plain loop": measure_plain_updates(world, EPOCHS[size])}
     found["update, fit"] = measure_fit_updates(EPOCHS[size])
+    found["update, compiled fit"] = measure_fit_updates(EPOCHS[size], compile=True)
     of_all = world.all_gather(found)
     if world.is_first:
         slowest = {name: [max(times) for times in zip(*(each[name] for each in of_all), strict=True)] for name in found}
@@ -160,8 +162,8 @@ def measure_plain_updates(world, epochs):
     return per_update(marks, len(x))
 
 
-def measure_fit_updates(epochs):
-    """µs per update of `fit`, ends of epochs included."""
+def measure_fit_updates(epochs, **settings):
+    """µs per update of `fit`, ends of epochs included; the first epoch, which may compile, is not timed."""
     from torch import nn
 
     import stoker
@@ -171,7 +173,8 @@ def measure_fit_updates(epochs):
     x, y, model = make_data()
     marks = []
     clock = callbacks.on(epoch_end=lambda ctx: marks.append(time.perf_counter()))
-    learner = stoker.Learner(model, loss=nn.MSELoss(), optimizer=optim.Adam(), lr=1e-3, device="cpu", seed=0)
+    settings = {"loss": nn.MSELoss(), "optimizer": optim.Adam(), "lr": 1e-3, "device": "cpu", "seed": 0, **settings}
+    learner = stoker.Learner(model, **settings)
     learner.fit((x, y), epochs=epochs, batch_size=BATCH, callbacks=[clock], show=False)
     return per_update(marks, len(x))
 

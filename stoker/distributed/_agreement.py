@@ -16,6 +16,24 @@ _KEYS = ("stop", "interrupt", "terminated", "save", "warnings")
 _RANKS_PER_BATCH = 64
 
 
+class RequestFlag:
+    """One bit that travels with the gradients: whether a rank has a request. It needs no message of its own."""
+
+    __slots__ = ("found", "own")
+
+    def __init__(self) -> None:
+        self.own = False  # whether this rank has a request
+        self.found: bool | None = None  # whether any rank has one; None as long as it was not sent
+
+    def offer(self, own: bool) -> None:
+        """Sets what the next gradients take along."""
+        self.own, self.found = own, None
+
+    def receive(self, found: bool) -> None:
+        """Takes what has come with gradients; one batch may have several."""
+        self.found = found or bool(self.found)
+
+
 class Agreement:
     """Exchanges the requests of all ranks after every batch.
 
@@ -31,10 +49,14 @@ class Agreement:
 
     `every`: the flag is sent after so many batches. gloo's all-reduce is a ring, with 2 · 1023 hops of about 30 µs for
     1024 ranks, so the default is one batch per 64 ranks.
+
+    `flag`: it is sent with the gradients, if those of the last batch took it along.
     """
 
     def __init__(self, world: World, *, every: int | None = None) -> None:
         self._world = world
+        self.flag = RequestFlag()
+        self._offered: dict[str, Any] | None = None  # the requests whose flag the next gradients take along
         self._every = every or max(1, world.size // _RANKS_PER_BATCH)
         self._calls = 0
         self._own: dict[str, Any] = {}  # this rank's requests that were not sent yet
@@ -53,14 +75,20 @@ class Agreement:
         if wait:
             return _complete(_merge(self._send_and_receive(), self._receive()))
         self._calls += 1
-        return _complete(self._send_and_receive()) if self._calls % self._every == 0 else None
+        is_due = self._calls % self._every == 0 or self.flag.found is not None
+        return _complete(self._send_and_receive()) if is_due else None
 
     def _send_and_receive(self) -> dict[str, Any]:
         """Sends this rank's requests, and returns those that all ranks sent the last time."""
         own, self._own = self._own, {}
         if self._world.size == 1:
             return _merge_ranks([own])
+        travels_with_gradients = self.flag.found is not None
         earlier = self._receive()
+        self.flag.offer(bool(own))
+        if travels_with_gradients:
+            self._offered = own
+            return earlier
         flag = keep_alive(torch.tensor([bool(own)], dtype=torch.int32))
         work = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._world.cpu_group(), async_op=True)
         self._pending.append((work, flag, own))
@@ -68,6 +96,12 @@ class Agreement:
 
     def _receive(self) -> dict[str, Any]:
         """Waits for the exchange in flight, and returns the requests of all ranks."""
+        if self._offered is not None:
+            own, self._offered = self._offered, None
+            found = self.flag.found
+            if found is None:  # this batch had no gradients
+                found = self._world.any(bool(own))
+            return _merge_ranks(self._world.all_gather(own)) if found else {}
         if not self._pending:
             return {}
         work, flag, own = self._pending.pop()

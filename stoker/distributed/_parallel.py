@@ -53,7 +53,7 @@ class Parallel:
     recompute: Classes | bool = False
     mesh: Any = None
     data: tuple[str, ...] | None = None
-    bucket_mb: int = 25
+    bucket_mb: float = 25
     timeout: float | None = None
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from stoker.engine._rng import seed_of_rank, seed_rng
 from stoker.engine._state import TrainState, is_storable
 from stoker.engine._totals import merge_states
 from stoker.errors import BadData, StateMismatch
+from stoker.gradients import GradientReducer
 from stoker.metrics import Metric
 
 _NO_REQUEST: dict[str, Any] = {"stop": None, "interrupt": None, "terminated": False, "save": None, "warnings": []}
@@ -40,6 +41,11 @@ class RankSync:
     def must_agree(self) -> bool:
         """Whether ranks have to agree before they act."""
         return self._agreement is not None
+
+    def send_requests_with(self, reducer: GradientReducer) -> None:
+        """Sends with the gradients of a batch whether a rank has a request, if all ranks reduce them together."""
+        if self._agreement is not None and self.data_world.size == self.world.size:
+            reducer.request_flag = self._agreement.flag
 
     def exchange(self, requests: Requests, *, wait: bool = False) -> Mapping[str, Any] | None:
         """Hands in what this rank requests, and returns what any rank requested a batch ago; with `wait`, all of it.

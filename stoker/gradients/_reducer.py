@@ -1,15 +1,17 @@
 """The gradients of a whole batch from every process's share of it."""
 
+import math
+import struct
 import zlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from stoker._select import named_parameters
-from stoker.distributed import World, from_local, is_dtensor, to_local
+from stoker._select import named_parameters, select_names
+from stoker.distributed import RequestFlag, World, from_local, is_dtensor, to_local
 from stoker.errors import InvalidArgument
 from stoker.gradients._accumulator import Accumulator, widen
 from stoker.gradients._backward import Differentiator, match_layout
@@ -18,6 +20,8 @@ from stoker.gradients._gradients import Gradients, as_scalar
 T = TypeVar("T")
 Weight = float | Tensor
 
+_foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
+_foreach_div_: Any = torch._foreach_div_  # pyright: ignore[reportPrivateImportUsage]
 _CHECKED = 256  # objectives that are compared between processes; afterwards they are trusted, as each comparison waits
 
 
@@ -36,9 +40,10 @@ class GradientReducer:
     (`reduce="sum"`) the shares are added. If any share's loss is not finite, all processes get NaN, so that they
     refuse the same update. All processes must make the same calls in the same order.
 
-    - `mode="ddp"` reduces gradients during the backward pass. Losses for a part of the model, and models with sparse
-      gradients (which become dense), are reduced afterwards all the same.
-    - `mode="values"` reduces them after the backward pass.
+    - `mode="ddp"` reduces gradients during the backward pass. Losses for a part of the model, models with sparse
+      gradients (which become dense), and models on the CPU that fit into one bucket are reduced afterwards.
+    - `mode="values"` reduces them after the backward pass: on the CPU in one message with the weight of the share,
+      which parameters were reached, and `request_flag`, if there is one.
     - `mode="fsdp"` leaves it to a model that is sharded.
     """
 
@@ -58,11 +63,15 @@ class GradientReducer:
         has_sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._model, self._world, self._bucket_mb = model, world, bucket_mb
         self.reduction = reduce
-        self._mode = "values" if mode == "ddp" and (world.size == 1 or has_sparse) else mode
         self._parameters = named_parameters(model)
+        self._is_on_cpu = all(parameter.device.type == "cpu" for parameter in self._parameters.values())
+        # DDP would send one bucket too, at the end of the backward pass, and three small messages beside it.
+        is_small = self._is_on_cpu and sum(each.nbytes for each in self._parameters.values()) <= bucket_mb * 2**20
+        self._mode = "values" if mode == "ddp" and (world.size == 1 or has_sparse or is_small) else mode
         self._differentiators: dict[str | None, Differentiator] = {}
         self._objectives: _ObjectiveCheck | None = None  # from the first loss for a part of the model on
         self._ddp: _OverlappedReduction | None = None
+        self.request_flag: RequestFlag | None = None  # what else to send
         self.weight: Weight = 0.0  # of the last batch or window that was reduced, over all processes
 
     def forward(self, call: Callable[[], T]) -> T:
@@ -78,6 +87,11 @@ class GradientReducer:
         if buffers:
             self._world.broadcast(buffers)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are reduced by DDP during the backward pass."""
+        return self._mode == "ddp"
+
     def reduce_after_backward(self) -> None:
         """Never reduces during the backward pass from now on, because a compiled step computes gradients."""
         if self._mode == "ddp":
@@ -92,15 +106,15 @@ class GradientReducer:
         if part is not None:
             self._objectives = self._objectives or _ObjectiveCheck(self._world)
             self._objectives.check(part)
+        if self._mode == "values" or (self._mode == "ddp" and part is not None):
+            return self._sum(self.local(loss, part=part), loss, weight, part)
         share = self._share(weight, loss)
         if self._mode == "fsdp":
             gradient = share.apply_(torch.full_like(loss.detach(), self._world.size))  # FSDP averages over processes
             return self._differentiator(part)(loss, gradient=gradient)
-        if self._mode == "ddp" and part is None:
-            if self._ddp is None or not self._ddp.is_current():
-                self._ddp = _OverlappedReduction(self._model, self._world, self._bucket_mb)
-            return self._ddp.backward(loss, share)
-        return self._sum(self.local(loss, part=part), share, part)
+        if self._ddp is None or not self._ddp.is_current():
+            self._ddp = _OverlappedReduction(self._model, self._world, self._bucket_mb)
+        return self._ddp.backward(loss, share)
 
     def local(self, loss: Tensor, *, part: str | None = None) -> Gradients:
         """The gradients of this process's share alone."""
@@ -116,10 +130,16 @@ class GradientReducer:
 
     def reduce(self, grads: Gradients, loss: Tensor, weight: Weight) -> Gradients:
         """Like `backward`, from the gradients of this process's share, which it consumes."""
-        return self._sum(grads, self._share(weight, loss), None)
+        return self._sum(grads, loss, weight, None)
 
-    def _sum(self, grads: Gradients, share: "Share", part: str | None) -> Gradients:
-        own = {name: share.apply_(_dense_copy(grad)) for name, grad in grads.use("the sum over processes").items()}
+    def _sum(self, grads: Gradients, loss: Tensor, weight: Weight, part: str | None) -> Gradients:
+        tensors = grads.use("the sum over processes")
+        if self._is_on_cpu:
+            own = {name: to_local(grad.to_dense() if grad.is_sparse else grad) for name, grad in tensors.items()}
+            factor, is_finite = float(weight), math.isfinite(loss.item())
+            return self._sum_in_one_message(own, factor, part, is_finite=is_finite, is_weighted=False)
+        share = self._share(weight, loss)
+        own = {name: share.apply_(_dense_copy(grad)) for name, grad in tensors.items()}
         return Gradients._of(self._sum_by_name(own, part=part), self._parameters, self._model)
 
     def reduce_window(self, window: Accumulator) -> tuple[Gradients, Weight]:
@@ -131,6 +151,10 @@ class GradientReducer:
             self.weight = window.weight
             return window.take(), self.weight
         weight, sums = window.take_sums()
+        if self._is_on_cpu:
+            own = {name: to_local(added.to_dense() if added.is_sparse else added) for name, added in sums.items()}
+            grads = self._sum_in_one_message(own, float(weight), None, is_finite=True, is_weighted=True)
+            return grads, self.weight
         total = self._world.sum(_as_tensor(weight, next(iter(self._parameters.values())).device))
         # If everything has weight 0 the sums are zeros, and stay so.
         divisor = torch.where(total == 0, 1, total) if self.reduction == "mean" else None
@@ -157,6 +181,59 @@ class GradientReducer:
         self.weight = _as_number(total)
         return Share(factor, own == 0 if isinstance(weight, Tensor) else weight == 0)
 
+    def _sum_in_one_message(
+        self, own: Mapping[str, Tensor], weight: float, part: str | None, *, is_finite: bool, is_weighted: bool
+    ) -> Gradients:
+        """The mean (or sum) of every process's tensors on the CPU, with everything else that processes have to know.
+
+        `is_weighted`: they come from an accumulator, which has multiplied them by their weights, in 32 bits. Every
+        process sends a tensor for each parameter that is trained, zeros if it has none, so that all messages are alike.
+        Sets `self.weight`.
+        """
+        if part is not None and not _are_equal(self._world.sum(torch.tensor(_checksums(part))).tolist(), self._world):
+            _raise_different(part, self._world)
+        parameters, is_mean = self._sent_parameters(own, part), self.reduction == "mean"
+        counts = is_weighted or weight != 0  # NaN times zero would be NaN
+        tensors = [
+            own[name] if counts and name in own else torch.zeros_like(to_local(parameter), requires_grad=False)
+            for name, parameter in parameters.items()
+        ]
+        if is_weighted:
+            tensors = [widen(each) for each in tensors]
+        elif is_mean:  # float16 could not hold products with the weight
+            wide = [each.float() if each.dtype == torch.float16 else each for each in tensors]
+            tensors = _foreach_mul(wide, weight)
+        flag = self.request_flag
+        header = Header(weight, zlib.crc32(repr(list(parameters)).encode()), is_finite, flag is not None and flag.own)
+        kind = next((each.dtype for each in tensors if each.is_floating_point()), torch.float32)  # of the first message
+        first = header.encode(self._world, [name in own for name in parameters], kind)
+        first, *sums = self._world.sum_all([first, *tensors], bucket_mb=self._bucket_mb)
+        headers, reached = Header.decode_all(first, self._world)
+        _check_layouts(headers)
+        if flag is not None:
+            flag.receive(any(each.has_request for each in headers))
+        self.weight = total = sum(each.weight for each in headers)
+        # If everything has weight 0 the sums are zeros, and stay so. NaN: all processes refuse the update.
+        is_bad = any(each.weight and not each.is_finite for each in headers)
+        divisor = math.nan if is_bad else total if total and is_mean else 1
+        if divisor != 1:
+            _foreach_div_(sums, divisor)
+        found = {
+            name: _place(added.to(parameter.dtype), parameter)
+            for (name, parameter), added, was_reached in zip(parameters.items(), sums, reached, strict=True)
+            if was_reached
+        }
+        return Gradients._of(found, self._parameters, self._model)
+
+    def _sent_parameters(self, own: Mapping[str, Tensor], part: str | None) -> dict[str, nn.Parameter]:
+        """What a message has room for: the parameters that are trained, of a part of the model if there is one."""
+        chosen = None if part is None else select_names(part, self._parameters, self._model)
+        return {
+            name: parameter
+            for name, parameter in self._parameters.items()
+            if name in own or (parameter.requires_grad and (chosen is None or name in chosen))
+        }
+
     def _sum_by_name(
         self, tensors: Mapping[str, Tensor], *, are_sums: bool = False, part: str | None = None
     ) -> dict[str, Tensor]:
@@ -179,6 +256,44 @@ class GradientReducer:
 
         totals = self._world.sum_all([to_local(own(name)) for name in names], bucket_mb=self._bucket_mb)
         return {name: _place(total, self._parameters[name]) for name, total in zip(names, totals, strict=True)}
+
+
+_HEADER = struct.Struct("<dI??")
+
+
+class Header(NamedTuple):
+    """What each process sends ahead of its gradients on the CPU, in the same message.
+
+    Every process has its own place in it, where the others add zeros. A byte is a number of the gradients' type: any
+    type holds 0 to 255 exactly.
+    """
+
+    weight: float  # of this process's share
+    layout: int  # a checksum of the names of the parameters in the message
+    is_finite: bool  # the loss
+    has_request: bool  # see `RequestFlag`
+
+    def encode(self, world: World, reached: list[bool], dtype: torch.dtype) -> Tensor:
+        """The header as a tensor, and behind it whether each parameter has a gradient."""
+        before, after = bytes(_HEADER.size * world.rank), bytes(_HEADER.size * (world.size - world.rank - 1))
+        return torch.tensor([*before, *_HEADER.pack(*self), *after, *reached], dtype=dtype)
+
+    @staticmethod
+    def decode_all(summed: Tensor, world: World) -> tuple[list["Header"], list[bool]]:
+        """The headers of all processes, and whether any of them has a gradient for each parameter."""
+        values, length = summed.tolist(), _HEADER.size * world.size
+        headers = _HEADER.iter_unpack(bytes(map(int, values[:length])))
+        return [Header(*each) for each in headers], [value > 0 for value in values[length:]]
+
+
+def _check_layouts(headers: list[Header]) -> None:
+    """Raises if processes have sent the gradients of different parameters: their sums mean nothing."""
+    for rank, each in enumerate(headers):
+        if each.layout != headers[0].layout:
+            raise InvalidArgument(
+                f"rank {rank} trains other parameters than rank 0: freeze and unfreeze the same ones on every rank, "
+                "after the same batch"
+            )
 
 
 class Share(NamedTuple):

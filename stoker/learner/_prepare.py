@@ -210,6 +210,8 @@ def prepare(
         reducer=make_reducer(trained, split, parallel, reduce),
         records_rates=not learner.compile and is_constant(learner.lr) and not hooks.has("on_train_batch_begin"),
     )
+    if step.reducer is not None and not step.sums_on_each_rank:  # otherwise not every batch has a reduction
+        ranks.send_requests_with(step.reducer)
     fit = Fit(
         settings=settings,
         device=device,

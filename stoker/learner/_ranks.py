@@ -190,6 +190,8 @@ def describe_ranks(fit: Fit) -> Iterator[str]:
         yield "gradients  accumulated on each rank, and summed over the ranks once per update"
     elif fit.plan.mode == "compiled_backward":
         yield "gradients  summed over the ranks after the backward pass, which is compiled; weighted by samples"
+    elif fit.step.reducer is not None and not fit.step.reducer.overlaps:
+        yield "gradients  summed over the ranks in one message after the backward pass; weighted by samples"
     else:
         yield "gradients  summed over the ranks by DDP during the backward pass; weighted by samples, not by ranks"
     modules = list(model.modules())

@@ -209,6 +209,8 @@ def results(rank, size, parallel, names):
     """The results of every case, with scores and predictions for data that does not divide evenly."""
     torch.set_num_threads(1)
     found = {}
+    if parallel == "overlapped":  # more than one bucket, so that DDP sends some during the backward pass
+        parallel = stoker.Parallel(mode="ddp", bucket_mb=1e-5)
     for name in names:
         fitted = CASES[name](parallel)
         found[name] = results_of(fitted)

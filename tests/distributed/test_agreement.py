@@ -1,5 +1,7 @@
 """A request of one rank is acted on by all ranks after the same batch."""
 
+import pytest
+
 from stoker.distributed import Agreement, World, join
 
 from .processes import run
@@ -9,9 +11,10 @@ def answer(**requests):
     return {"stop": None, "interrupt": None, "terminated": None, "save": None, "warnings": []} | requests
 
 
-def train(rank, size):
-    """The answers after each of eight batches, and at two ends of the training."""
-    agreement = Agreement(join())
+def train(rank, size, reduced=()):
+    """The answers after each of eight batches, and at two ends; gradients of some batches take the flag along."""
+    world = join()
+    agreement = Agreement(world)
     requests = [{} for _ in range(8)]
     if rank == size - 1:
         requests[1] = {"stop": "", "terminated": False, "warnings": []}  # a reason may be empty
@@ -22,7 +25,11 @@ def train(rank, size):
         requests[5] = {"save": "early"}
     else:
         requests[5] = {"save": f"rank {rank}"} | requests[5]
-    found = [agreement.exchange(each) for each in requests]
+    found = []
+    for number, each in enumerate(requests):
+        if number in reduced:
+            agreement.flag.receive(world.any(agreement.flag.own))
+        found.append(agreement.exchange(each))
     ends = [agreement.exchange({"interrupt": f"rank {rank}"}, wait=True), agreement.exchange({}, wait=True)]
     agreement.exchange({"stop": "handed in" if rank == size - 1 else None, "warnings": ["x"]})
     ends += [
@@ -32,7 +39,8 @@ def train(rank, size):
     return found, ends
 
 
-def test_all_ranks_get_the_same_answer_after_the_same_batch():
+@pytest.mark.parametrize("reduced", [(), range(8), (0, 1, 3, 4, 7)])
+def test_all_ranks_get_the_same_answer_after_the_same_batch(reduced):
     size, last = 3, 2
     expected = [None] * 8
     expected[2] = answer(stop="")
@@ -40,7 +48,7 @@ def test_all_ranks_get_the_same_answer_after_the_same_batch():
     expected[6] = answer(save="early", warnings=[(last, f"of {last}")])
     warnings = [(rank, text) for text in ("x", "y") for rank in range(size)]
     ends = [answer(interrupt="rank 0"), None, answer(stop="handed in", save="now", warnings=warnings), None]
-    for found in run(train, size):
+    for found in run(train, size, reduced):
         assert found == (expected, ends)
 
 

@@ -288,8 +288,10 @@ def warn_and_explain(rank, size, folder):
     log = Path(folder, "run", "log.txt").read_text()
     warnings = [event.text for event in Run.open(f"{folder}/run").record.events_of("warning")]
     dropping = learner(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.1)).double(), parallel="ddp")
+    overlapped = stoker.Parallel(mode="ddp", bucket_mb=1e-5)
     lines = [dropping.explain(samples(20), epochs=1, batch_size=8)]
     lines.append(learner(parallel="fsdp").explain(samples(20), epochs=1))
+    lines.append(learner(parallel=overlapped).explain(samples(20), epochs=1))
     lines.append(learner(accumulate=2, compile=True).explain(samples(20), epochs=1))
     return warnings, log.count("rank 1: this node is hot"), fitted.record.path is None, lines
 
@@ -300,9 +302,10 @@ def test_rank_0_writes_and_names_the_rank_that_warned(tmp_path):
     for rank, (warnings, logged, in_memory, lines) in enumerate(answers):
         assert warnings == ["rank 1: this node is hot", "from all ranks"]
         assert (logged, in_memory) == (1, rank > 0)
-        whole, sharded, compiled = lines
+        whole, sharded, overlapped, compiled = lines
         assert f"ranks      2 processes, this is rank {rank}; each has 1/2 of every batch" in whole
-        assert "gradients  summed over the ranks by DDP" in whole
+        assert "gradients  summed over the ranks in one message after the backward pass" in whole
+        assert "gradients  summed over the ranks by DDP during the backward pass" in overlapped
         assert "batch norm each rank normalizes its share" in whole
         assert "dropout    differs between ranks" in whole
         assert "sharding   FSDP2, 3 blocks: each rank has 1/2" in sharded

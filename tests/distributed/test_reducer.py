@@ -7,12 +7,13 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 import stoker
 from stoker import Accumulator, backward
-from stoker.distributed import Agreement, World, join
+from stoker.distributed import Agreement, RequestFlag, World, join
 from stoker.errors import InvalidArgument
 from stoker.gradients import GradientReducer, Gradients
 
@@ -62,11 +63,12 @@ def sharded(model, world):
     return fully_shard(model, mesh=mesh)
 
 
-def make(world, mode, **settings):
-    model = Net()
+def make(world, mode, model=None, **settings):
+    model = Net() if model is None else model
     if mode == "fsdp":
         sharded(model, world)
-    return model, GradientReducer(model, world, mode=mode, **{"reduce": "mean", **settings})
+    buckets = {"bucket_mb": 1e-5} if mode == "ddp" else {}  # without overlap, DDP would not be used
+    return model, GradientReducer(model, world, mode=mode, **{"reduce": "mean", **buckets, **settings})
 
 
 def whole(tensor):
@@ -259,9 +261,7 @@ def sparse(world, mode):
     y = samples()[1]
     words = torch.arange(ROWS) % 7
     own, targets = share_of(world, words, y)
-    grads = GradientReducer(model, world, mode=mode, reduce="mean").backward(
-        F.cross_entropy(model(own), targets), len(own)
-    )
+    grads = make(world, mode, model)[1].backward(F.cross_entropy(model(own), targets), len(own))
     expected = backward(F.cross_entropy(model(words), y), model)
     assert expected["0.weight"].is_sparse
     return largest_difference(
@@ -283,7 +283,7 @@ def layout(world, mode):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)).to(memory_format=torch.channels_last)
     assert not model[0].weight.is_contiguous()
-    reducer = GradientReducer(model, world, mode=mode, reduce="mean")
+    reducer = make(world, mode, model)[1]
     images = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(world.rank))
     grads = reducer.backward(model(images).square().mean(), 2)
     assert grads["0.weight"].stride() == model[0].weight.stride()
@@ -316,10 +316,56 @@ def tensor_parallel(world, mode):
     return largest_difference(grads, {name: torch.full(each.shape, mean) for name, each in value.items()})
 
 
+def one_message(world, mode):
+    """On the CPU one message has everything: gradients, weights of any size, and whether a rank has a request."""
+    x, y = samples()
+    weight = 0.5 if world.rank else 2**40 + 1
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        model, reducer = make(world, mode, Net().to(dtype))
+        reducer.request_flag, sent = RequestFlag(), []
+        for requests in (False, True):
+            reducer.request_flag.offer(requests and world.rank == world.size - 1)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(dist, "all_reduce", counted(dist.all_reduce, sent))
+                grads = reducer.backward(F.cross_entropy(model(x.to(dtype)), y), weight)
+                window = Accumulator()
+                window.add(reducer.local(F.cross_entropy(model(x.to(dtype)), y)), weight=weight)
+                both = [grads, reducer.reduce_window(window)[0]]
+            assert reducer.request_flag.found is requests
+            assert reducer.weight == 2**40 + 1 + 0.5 * (world.size - 1)
+            for found in both:
+                expected = backward(F.cross_entropy(model(x.to(dtype)), y), model)
+                assert largest_difference(found, expected) < 4 * torch.finfo(dtype).eps
+        assert len(sent) == (4 if world.size > 1 else 0)
+    return 0.0
+
+
+def counted(function, calls):
+    def call(*args, **settings):
+        calls.append(args)
+        return function(*args, **settings)
+
+    return call
+
+
+def different_parameters(world, mode):
+    """All ranks raise if they train different parameters, even if the messages have the same size."""
+    model, reducer = make(world, mode)
+    model.last, model.first = nn.Linear(6, 6), nn.Linear(6, 6)
+    model, reducer = make(world, mode, model)
+    stoker.freeze(model, "last" if world.rank == 1 else "first")
+    loss = model.last(model.first(torch.ones(2, 6))).square().mean()
+    message = "rank 1 trains other parameters than rank 0: freeze and unfreeze the same ones"
+    with pytest.raises(InvalidArgument, match=message) if world.size > 1 else contextlib.nullcontext():
+        reducer.backward(loss, 2)
+    return 0.0
+
+
 CASES = {
     **dict.fromkeys((batch, tokens, padding, not_finite, objectives, buffers), ("ddp", "values", "fsdp")),
     **dict.fromkeys((partly_used, frozen, windows, sparse, layout), ("ddp", "values")),
-    **dict.fromkeys((an_empty_window, different_objectives, tensor_parallel), ("values",)),
+    tensor_parallel: ("values",),
+    **dict.fromkeys((an_empty_window, different_objectives, different_parameters, one_message), ("values",)),
 }
 
 
@@ -339,7 +385,7 @@ def some_batches(rank, size, first):
     """The gradients of the batches from one on, in processes that have seen none before, in small buckets."""
     grads_of, world = {}, join()
     for mode in ("ddp", "values", "fsdp"):
-        model, reducer = make(world, mode, bucket_mb=1e-4)
+        model, reducer = make(world, mode, bucket_mb=1e-5)
         for number in range(first, 4):
             x, y = samples()
             own, targets = share_of(world, x * (number + 1), y)

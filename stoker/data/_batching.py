@@ -19,7 +19,7 @@ from stoker._tree import map_leaves, map_tensors, tensors_in
 from stoker.data._arguments import check_int
 from stoker.data._batch import PaddingBatch, Recipe, RowSelection, Task
 from stoker.data._order import Order
-from stoker.data._rng import preserve_generators
+from stoker.data._rng import LazyPermutation, preserve_generators
 from stoker.data._source import EpochOfStream, Selection, Stream, View, set_epoch, snapshot
 from stoker.data._stateful import PositionStates, as_source_state, find_sharding, samplers_of
 from stoker.data._workers import Workers
@@ -27,6 +27,7 @@ from stoker.errors import BadData, InvalidArgument, StateMismatch, WrongType
 
 # An order is drawn in advance from so many rows on (0.5 ms), and up to so many: it takes 8 bytes a row (256 MB).
 _FEWEST_ROWS, _MOST_ROWS = 2**15, 2**25
+Rows = Tensor | LazyPermutation
 
 
 @dataclass(frozen=True)
@@ -167,11 +168,9 @@ class ColumnBatches(NumberedBatches):
 
     def iterate(self, epoch: int, batch: int, state: Any = None) -> Iterator[Any]:
         self._check_unchanged(self.order.samples)
-        view, order = self._base_view, self._next_order.take(epoch, self._draw_rows)
-        if order is not None:
-            order = _copy_order(order, view.device)  # once per epoch, so that no batch waits for the host
+        view, read = self._base_view, self._row_reader(epoch)
         for start, stop, is_padding in self._spans(batch):
-            rows = view.slice(start, stop) if order is None else view.gather(order[start:stop])
+            rows = view.slice(start, stop) if read is None else view.gather(read(slice(start, stop)))
             yield PaddingBatch(rows) if is_padding else rows
 
     def for_rank(self, share: Share) -> "Batches":
@@ -180,12 +179,11 @@ class ColumnBatches(NumberedBatches):
     def select_rows(self, epoch: int, batch: int, transform: Callable[..., Any] | None) -> Iterator[RowSelection]:
         """Yields the batches of an epoch, from `batch` on, without gathering them."""
         self._check_unchanged(self.order.samples)
-        view, order = self._base_view, self._next_order.take(epoch, self._draw_rows)
-        if order is None:
-            order = torch.arange(self.order.length, device=view.device)
-        order = _copy_order(order, view.device)
+        view, read = self._base_view, self._row_reader(epoch)
+        if read is None:
+            read = torch.arange(self.order.length, device=view.device).__getitem__
         for start, stop, is_padding in self._spans(batch):
-            yield RowSelection(order[start:stop], view, transform, is_padding)
+            yield RowSelection(read(slice(start, stop)), view, transform, is_padding)
 
     # A selection is part of the order, so that it costs nothing per batch.
 
@@ -193,10 +191,24 @@ class ColumnBatches(NumberedBatches):
     def _base_view(self) -> View:
         return self.view.base if isinstance(self.view, Selection) else self.view
 
-    def _draw_rows(self, epoch: int) -> Tensor | None:
-        """Returns the rows of the base view in the order of an epoch; None for all rows in the order of the source."""
+    def _row_reader(self, epoch: int) -> Callable[[slice], Tensor] | None:
+        """Returns a function that gives the rows of the base view at some places of an epoch, on its device.
+
+        None for all rows in the order of the source.
+        """
+        rows, device = self._next_order.take(epoch, self._draw_rows), self._base_view.device
+        if rows is None:
+            return None
+        if isinstance(rows, Tensor):
+            return _copy_order(rows, device).__getitem__  # once per epoch, so that no batch waits for the host
+        numbers = self.view.numbers if isinstance(self.view, Selection) else None
+        select = (lambda part: part) if numbers is None else numbers.__getitem__
+        return lambda places: _copy_order(select(rows[places]), device)
+
+    def _draw_rows(self, epoch: int) -> Rows | None:
+        """Returns the rows of the base view in the order of an epoch, as far as it is drawn at once."""
         order = self.order.draw(epoch)
-        if not isinstance(self.view, Selection):
+        if not isinstance(self.view, Selection) or isinstance(order, LazyPermutation):
             return order
         return self.view.numbers if order is None else self.view.numbers[order]
 
@@ -205,9 +217,9 @@ class NextOrder:
     """Draws the order of the next epoch in a thread while this one is used: 20 ms for a million rows."""
 
     def __init__(self) -> None:
-        self._drawing: tuple[tuple[int, int], Future[Tensor | None]] | None = None  # of a process and an epoch
+        self._drawing: tuple[tuple[int, int], Future[Rows | None]] | None = None  # of a process and an epoch
 
-    def take(self, epoch: int, draw: Callable[[int], Tensor | None]) -> Tensor | None:
+    def take(self, epoch: int, draw: Callable[[int], Rows | None]) -> Rows | None:
         """Returns the order of an epoch, and starts to draw the one after it if that takes long enough."""
         process = os.getpid()  # a fork has no thread that would finish the order of its parent
         drawing, self._drawing = self._drawing, None

@@ -40,7 +40,7 @@ from stoker.data._combine import (
     leaves_of,
 )
 from stoker.data._describe import describe_batches, warn_about_resuming
-from stoker.data._order import Bucketed, Drawn, Mixed, Order, as_sampling_weights, repeat_order
+from stoker.data._order import Bucketed, Drawn, Mixed, Order, as_sampling_weights, make_order, repeat_order
 from stoker.data._ragged import as_padding, read_lengths
 from stoker.data._rng import PART, random_key
 from stoker.data._source import (
@@ -571,7 +571,7 @@ def _make_ready_batches(loader: Loader, source: Any) -> StreamBatches:
 
 def _choose_order(loader: Loader, samples: int) -> Order:
     if loader.sampling_weights is None:
-        return Order(samples, loader.shuffle)
+        return make_order(samples, loader.shuffle)
     if loader.shuffle is None:
         raise InvalidArgument("sampling_weights draw samples at random: pass shuffle=True, or a seed, as well")
     return Drawn(samples, loader.shuffle, as_sampling_weights(loader.sampling_weights, samples))
@@ -685,7 +685,7 @@ def _mix_samples(loader: Loader, source: Mix) -> Batches:
     counts = count_by_weight(source, source.length or sum(sizes))
     seed = loader.shuffle
     parts = [
-        repeat_order(Order(size, None if seed is None else random_key(PART, seed, number) >> 1), counts[number])
+        repeat_order(make_order(size, None if seed is None else random_key(PART, seed, number) >> 1), counts[number])
         for number, size in enumerate(sizes)
     ]
     return _make_single(loader, concat(*views.values()), Mixed(sum(sizes), seed, tuple(parts)))

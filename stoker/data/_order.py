@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.data._rng import BUCKET, DRAW, MIX, permutation, random_key
+from stoker.data._rng import BUCKET, DRAW, MIX, ORDER, LazyPermutation, permutation, random_key
 from stoker.errors import InvalidArgument, WrongType
 
 
@@ -30,9 +30,34 @@ class Order:
         """Whether an epoch may read a sample more than once."""
         return False
 
-    def draw(self, epoch: int) -> Tensor | None:
+    def draw(self, epoch: int) -> Tensor | LazyPermutation | None:
         """Returns the sample numbers of an epoch (int64, on the CPU), or None for all of them in their own order."""
         return None if self.seed is None else permutation(self.samples, self.seed, epoch=epoch)
+
+    def draw_all(self, epoch: int) -> Tensor:
+        """Returns the sample numbers of an epoch as a tensor."""
+        order = self.draw(epoch)
+        if order is None:
+            return torch.arange(self.length, device="cpu")
+        return order if isinstance(order, Tensor) else order[:]
+
+
+# Of more samples no rank holds the whole order: a tensor of 10⁹ would take 8 GB and minutes in each process.
+_MOST_IN_A_TENSOR = 2**25
+
+
+@dataclass(frozen=True)
+class LazyOrder(Order):
+    """Every sample once in another order in each epoch, of which a rank computes what it reads."""
+
+    def draw(self, epoch: int) -> LazyPermutation:
+        assert self.seed is not None
+        return LazyPermutation(self.samples, random_key(ORDER, self.seed, epoch))
+
+
+def make_order(samples: int, seed: int | None) -> Order:
+    """Every sample once; the order of many samples is computed while it is read."""
+    return Order(samples, seed) if seed is None or samples <= _MOST_IN_A_TENSOR else LazyOrder(samples, seed)
 
 
 @dataclass(frozen=True)
@@ -59,8 +84,7 @@ class Cycled(Order):
         length = self.passes.length
         start, stop = epoch * self.count, (epoch + 1) * self.count
         first, last = start // length, -(-stop // length)
-        drawn = [self.passes.draw(number) for number in range(first, last)]
-        passes = [torch.arange(length, device="cpu") if each is None else each for each in drawn]
+        passes = [self.passes.draw_all(number) for number in range(first, last)]
         return torch.cat(passes)[start - first * length : stop - first * length]
 
 
@@ -117,8 +141,7 @@ class Bucketed(Order):
         return self.base.has_repeats
 
     def draw(self, epoch: int) -> Tensor:
-        order = self.base.draw(epoch)
-        order = torch.arange(self.length, device="cpu") if order is None else order
+        order = self.base.draw_all(epoch)
         full = self.length // self.size * self.size
         chunk = full if self.is_rounded or self.seed is None else _CHUNK * self.size
         parts = [part[self.lengths[part].argsort(stable=True)] for part in order[:full].split(max(chunk, 1))]

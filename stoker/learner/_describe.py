@@ -66,7 +66,8 @@ def identity_of(fit: Fit, learner: "Learner", lr: Any) -> dict[str, Any]:
         "samples": _count_samples(train),
         "batches": length_of(train),
         "batch_size": train.batch_size,
-        "order": train.shuffle,
+        # Earlier versions drew the order of many samples in another way.
+        "order": f"{train.shuffle}, computed while it is read" if "LazyOrder(" in train.orders else train.shuffle,
         "generators": ", ".join(train.generator_states()) or None,  # of a DataLoader
         "sampling": _checksum_weights(train.sampling_weights),
         "sources": _describe_sources(train) if isinstance(train.source, Combination) else None,

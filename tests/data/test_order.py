@@ -8,10 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
-from stoker.data import Loader, concat, split, windows
-from stoker.errors import BadData, InvalidArgument, WrongType
+import stoker
+from stoker.data import Loader, concat, split, take, windows
+from stoker.data._rng import LazyPermutation
+from stoker.errors import BadData, InvalidArgument, StateMismatch, WrongType
 from tests.data.batches import plain
 
 X = torch.arange(23)
@@ -23,8 +26,11 @@ class Letters(IterableDataset):
 
 
 class Numbers(Dataset):
+    def __init__(self, count=23):
+        self.count = count
+
     def __len__(self):
-        return 23
+        return self.count
 
     def __getitem__(self, number):
         return number
@@ -90,6 +96,67 @@ def test_the_default_device_does_not_change_the_order():
     expected = flat(Loader(X, batch_size=4, shuffle=3))
     with torch.device("meta"):
         assert flat(Loader(X, batch_size=4, shuffle=3)) == expected
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**64 - 1), st.data())
+def test_a_permutation_that_is_computed_in_parts_has_every_number_once(size, key, drawn):
+    order = LazyPermutation(size, key)
+    assert sorted(order[:].tolist()) == list(range(size))
+    start, stop = sorted(drawn.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
+    assert order[start:stop].tolist() == order[:].tolist()[start:stop]
+
+
+@pytest.mark.parametrize("size", [2**25 + 1, 10**9, 2**40])
+def test_neither_a_number_nor_its_neighbours_depend_on_its_place(size):
+    scaled = LazyPermutation(size, 5)[: 2**15].double() / size
+    for lag in (1, 2, 64, 4096):
+        pairs = torch.stack([scaled[:-lag], scaled[lag:]])
+        assert pairs.corrcoef()[0, 1].abs() < 4 / len(scaled) ** 0.5
+    counts = torch.histc(scaled, 32, 0, 1)
+    assert counts.sub(2**10).square().div(2**10).sum() < 62  # chi-squared of 31 degrees: 99.9 % are below
+
+
+def test_a_billion_samples_are_shuffled_without_an_order_of_all_of_them():
+    loader = Loader(Numbers(10**9), batch_size=100, shuffle=3)
+    batches = [
+        next(iter(loader.at(epoch=epoch, batch=batch))) for epoch, batch in [(0, 0), (0, 1), (0, 9_999_999), (7, 0)]
+    ]
+    seen = torch.cat(batches)
+    assert len(seen.unique()) == 400 and seen.max() < 10**9
+    share = [next(iter(loader.shared(rank, 3).at(epoch=0, batch=9_999_999))) for rank in range(3)]
+    assert torch.cat(share).equal(batches[2])
+    # A checkpoint stores a position, so that this order does not change either.
+    assert hashlib.sha256(repr(flat(batches)).encode()).hexdigest() == (
+        "d6e37c4532b627bacc09d3095d226343d636ead3b2e1812ba77f621d33dcbe0e"
+    )
+
+
+def test_a_run_on_a_billion_samples_resumes_in_its_order_and_not_in_that_of_an_earlier_version(tmp_path, monkeypatch):
+    class Pairs(Numbers):
+        def __getitem__(self, number):
+            return torch.tensor([number / self.count]), torch.tensor([1.0])
+
+    def train(run, updates, count=10**9):
+        learner = stoker.Learner(lambda: nn.Linear(1, 1), loss=nn.MSELoss(), lr=0.1, seed=5)
+        where = {"run": tmp_path / run, "resume": True, "show": False}
+        return learner.fit(Pairs(count), updates=updates, batch_size=4, **where).model.weight.item()
+
+    train("resumed", 3)
+    assert train("resumed", 6) == train("whole", 6)
+    train("old", 3, count=100)
+    monkeypatch.setattr("stoker.data._order._MOST_IN_A_TENSOR", 99)
+    with pytest.raises(StateMismatch, match="order: 5 before, 5, computed while it is read now"):
+        train("old", 6, count=100)
+
+
+def test_columns_and_selections_of_many_rows_have_the_order_of_a_data_set_of_that_length():
+    rows = torch.arange(2**25 + 3, dtype=torch.int32)  # more than an order is drawn for at once
+    expected = next(iter(Loader(Numbers(len(rows)), batch_size=64, shuffle=3).at(epoch=1, batch=9)))
+    assert not expected.equal(torch.arange(9 * 64, 10 * 64))
+    backwards = take(rows, torch.arange(len(rows) - 1, -1, -1))
+    for source, numbers in ((rows, expected), (backwards, len(rows) - 1 - expected)):
+        at = Loader(source, batch_size=64, shuffle=3).at(epoch=1, batch=9)
+        assert next(iter(at)).equal(numbers.int()) and next(at.row_selections()).gather().equal(numbers.int())
 
 
 @pytest.mark.parametrize("selected", [False, True])

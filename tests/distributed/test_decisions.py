@@ -9,17 +9,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import (
-    BadData,
-    Callback,
-    Checkpoint,
-    InvalidArgument,
-    NotFinite,
-    RunExists,
-    StateMismatch,
-    callbacks,
-    optim,
-)
+from stoker import BadData, Callback, Checkpoint, InvalidArgument, NotFinite, RunExists, StateMismatch, callbacks, optim
 from stoker.record import Run, send_request
 from tests.distributed.fits import learner, results_of, samples
 from tests.distributed.processes import run

@@ -6,16 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.distributed import (
-    Parallel,
-    World,
-    as_parallel,
-    find_blocks,
-    is_distributed,
-    is_sharded,
-    join,
-    shard_model,
-)
+from stoker.distributed import Parallel, World, as_parallel, find_blocks, is_distributed, is_sharded, join, shard_model
 from stoker.errors import InvalidArgument, WrongType
 
 from .processes import run

@@ -8,11 +8,7 @@ from torch import nn
 
 from stoker import data, optim
 from stoker.engine.executors import _compiled, _operations
-from stoker.engine.executors._operations import (
-    adaptive_pool_backward,
-    convolution,
-    convolution_backward,
-)
+from stoker.engine.executors._operations import adaptive_pool_backward, convolution, convolution_backward
 from tests.executors.fits import Feature, assert_close, interpret_graphs, plan_of, results_of, run
 
 aten = torch.ops.aten

@@ -10,19 +10,7 @@ from torch import nn
 
 import stoker
 from stoker import Checkpoint, WrongType, callbacks, data, metrics, optim, schedule
-from tests.learner.fits import (
-    EVERY,
-    Net,
-    copy_state,
-    fit,
-    killed_run,
-    learner,
-    line,
-    linear,
-    list_files,
-    same,
-    samples,
-)
+from tests.learner.fits import EVERY, Net, copy_state, fit, killed_run, learner, line, linear, list_files, same, samples
 
 
 class Everywhere(callbacks.Callback):

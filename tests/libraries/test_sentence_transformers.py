@@ -1,6 +1,11 @@
 """A sentence encoder of Sentence Transformers that learns from pairs."""
 
+import atexit
+import functools
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -8,15 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.libraries.checks import (
-    Case,
-    assert_same,
-    check_evaluation,
-    check_executors,
-    check_resume,
-    check_training,
-    check_view,
-)
+from tests.libraries.checks import Case, assert_same
 
 pytestmark = pytest.mark.soak
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog", "sits", "runs", "here", "there"]
@@ -25,12 +22,13 @@ FIRST = ["a cat sits here", "the dog runs", "a red dog", "the small cat", "a blu
 SECOND = ["the cat sits", "a dog runs here", "the red dog", "a small cat", "the blue cat", "a large dog there"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A BERT with random weights and its tokenizer, as if they had been downloaded."""
+@functools.cache
+def encoder():
+    """A folder with a BERT with random weights and its tokenizer, as if they had been downloaded."""
     import transformers
 
-    folder = tmp_path_factory.mktemp("encoder")
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
     (folder / "vocab.txt").write_text("\n".join(WORDS))
     config = transformers.BertConfig(
         vocab_size=len(WORDS),
@@ -57,12 +55,12 @@ def loss(model, batch):
     return F.cross_entropy(first @ second.t() / 0.1, torch.arange(len(first), device=first.device))
 
 
-def make_case(folder):
+def make_case():
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
 
     def make():
-        return SentenceTransformer(modules=[modules.Transformer(str(folder)), modules.Pooling(8)], device="cpu")
+        return SentenceTransformer(modules=[modules.Transformer(str(encoder())), modules.Pooling(8)], device="cpu")
 
     tokenizer = make().tokenizer
     rows = {}
@@ -81,32 +79,11 @@ def make_case(folder):
     )
 
 
-def test_a_view_computes_what_eval_mode_computes(folder):
-    check_view(make_case(folder))
-
-
-def test_a_fit_has_the_weights_of_a_plain_loop(folder):
-    check_training(make_case(folder))
-
-
-def test_a_crashed_run_resumes_to_the_same_bits(folder, tmp_path):
-    check_resume(make_case(folder), tmp_path)
-
-
-def test_evaluation_and_predictions(folder):
-    check_evaluation(make_case(folder))
-
-
-def test_the_model_encodes_and_is_saved_as_usual(folder, tmp_path):
+def test_the_model_encodes_and_is_saved_as_usual(tmp_path):
     from sentence_transformers import SentenceTransformer
 
-    case = make_case(folder)
+    case = make_case()
     model = case.fit(case.learner()).model
     model.save(str(tmp_path / "saved"))
     again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     assert_same(*(torch.from_numpy(each.encode(FIRST, show_progress_bar=False)) for each in (model, again)))
-
-
-@pytest.mark.cuda
-def test_a_captured_step_has_the_bits_of_an_eager_one(folder):
-    print(check_executors(make_case(folder)))

@@ -7,17 +7,7 @@ from torch import nn
 
 import stoker
 from stoker import data, metrics
-from tests.libraries.checks import (
-    Case,
-    assert_same,
-    check_evaluation,
-    check_executors,
-    check_resume,
-    check_summary,
-    check_training,
-    check_view,
-    weights,
-)
+from tests.libraries.checks import Case, assert_same, weights
 
 pytestmark = [
     pytest.mark.soak,
@@ -64,31 +54,6 @@ def case(kind):
     )
 
 
-@pytest.fixture(params=["GCN", "GAT"])
-def kind(request):
-    return request.param
-
-
-def test_a_view_computes_what_eval_mode_computes(kind):
-    check_view(case(kind))
-
-
-def test_a_summary_and_an_explanation(kind):
-    check_summary(case(kind))
-
-
-def test_a_fit_has_the_weights_of_a_plain_loop(kind):
-    check_training(case(kind))
-
-
-def test_a_crashed_run_resumes_to_the_same_bits(kind, tmp_path):
-    check_resume(case(kind), tmp_path)
-
-
-def test_evaluation_and_predictions(kind):
-    check_evaluation(case(kind))
-
-
 class ByName(Classifier):
     def forward(self, x, edge_index, batch=None):
         return self.head(self.pool(self.body(x, edge_index), batch))
@@ -110,8 +75,3 @@ def test_a_loss_function_compares_with_y_and_forward_takes_the_batch_or_its_part
     found = fitted.evaluate(graphs, batch_size=3)
     assert found["accuracy"] == pytest.approx((scores.argmax(1) == expected).double().mean().item())
     assert found["loss"] == pytest.approx(F.cross_entropy(scores, expected).item(), rel=1e-5)
-
-
-@pytest.mark.cuda
-def test_a_captured_step_has_the_bits_of_an_eager_one(kind):
-    print(check_executors(case(kind)))

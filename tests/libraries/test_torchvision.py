@@ -9,16 +9,7 @@ from torch import nn
 
 import stoker
 from stoker import data
-from tests.libraries.checks import (
-    Case,
-    assert_same,
-    check_evaluation,
-    check_executors,
-    check_resume,
-    check_summary,
-    check_training,
-    check_view,
-)
+from tests.libraries.checks import Case, assert_same
 
 pytestmark = pytest.mark.soak
 GENERATOR = torch.Generator().manual_seed(0)
@@ -128,31 +119,6 @@ def detecting():
 CASES = {"classification": classification, "segmentation": segmentation, "detection": detecting}
 
 
-@pytest.mark.parametrize("name", ["classification", "segmentation"])
-def test_a_view_computes_what_eval_mode_computes(name):
-    check_view(CASES[name]())
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_summary_and_an_explanation(name):
-    check_summary(CASES[name]())
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_fit_has_the_weights_of_a_plain_loop(name):
-    check_training(CASES[name]())
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_crashed_run_resumes_to_the_same_bits(name, tmp_path):
-    check_resume(CASES[name](), tmp_path)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_evaluation_and_predictions(name):
-    check_evaluation(CASES[name]())
-
-
 def test_a_detector_is_viewed_and_predicts_without_targets():
     """In eval mode it returns a list of detections, one mapping for each image, and no loss."""
     case = detecting()
@@ -199,9 +165,3 @@ def test_the_declared_operators_compute_what_torchvision_computes():
         if all(torchvision.ops.box_iou(boxes[[number]], boxes[[other]]) <= 0.4 for other in kept):
             kept.append(number)
     assert torchvision.ops.nms(boxes, scores, 0.4).tolist() == kept
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("name", CASES)
-def test_a_captured_step_has_the_bits_of_an_eager_one(name):
-    print(name, check_executors(CASES[name]()), sep="\n")

@@ -10,17 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 import torch
 
-from tests.libraries.checks import (
-    Case,
-    assert_same,
-    check_evaluation,
-    check_executors,
-    check_resume,
-    check_summary,
-    check_training,
-    check_view,
-    weights,
-)
+from tests.libraries.checks import Case, assert_same, check_executors, weights
 
 GENERATOR = torch.Generator().manual_seed(0)
 IDS = torch.randint(3, 40, (10, 6), generator=GENERATOR)
@@ -82,34 +72,6 @@ CASES = {
     "T5": Case(t5, {**TEXT, "labels": TOKENS}, own_loss, count=lambda batch: (batch["labels"] != -100).sum()),
     "ViT": Case(vit, {**PIXELS, "labels": CLASSES}, own_loss, inputs=PIXELS, predict=predict),
 }
-FAST = ("BERT",)
-EVERY = [pytest.param(name, marks=() if name in FAST else pytest.mark.soak) for name in CASES]
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_view_computes_what_eval_mode_computes(name):
-    check_view(CASES[name])
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", CASES)
-def test_a_summary_and_an_explanation(name):
-    check_summary(CASES[name])
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_fit_has_the_weights_of_a_plain_loop(name):
-    check_training(CASES[name])
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_crashed_run_resumes_to_the_same_bits(name, tmp_path):
-    check_resume(CASES[name], tmp_path)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_evaluation_weighs_samples_or_tokens(name):
-    check_evaluation(CASES[name])
 
 
 @pytest.mark.soak
@@ -133,9 +95,3 @@ def test_a_compiled_step_computes_the_same():
     case = replace(CASES["GPT-2"], make=partial(gpt2, n_layer=1), batch_size=5)  # all batches have one size
     plan = check_executors(case, compile=True)
     assert "compiled: forward, backward" in plan
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("name", CASES)
-def test_a_captured_step_has_the_bits_of_an_eager_one(name):
-    print(name, check_executors(CASES[name]), sep="\n")

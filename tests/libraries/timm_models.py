@@ -1,21 +1,11 @@
 """Image classifiers of timm."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.libraries.checks import (
-    Case,
-    check_evaluation,
-    check_executors,
-    check_resume,
-    check_summary,
-    check_training,
-    check_view,
-)
+from tests.libraries.checks import Case
 
-pytestmark = pytest.mark.soak
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(10, 3, 32, 32, generator=GENERATOR)
 CLASSES = torch.randint(0, 3, (10,), generator=GENERATOR)
@@ -50,35 +40,5 @@ def case(name):
         inputs=IMAGES,
         predict=lambda model, images: model(images),
         lr=1e-3,
+        resumed={"ema": 0.9},
     )
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_view_computes_what_eval_mode_computes(name):
-    check_view(case(name))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_summary_and_an_explanation(name):
-    check_summary(case(name))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_fit_has_the_weights_of_a_plain_loop(name):
-    check_training(case(name))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_crashed_run_resumes_to_the_same_bits(name, tmp_path):
-    check_resume(case(name), tmp_path, ema=0.9)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_evaluation_and_predictions(name):
-    check_evaluation(case(name))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("name", MODELS)
-def test_a_captured_step_has_the_bits_of_an_eager_one(name):
-    print(name, check_executors(case(name)), sep="\n")

@@ -1,13 +1,12 @@
 """Recurrent models with packed sequences of different lengths."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from stoker import data
-from tests.libraries.checks import Case, check_evaluation, check_executors, check_resume, check_training, check_view
+from tests.libraries.checks import Case
 
 GENERATOR = torch.Generator().manual_seed(0)
 LENGTHS = [3, 7, 1, 5, 5, 2, 6, 4, 7, 1]
@@ -44,34 +43,3 @@ def case(kind):
         predict=lambda model, batch: model(batch[0]),
         count=lambda batch: len(batch[1]),
     )
-
-
-KINDS = [nn.LSTM, pytest.param(nn.GRU, marks=pytest.mark.soak)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_view_computes_what_eval_mode_computes(kind):
-    check_view(case(kind))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fit_has_the_weights_of_a_plain_loop(kind):
-    check_training(case(kind))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_crashed_run_resumes_to_the_same_bits(kind, tmp_path):
-    check_resume(case(kind), tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_and_predictions(kind):
-    check_evaluation(case(kind))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_captured_step_has_the_bits_of_an_eager_one(kind):
-    print(check_executors(case(kind)))

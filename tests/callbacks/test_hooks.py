@@ -18,14 +18,6 @@ class Trace(Callback):
         self._seen.append((self.name, ctx.epoch))
 
 
-def test_hooks_are_listed_in_the_order_of_a_fit():
-    train, valid = ("begin", "after_pred", "after_loss", "after_backward", "after_step"), ("begin", "after_pred")
-    expected = ["fit_begin", "epoch_begin", "train_begin", *(f"train_batch_{each}" for each in train), "update"]
-    expected += ["train_batch_end", "train_end", "valid_begin", *(f"valid_batch_{each}" for each in valid)]
-    expected += ["valid_batch_after_loss", "valid_batch_end", "valid_end", "validation", "epoch_end", "interrupt"]
-    assert [*HOOK_NAMES] == [f"on_{name}" for name in [*expected, "exception", "fit_end"]]
-
-
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [

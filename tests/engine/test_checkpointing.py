@@ -419,7 +419,7 @@ def test_ctx_state_is_restored_except_for_objects(tmp_path):
     def count(ctx):
         ctx.state.setdefault("tensor", torch.zeros(2)).add_(1)
         ctx.state["count"] = ctx.state.get("count", 0) + 1
-        ctx.state["odd"] = Odd()
+        ctx.state["odd"], ctx.state["few"] = Odd(), torch.eye(2).to_sparse()
 
     seen = {}
     watch = callbacks.on(update=count, fit_end=lambda ctx: seen.update(ctx.state))
@@ -428,6 +428,7 @@ def test_ctx_state_is_restored_except_for_objects(tmp_path):
     assert seen["count"] == 18 and seen["tensor"].tolist() == [18.0, 18.0]
     warnings = [text for text in texts(resumed.record) if "ctx.state" in text]
     assert warnings[0].startswith("ctx.state['odd'] is a Odd, which a checkpoint can't hold: a resumed run starts")
+    assert {text.split(" is a ")[0] for text in warnings} == {"ctx.state['odd']", "ctx.state['few']"}
 
 
 def test_extra_state_of_a_module_is_restored(tmp_path):

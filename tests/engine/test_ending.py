@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 
 import pytest
@@ -112,25 +111,6 @@ def test_an_interrupt_in_a_validation_ends_it_after_the_batch_without_a_score():
     assert seen == [1, 2, "validated", 1]
     assert result.stopped.startswith("Interrupted in epoch 2")
     assert len(result.record.all("valid/loss")) == 1
-
-
-def test_a_signal_handler_of_the_user_is_not_replaced():
-    received = []
-    before = signal.signal(signal.SIGINT, lambda *_: received.append(1))
-    try:
-        send = callbacks.on(train_begin=lambda ctx: os.kill(os.getpid(), signal.SIGINT))
-        result = linear().fit(line(), epochs=2, callbacks=[send], show=False)
-        assert received == [1, 1] and result.epochs == 2
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_fit_runs_in_another_thread():
-    found = []
-    thread = threading.Thread(target=lambda: found.append(linear().fit(line(), epochs=2, show=False)))
-    thread.start()
-    thread.join()
-    assert found[0].epochs == 2
 
 
 class Boom(ZeroDivisionError):

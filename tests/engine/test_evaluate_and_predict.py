@@ -39,19 +39,6 @@ def test_evaluate_returns_the_loss_and_the_metrics_for_any_batch_size(fitted):
             assert scores["accuracy"] == pytest.approx((view(x).argmax(1) == y).double().mean().item())
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_the_reported_loss_does_not_depend_on_the_batch_size(reduction):
-    x, y = line(50)
-    fitted = linear(loss=nn.MSELoss(reduction=reduction), lr=1e-4).fit(
-        (x, y), valid=(x, y), epochs=1, batch_size=7, show=False
-    )
-    with torch.no_grad():
-        expected = F.mse_loss(fitted.model(x), y).item()
-    for size in (7, 20, 50):
-        assert fitted.evaluate((x, y), batch_size=size)["loss"] == pytest.approx(expected, rel=1e-5)
-    assert fitted.history["valid/loss"][0] == pytest.approx(expected, rel=1e-5)
-
-
 def test_evaluating_with_other_metrics_changes_nothing(fitted):
     before, events, state = copy_state(fitted.model), fitted.record.events, torch.get_rng_state()
     first = fitted.evaluate(samples())
@@ -63,15 +50,6 @@ def test_evaluating_with_other_metrics_changes_nothing(fitted):
     assert fitted.record.events == events and same(fitted.model, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert not fitted.model.training
-
-
-def test_every_kind_of_data_gives_the_same_scores(fitted):
-    x, y = samples()
-    dataset = TensorDataset(x, y)
-    sources = [(x, y), {"x": x, "y": y}, dataset, DataLoader(dataset, batch_size=9)]
-    sources.append(stoker.data.Loader((x, y), batch_size=11))
-    found = [fitted.evaluate(source) for source in sources]
-    assert all(each == pytest.approx(found[0], rel=1e-6) for each in found)
 
 
 def test_sample_weights_apply_to_the_loss_and_the_metrics():
@@ -162,17 +140,6 @@ def test_a_model_with_several_inputs_predicts_with_and_without_a_target():
         torch.testing.assert_close(result.predict(source), exact)
 
 
-def test_a_predict_step_replaces_the_forward():
-    class WithPredictStep(nn.Linear):
-        def predict_step(self, batch):
-            assert not self.training
-            return batch[0].sum(1)
-
-    x, y = line()
-    result = linear(model=WithPredictStep(3, 1)).fit((x, y), epochs=1, show=False)
-    torch.testing.assert_close(result.predict((x, y)), x.sum(1))
-
-
 def test_a_model_with_its_own_train_step_predicts_with_its_forward():
     result = linear(model=OwnStep(3, 1), loss=None).fit(line(), epochs=1, show=False)
     assert torch.equal(result.predict(line()), result.model(line()[0]).detach())
@@ -180,14 +147,6 @@ def test_a_model_with_its_own_train_step_predicts_with_its_forward():
 
 def test_predictions_are_float32_whatever_the_precision_of_the_fit():
     assert linear(precision="bf16").fit(line(), epochs=1, show=False).predict(line()).dtype == torch.float32
-
-
-def test_a_dataloader_that_shuffles_is_refused():
-    fitted = linear().fit(line(), epochs=1, show=False)
-    with pytest.raises(stoker.InvalidArgument, match="this DataLoader shuffles"):
-        fitted.predict(DataLoader(TensorDataset(*line()), batch_size=8, shuffle=True))
-    ordered = fitted.predict(DataLoader(TensorDataset(*line()), batch_size=8))
-    assert torch.equal(ordered, fitted.predict(line(), batch_size=8))
 
 
 def test_data_without_batches_is_an_error():

@@ -93,21 +93,6 @@ def test_old_checkpoints_may_be_deleted_during_a_run(tmp_path):
     assert checkpoints_of(run).newest().problems == [] and not checkpoints_of(run).has_leftovers
 
 
-def test_a_run_whose_events_were_removed_resumes_to_the_same_bits(tmp_path):
-    run, whole = tmp_path / "run", fit(tmp_path / "whole", checkpoint=EVERY)
-
-    def fail(ctx):
-        if ctx.update == 6:
-            raise RuntimeError("stop here")
-
-    with pytest.raises(RuntimeError, match="stop here"):
-        fit(run, hooks=[callbacks.on(update=fail)], checkpoint=EVERY)
-    (run / "events.jsonl").unlink()
-    fitted = fit(run, checkpoint=EVERY)
-    assert all(map(torch.equal, fitted.model.state_dict().values(), whole.model.state_dict().values()))
-    assert any("lacks" in event.text for event in fitted.record.events_of("warning"))
-
-
 def test_a_clock_before_1970(tmp_path, monkeypatch):
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() - 3e9)

@@ -321,6 +321,7 @@ def test_a_run_is_locked_by_its_process_until_that_is_killed(start, whole, tmp_p
     assert_resumes(start, whole)
 
 
+@pytest.mark.soak  # the other tests fork their processes
 def test_the_exit_code_of_a_python_process_is_143(tmp_path):
     program = (
         "import pathlib, signal, sys; from tests.resume.scripts import signalled; "

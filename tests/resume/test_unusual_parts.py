@@ -9,7 +9,6 @@ from torch import nn
 import stoker
 from stoker import Callback, Checkpoint, callbacks, optim
 from stoker.checkpoint import Store
-from stoker.cli import main
 from tests.learner.fits import line, linear, result_of, texts
 
 RARELY = Checkpoint(every="60 minutes", background=False)
@@ -126,12 +125,6 @@ def test_a_compiled_model_resumes_to_the_same_bits(tmp_path):
     assert result_of(fit(tmp_path / "run", compiled)) == result_of(fit(None, compiled))
 
 
-def test_a_run_that_was_stopped_in_its_last_epoch_continues(tmp_path):
-    cut = fit(tmp_path / "run", epochs=3, updates=10)
-    assert (cut.updates, cut.stopped) == (10, "Completed 10 updates")
-    assert result_of(fit(tmp_path / "run")) == result_of(fit(None))
-
-
 class Warmup(Callback):
     """Starts with a small learning rate, and counts in `ctx.state`."""
 
@@ -235,15 +228,6 @@ def test_a_run_without_its_run_json_is_refused(tmp_path):
         fit(tmp_path / "run", epochs=1)
 
 
-def test_stoker_resume_refuses_a_run_that_was_moved(tmp_path, monkeypatch, capsys):
-    with pytest.raises(ZeroDivisionError):
-        fit(tmp_path / "run", hooks=[raise_at("train_batch_begin", 2, 3)])
-    (tmp_path / "run").rename(tmp_path / "moved")
-    assert main(["resume", str(tmp_path / "moved"), "--yes"]) == 1
-    printed = capsys.readouterr().err
-    assert "was started as" in printed and "start the script yourself with run=" in printed
-
-
 class Drawing:
     """Samples with noise from the dataset's own generator."""
 
@@ -266,10 +250,3 @@ def test_a_dataset_with_its_own_generator_is_a_warning(tmp_path):
     (warning,) = warnings_of(Drawing())
     assert warning.startswith("the Drawing draws from its own generator (rng), whose state can't be restored")
     assert warnings_of(list(zip(*line(), strict=True))) == []
-
-
-def test_values_of_ctx_state_that_cannot_be_saved_are_warnings(tmp_path):
-    values = {"best": time.gmtime(0), "few": torch.eye(2).to_sparse()}
-    hook = callbacks.on(fit_begin=lambda ctx: ctx.state.update(values))
-    warnings = texts(fit(tmp_path / "run", hooks=[hook]).record)
-    assert [text.split(" is a ")[0] for text in warnings] == ["ctx.state['best']", "ctx.state['few']"]

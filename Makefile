@@ -30,7 +30,7 @@ test: $(READY)  ## the tests that a change could plausibly break, in 5 minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not soak"
 
 soak: $(READY)  ## the long tests: fuzzing, every resume point, several processes, kills
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m soak  # most of them wait for child processes
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m soak  # most of them wait for child processes
 
 torture: $(READY)  ## kills hundreds of trainings and compares the results, about 15 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture

@@ -102,13 +102,17 @@ def test_any_other_package_can_be_the_first_to_be_imported():
     assert (done.returncode, done.stderr, json.loads(done.stdout)) == (0, "", [])
 
 
-def test_training_loads_no_compiler():
+def test_the_first_use_collects_no_garbage_and_training_loads_no_compiler():
     """
-    torch's own optimizers import torch._dynamo when they are created, which takes about a second. Steps and losses of
-    the user's own are watched in their first batch, without torch's compiler.
+    A collection visits all objects of torch, which takes as long as the import of stoker. torch's own optimizers import
+    torch._dynamo when they are created, which takes about a second. Steps and losses of the user's own are watched in
+    their first batch, without torch's compiler.
     """
-    loaded = in_a_fresh_process(
-        "import json, sys, torch, stoker\n"
+    collections, is_enabled, loaded = in_a_fresh_process(
+        "import gc, json, sys, torch, stoker\n"
+        "before = gc.get_stats()[2]['collections']\n"
+        "stoker.Learner\n"
+        "collections = gc.get_stats()[2]['collections'] - before\n"
         "from stoker import data, optim\n"
         "from torch.nn.functional import cross_entropy\n"
         "model = torch.nn.Linear(3, 1)\noptimizer = optim.AdamW().init(model)\n"
@@ -120,6 +124,7 @@ def test_training_loads_no_compiler():
         "for settings in ({'step': step, 'valid_step': step}, {'loss': loss}):\n"
         "    learner = stoker.Learner(torch.nn.Linear(3, 2), seed=0, device='cpu', **settings)\n"
         "    learner.fit(rows, valid=rows, epochs=1, show=False)\n"
-        "print(json.dumps(sorted(sys.modules)))"
+        "print(json.dumps([collections, gc.isenabled(), sorted(sys.modules)]))"
     )
+    assert collections == 0 and is_enabled
     assert "torch._dynamo" not in loaded

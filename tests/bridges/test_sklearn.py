@@ -30,7 +30,7 @@ EXPECTED_FAILURES = {
 }
 
 
-@pytest.mark.parametrize("estimator", [Classifier, Regressor])
+@pytest.mark.parametrize("estimator", [Classifier, pytest.param(Regressor, marks=pytest.mark.soak)])
 def test_the_checks_of_scikit_learn_pass(estimator):
     checks = check_estimator(
         estimator(epochs=30, lr=2e-2, random_state=0), expected_failed_checks=EXPECTED_FAILURES, on_skip=None

@@ -119,6 +119,7 @@ def assert_each_once(batches):
 # --- ends
 
 
+@pytest.mark.soak
 def test_an_exception_on_one_rank_ends_all_with_its_traceback_first(launch, tmp_path):
     started = launch("fails", standalone(2))
     assert started.wait() == 1

@@ -456,7 +456,9 @@ class TrainStep:
         if norm is not None and norms:
             self._add_norm(norm, sync=sync)
         with pretend_compiling() if self.can_compile_update else _NO_CONTEXT:
-            self.state.optimizer.step(grads, lr=self._rates(lr, sync=sync), when=None if sync else self.flags.allowed)
+            self.state.optimizer.step(
+                grads, lr=self.rates_of_update(lr, sync=sync), when=None if sync else self.flags.allowed
+            )
         if self._has_gradient_hooks:
             self.hooks.fire("on_train_batch_after_step", self.ctx)
         result.updated = result.moved = True
@@ -506,7 +508,7 @@ class TrainStep:
                 values.append(new if allowed is None else torch.where(allowed, new, state[name]))
         copy_all(targets, values)
 
-    def _rates(self, lr: Any, *, sync: bool) -> Any:
+    def rates_of_update(self, lr: Any, *, sync: bool = True) -> Any:
         """The learning rates: numbers, or tensors on the device that do not change the recorded operations."""
         if not sync and self.rates.tensors is not None:
             return self.rates.tensors

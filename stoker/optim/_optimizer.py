@@ -2,14 +2,14 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from stoker._select import Models, assign, describe, named_parameters
@@ -110,6 +110,21 @@ class Optimizer:
         for rule, groups in work:
             rule.step(groups, when)
 
+    def create_state(self, parameters: Sequence[nn.Parameter], *, lr: Rates) -> bool:
+        """Creates the state that a first step with gradients of these parameters would create.
+
+        Returns False if only a step can do that: for a wrapped optimizer, or momentum that starts with a gradient.
+        """
+        names = tuple([self._names.get(parameter, "") for parameter in parameters])
+        if not self.is_functional or not all(names):
+            return False
+        keys = tuple(lr) if isinstance(lr, Mapping) else None
+        return all(
+            isinstance(rule, FunctionalRule) and rule.create_state(part.names, _rate_of(part, lr))
+            for rule, parts in self._group_names(names, keys)
+            for part in parts
+        )
+
     def minimize(self, closure: Callable[[], Tensor], *, lr: Rates) -> Tensor:
         """One step of an optimizer that evaluates the loss several times (LBFGS): `closure()` returns the loss."""
         rules = list(self._rules.values())
@@ -145,6 +160,9 @@ class Optimizer:
             )
         if not names:
             grads.use("nothing")  # raises if they were already consumed
+        return self._group_names(names, keys)
+
+    def _group_names(self, names: tuple[str, ...], keys: tuple[Any, ...] | None) -> list[tuple["Rule", list[_Part]]]:
         owners = self._match(self._configs)
         rates = {} if keys is None else self._match(keys)
         positions: dict[tuple[Any, Any], list[int]] = {}
@@ -251,9 +269,12 @@ def _describe_wrong_config(config: Any) -> str:
 
 def _make_group(part: _Part, tensors: list[Tensor], lr: Rates) -> GradientGroup:
     own = tensors if part.positions is None else [tensors[position] for position in part.positions]
+    return GradientGroup(part.names, own, _rate_of(part, lr))
+
+
+def _rate_of(part: _Part, lr: Rates) -> Rate:
     rate = lr[part.rate] if isinstance(lr, Mapping) else lr
-    # torch's kernels do not take NumPy's numbers.
-    return GradientGroup(part.names, own, rate if type(rate) is float or isinstance(rate, Tensor) else float(rate))
+    return rate if type(rate) is float or isinstance(rate, Tensor) else float(rate)  # torch takes none of NumPy's
 
 
 def _check_rate(lr: object) -> None:
@@ -337,6 +358,11 @@ class FunctionalRule:
                     increment_version(group.parameters)
                 if is_new:
                     self._store(names, group)
+
+    def create_state(self, names: tuple[str, ...], lr: Rate) -> bool:
+        """Creates the state of parameters that have none; False if the algorithm creates it from gradients."""
+        with torch.no_grad():
+            return not self._make_group(names, lr).creates_state
 
     def _update(self, when: Tensor | None, group: ParameterGroup, grads: list[Tensor], lr: Rate) -> None:
         """Updates, if `when` is True on the device. Only a step that creates state waits for the device."""

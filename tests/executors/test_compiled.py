@@ -9,6 +9,7 @@ from torch import nn
 
 import stoker
 from stoker import callbacks, data, metrics, optim, schedule
+from stoker.engine._step import TrainStep
 from stoker.engine.executors import _compiled
 from tests.executors.fits import (
     FEATURES,
@@ -218,6 +219,56 @@ def test_dropout_is_reproducible_and_resumes_to_the_same_bits(monkeypatch, tmp_p
     assert_identical(results_of(run(feature)), compiled)
     run(feature, epochs=3, run=tmp_path / "run")
     assert_identical(results_of(run(feature, run=tmp_path / "run", resume=True)), compiled)
+
+
+# --- the first batch
+
+
+class WithUnused(nn.Module):
+    """A model with dropout, batch norm and a parameter that is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(2))
+        self.body = nn.Sequential(batch_norm_net()[:3], nn.Dropout(0.5), nn.Linear(5, 3))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def own_loss(pred, target):
+    return F.cross_entropy(pred, target)
+
+
+def own_step(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+FIRST_BATCHES = {
+    "torch's loss": ({}, 0),
+    "own loss": ({"loss": own_loss}, 0),
+    "own step": ({"loss": None, "step": own_step}, 0),
+    "momentum starts with a gradient": ({"optimizer": optim.SGD(momentum=0.9)}, 1),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_BATCHES)
+def test_the_first_batch_is_compiled_too_unless_the_state_starts_with_a_gradient(name, monkeypatch):
+    settings, eager_steps = FIRST_BATCHES[name]
+    feature = Feature(WithUnused, settings=lambda: settings)
+    eager = run(feature, eager=True, epochs=2)
+    interpret_graphs(monkeypatch)
+    steps, run_eagerly = [], TrainStep.run_eagerly
+
+    def count(self, batch, lr):
+        steps.append(batch.number)
+        return run_eagerly(self, batch, lr)
+
+    monkeypatch.setattr(TrainStep, "run_eagerly", count)
+    compiled = run(feature, epochs=2)
+    assert steps == [1] * eager_steps
+    assert_close(results_of(compiled), results_of(eager), **CLOSE)
+    assert rng_states(compiled) == rng_states(eager)
 
 
 # --- losses that are not finite

@@ -2,8 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -195,14 +195,27 @@ def trace_and_compile(
     step.ctx.note(f"compiling the training step{again}: this takes a while, and less the next time")
     started = time.monotonic()
     compiled = compile_graph(traced.graph, [*traced.fixed, *flat.tensors], is_saved=is_saved)
-    # One call on copies loads and tunes the kernels, and shows that they work; nothing of the training moves.
+    # One call loads and tunes the kernels, and shows that they work; nothing of the training moves.
     with torch.no_grad(), torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
-        copied = [tensor.clone() for tensor in (*traced.fixed, *flat.tensors[: flat.changing])]
-        compiled([*copied, *flat.tensors[flat.changing :]])
+        batch = [tensor.clone() for tensor in flat.tensors[: flat.changing]]
+        with _restore_tensors(traced.fixed):
+            compiled([*traced.fixed, *batch, *flat.tensors[flat.changing :]])
     seconds = time.monotonic() - started
     plan.notes.append(f"compiled in {seconds:.1f} s{again}; nothing is compiled again while shapes stay the same")
     step.ctx.note(f"compiled in {seconds:.1f} s")
     return traced, compiled
+
+
+@contextmanager
+def _restore_tensors(tensors: list[Tensor]) -> Iterator[None]:
+    """Restores the values afterwards, from copies on the host: a GPU may have no room for two optimizer states."""
+    writable = [tensor for tensor in tensors if 0 not in tensor.stride()]  # an expanded tensor can't be written
+    before = [tensor.detach().to("cpu", copy=True) for tensor in writable]
+    try:
+        yield
+    finally:
+        for tensor, value in zip(writable, before, strict=True):
+            tensor.data.copy_(value)  # .data: autograd need not know, since nothing has changed
 
 
 class Compiled(Executor):

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stoker._select import named_parameters
 from stoker._tree import OpaqueValue, Structure, flatten, map_leaves, tensors_in, unflatten
 from stoker.data import RowSelection
 from stoker.engine._batch import Batch
+from stoker.engine._buffers import preserve_buffers
 from stoker.engine._plan import Plan
 from stoker.engine._replayable import (
     CannotReplay,
@@ -22,9 +24,13 @@ from stoker.engine._replayable import (
     find_user_hooks,
     fingerprint_modules,
 )
+from stoker.engine._rng import preserve_rng
 from stoker.engine._step import StepResult, TrainStep
+from stoker.engine._undo import free_cached_memory
 
 _MOST_PROGRAMS = 12  # batches of further kinds run eagerly
+# How many samples show what a first step creates: primes, since a mean over samples is recognised by its divisor.
+_FEW_SAMPLES = (13, 11, 7, 5, 3, 2)
 
 
 class FlatBatch(NamedTuple):
@@ -47,6 +53,16 @@ class FlatBatch(NamedTuple):
     def changing(self) -> int:
         """How many of the tensors, the first ones, differ from batch to batch: all but the columns."""
         return 1 if self.structure is None else len(self.tensors)
+
+    def take_few_samples(self) -> Batch | None:
+        """A batch of at most half of the samples; None if there are too few, or a tensor has no row for each."""
+        samples = self.batch.samples
+        size = next((size for size in _FEW_SAMPLES if 2 * size <= samples), None)
+        rows, columns = self.tensors[: self.changing], self.tensors[self.changing :]
+        if size is None or any(each.dim() == 0 or len(each) != samples for each in rows):
+            return None
+        part = self.with_tensors([*(each[:size] for each in rows), *columns])
+        return replace(part, size=None if part.size is None else size)
 
 
 def flatten_batch(batch: Batch) -> FlatBatch:
@@ -173,6 +189,43 @@ def _find_window_changes(before: HostState, after: HostState) -> list[WindowChan
     return changes
 
 
+# --- the first step
+
+
+def prepare_first_step(step: TrainStep, flat: FlatBatch, lr: Any, *, is_whole: bool) -> bool:
+    """Creates what the first step of a fit creates, so that it can be compiled too; returns whether that worked.
+
+    An eager step of a large model needs twice the memory of the compiled one, so none should run. The gradients of a
+    few samples show what the loss is a mean over and which parameters are trained. That creates the totals and, if the
+    whole step is compiled (`is_whole`), the optimizer's state; everything else is as before. If anything fails, the
+    first batch runs eagerly.
+    """
+    state, ctx = step.state, step.ctx
+    if step.ranks.world.size > 1 or step.ranks.model_is_distributed:
+        return False  # a forward pass is a message between ranks
+    if step.settings.accumulate > 1 or flat.batch.parts is not None or state.totals.samples:
+        return False
+    part = flat.take_few_samples()
+    if part is None:
+        return False
+    before, effects = HostState(step), side_effects_of(step)
+    try:
+        with preserve_rng(), preserve_buffers(state.model, state.loss):
+            names = list(step.run_until_gradients(part).tensors)
+    except Exception:  # the eager step raises it too, unless it was for the few samples
+        before.restore()
+        return False
+    finally:
+        effects.undo()
+        ctx.batch = ctx.pred = ctx.output = ctx.loss = None
+        free_cached_memory(step.device)
+    state.totals.reset()
+    if not is_whole:
+        return True
+    parameters = named_parameters(state.trained)
+    return state.optimizer.create_state([parameters[name] for name in names], lr=step.rates_of_update(lr))
+
+
 # --- programs
 
 
@@ -214,6 +267,7 @@ class ProgramCache:
     ) -> None:
         self._step, self._plan, self._record, self._synchronize = step, plan, record, synchronize
         self.is_disabled = False  # everything runs eagerly
+        self._is_prepared = False  # a step was run, or `prepare_first_step` has replaced it
         self.clear()
 
     def clear(self) -> None:
@@ -257,6 +311,7 @@ class ProgramCache:
         if self._fingerprint is None:
             for reason in find_user_hooks(self._step.state.model):
                 raise CannotReplay(reason)
+            self._is_prepared = self._is_prepared or self._step.ctx.update > 0 or self._prepare_first_step(flat, lr)
             self._fingerprint = self._fingerprints.setdefault(fingerprint_step(self._step), len(self._fingerprints))
         program = self._find_or_make(flat, lr, state)
         if program is None:
@@ -274,6 +329,13 @@ class ProgramCache:
         if not step.records_rates:
             step.rates.set(lr)
         return fingerprint_batch(step, batch, lr)
+
+    def _prepare_first_step(self, flat: FlatBatch, lr: Any) -> bool:
+        """Whether there are no steps, and the first one need not run eagerly."""
+        is_whole = self._plan.mode == "compiled"
+        return (is_whole or self._plan.mode == "compiled_backward") and prepare_first_step(
+            self._step, flat, lr, is_whole=is_whole
+        )
 
     def _find_or_make(self, flat: FlatBatch, lr: Any, batch_fingerprint: Any) -> Program | None:
         state = (self._fingerprint, batch_fingerprint)
@@ -296,9 +358,8 @@ class ProgramCache:
                 self._plan.notes.append(note)
             return False
         if self._plan.mode != "captured":
-            # Compiled code rounds differently, so a batch's program must not depend on what this process has seen. Only
-            # the first update, which creates the optimizer's state, is never compiled.
-            return self._step.has_begun(batch)
+            # Compiled code rounds differently, so a batch's program must not depend on what this process has seen.
+            return self._is_prepared
         self._seen[key] += 1
         # With cudnn.benchmark, cuDNN times its kernels for a new shape, which can't be recorded.
         is_known_state = state in self._known_states and not torch.backends.cudnn.benchmark

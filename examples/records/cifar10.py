@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import stoker
+from benchmarks._compare import check_target
+from benchmarks._harness import machine, versions, write_json
+from benchmarks.gpu import gpu_name
 from stoker import data, metrics, optim, schedule
 from stoker.callbacks import on
 
@@ -348,6 +351,16 @@ def report(name, results):
     )
 
 
+def check_bars(original, stoker):
+    """What the record has to keep to: as accurate as the original and as its target, faster, and soon compiled."""
+    own, other = (statistics.mean(each["accuracy"] for each in found) for found in (stoker, original))
+    seconds, theirs = (statistics.median(each["seconds"] for each in found) for found in (stoker, original))
+    yield check_target("94 % relative to the accuracy", 0.94 / own, 1.0)
+    yield check_target("accuracy of the original relative to it", other / own, 1.0)
+    yield check_target("seconds of a run relative to the original", seconds / theirs, 0.9)
+    yield check_target("seconds of compilation", stoker[0]["compiling"], 60)
+
+
 def main(arguments=None):
     options = parse_arguments(arguments)
     device = torch.device(options.device)
@@ -373,8 +386,12 @@ def main(arguments=None):
         measured["stoker"].append(measure_run(train_set, test_set, recipe, seed=seed, compile=compiled))
         print(report(f"run {seed + 1}", measured["stoker"][-1:]), flush=True)
     print(*measured["stoker"][0]["plan"], report("stoker", measured["stoker"]), sep="\n")
+    if options.original:
+        print(*check_bars(**measured), sep="\n")
     if options.to:
-        options.to.write_text(json.dumps(measured, indent=1) + "\n")
+        facts = {"machine": machine(), "versions": versions("torch", "stoker"), "device": gpu_name() or str(device)}
+        facts |= {"images": list(map(len, (train_set[1], test_set[1]))), "recipe": asdict(recipe)}
+        write_json(options.to, {**facts, **measured})
 
 
 def parse_arguments(arguments):

@@ -50,7 +50,7 @@ from stoker.learner._ranks import (
 )
 from stoker.learner._rates import Planned, complete_rates, describe_rates, is_constant, make_learning_rates
 from stoker.metrics import GradientNorm, Loss, Meter, Metric, as_metrics
-from stoker.optim import Adagrad, Algorithm, init
+from stoker.optim import Algorithm, init
 from stoker.record import Run
 from stoker.steps import OwnForward, StepFunction, Steps, Supervised
 
@@ -336,12 +336,12 @@ def choose_fused(optimizer: Any, model: nn.Module, device: torch.device, *, comp
         return optimizer.replace(**{name: value for name, value in compilable.items() if name in settings})
     if device.type == "cuda" and settings.get("capturable") is False and "fused" not in settings:
         return optimizer.replace(capturable=True)
-    has_fused = "fused" in settings and not (isinstance(optimizer, Adagrad) and device.type == "cuda")
-    if not is_free or not has_fused or device.type not in ("cpu", "cuda"):
+    if not is_free or "fused" not in settings or device.type not in ("cpu", "cuda"):
         return optimizer
-    plain = all(parameter.is_floating_point() and type(parameter) is nn.Parameter for parameter in model.parameters())
+    fused, parameters = optimizer.replace(fused=True), list(model.parameters())
+    plain = all(parameter.is_floating_point() and type(parameter) is nn.Parameter for parameter in parameters)
     sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
-    return optimizer.replace(fused=True) if plain and not sparse else optimizer
+    return fused if plain and not sparse and not any(map(fused.parameter_problem, parameters)) else optimizer
 
 
 def choose_device(given: torch.device | str | None, model: nn.Module) -> torch.device:

@@ -1,5 +1,6 @@
 """The arguments of Learner and fit: what they mean, and that wrong ones are rejected before anything happens."""
 
+import copy
 import re
 from types import MappingProxyType
 
@@ -237,6 +238,20 @@ def test_any_mapping_of_selectors_can_be_given():
 )
 def test_the_fused_optimizer_is_used_unless_the_user_chose(model, optimizer, expected):
     assert expected in linear(model=model, optimizer=optimizer).explain(line(), epochs=1)
+
+
+def test_16_bit_parameters_on_a_cpu_are_trained_by_the_sgd_that_updates_them():
+    ours = nn.Linear(16, 16, dtype=torch.bfloat16)
+    before, theirs, x = ours.weight.clone(), copy.deepcopy(ours), torch.randn(8, 16, dtype=torch.bfloat16)
+    learner = stoker.Learner(ours, loss=nn.MSELoss(), optimizer=optim.SGD(momentum=0.9), lr=0.1, seed=0, device="cpu")
+    learner.fit((x, x.flip(1)), epochs=3, batch_size=8, show=False)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(theirs(x), x.flip(1)).backward()
+        optimizer.step()
+    assert torch.allclose(ours.weight, theirs.weight, atol=0.01)
+    assert not torch.allclose(ours.weight, before, atol=0.01)
 
 
 def test_the_loss_is_measured_once_and_torchmetrics_work():

@@ -144,6 +144,13 @@ def test_capturable_equals_torch_on_a_gpu(name, foreach):
     compare_network((name, {"capturable": True, "foreach": foreach}), device="cuda", tensor_lr=name != "NAdam")
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fused_sgd_of_16_bit_parameters_on_a_cpu_raises(dtype):
+    text = r"'weight' has shape \[9, 9\]: torch's fused SGD does not update 16-bit parameters on a CPU; omit fused"
+    with pytest.raises(stoker.InvalidArgument, match=text):
+        optim.SGD(fused=True).init(nn.Linear(9, 9, dtype=dtype))
+
+
 @pytest.mark.cuda
 def test_fused_adagrad_on_a_gpu_raises():
     with pytest.raises(stoker.InvalidArgument, match="torch has no fused Adagrad on a GPU"):

@@ -41,7 +41,7 @@ from stoker.distributed._parallel import (
     is_sharded,
     shard_model,
 )
-from stoker.distributed._world import Group, World
+from stoker.distributed._world import Group, World, group_into_buckets
 
 __all__ = [
     "Agreement",
@@ -60,6 +60,7 @@ __all__ = [
     "from_local",
     "full_tensor",
     "gather_results",
+    "group_into_buckets",
     "is_distributed",
     "is_dtensor",
     "is_sharded",

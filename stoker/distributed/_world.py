@@ -1,7 +1,7 @@
 """The processes that train together, as a value with collectives. With one process the collectives are identities."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -91,14 +91,21 @@ class World:
             return [tensor.detach().clone() for tensor in tensors]
         results: dict[int, Tensor] = {}
         pending = []
-        for indices in _buckets([(tensor.device, tensor.dtype) for tensor in tensors], tensors, bucket_mb):
-            flat = keep_alive(torch.cat([tensors[index].detach().reshape(-1) for index in indices]))
-            pending.append((indices, flat, dist.all_reduce(flat, group=self._group_for(flat), async_op=True)))
-        for indices, flat, work in pending:
-            work.wait()
+        for indices in group_into_buckets([(tensor.device, tensor.dtype) for tensor in tensors], tensors, bucket_mb):
+            flat = torch.cat([tensors[index].detach().reshape(-1) for index in indices])
+            pending.append((indices, flat, self.start_sum(flat)))
+        for indices, flat, wait in pending:
+            wait()
             parts = flat.split([tensors[index].numel() for index in indices])
             results |= {index: part.view(tensors[index].shape) for index, part in zip(indices, parts, strict=True)}
         return [results[index] for index in range(len(tensors))]
+
+    def start_sum(self, flat: Tensor) -> Callable[[], Any]:
+        """Starts to replace a tensor by the sum of every rank's; returns a function that waits until it is there."""
+        if self.size == 1:
+            return lambda: None
+        work: Any = dist.all_reduce(keep_alive(flat), group=self._group_for(flat), async_op=True)
+        return work.wait
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Writes rank 0's values into the tensors of all ranks, in few messages."""
@@ -106,7 +113,7 @@ class World:
             return
         with torch.no_grad():
             targets = [_without_repeats(tensor) for tensor in tensors]
-            for indices in _buckets([tensor.device for tensor in targets], targets, 25):
+            for indices in group_into_buckets([tensor.device for tensor in targets], targets, 25):
                 flat = keep_alive(torch.cat([_as_bytes(targets[index]) for index in indices]))
                 dist.broadcast(flat, group=self._group_for(flat), group_src=0)
                 if self.is_first:
@@ -201,7 +208,7 @@ def _without_repeats(tensor: Tensor) -> Tensor:
     return tensor[tuple(slice(None) if stride else slice(1) for stride in tensor.stride())]
 
 
-def _buckets(kinds: Sequence[Any], tensors: Sequence[Tensor], megabytes: float) -> Iterator[list[int]]:
+def group_into_buckets(kinds: Sequence[Any], tensors: Sequence[Tensor], megabytes: float) -> Iterator[list[int]]:
     """The indices of tensors that are sent together: of one kind, in their order, up to a size."""
     open_buckets: dict[Any, tuple[list[int], int]] = {}
     for index, (kind, tensor) in enumerate(zip(kinds, tensors, strict=True)):

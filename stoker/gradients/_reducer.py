@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors  # made in C++; private, and used by torch.nn.parallel
 
 from stoker._select import named_parameters, select_names
-from stoker.distributed import RequestFlag, World, from_local, is_dtensor, to_local
+from stoker.distributed import RequestFlag, World, from_local, group_into_buckets, is_dtensor, to_local
 from stoker.errors import InvalidArgument
 from stoker.gradients._accumulator import Accumulator, widen
 from stoker.gradients._backward import Differentiator, match_layout
@@ -20,8 +21,6 @@ from stoker.gradients._gradients import Gradients, as_scalar
 T = TypeVar("T")
 Weight = float | Tensor
 
-_foreach_mul: Any = torch._foreach_mul  # pyright: ignore[reportPrivateImportUsage]
-_foreach_div_: Any = torch._foreach_div_  # pyright: ignore[reportPrivateImportUsage]
 _CHECKED = 256  # objectives that are compared between processes; afterwards they are trusted, as each comparison waits
 
 
@@ -71,6 +70,7 @@ class GradientReducer:
         self._differentiators: dict[str | None, Differentiator] = {}
         self._objectives: _ObjectiveCheck | None = None  # from the first loss for a part of the model on
         self._ddp: _OverlappedReduction | None = None
+        self._messages: dict[tuple[str | None, bool], Message] = {}  # the last ones, by part
         self.request_flag: RequestFlag | None = None  # what else to send
         self.weight: Weight = 0.0  # of the last batch or window that was reduced, over all processes
 
@@ -192,47 +192,39 @@ class GradientReducer:
         """
         if part is not None and not _are_equal(self._world.sum(torch.tensor(_checksums(part))).tolist(), self._world):
             _raise_different(part, self._world)
-        parameters, is_mean = self._sent_parameters(own, part), self.reduction == "mean"
-        counts = is_weighted or weight != 0  # NaN times zero would be NaN
-        tensors = [
-            own[name] if counts and name in own else torch.zeros_like(to_local(parameter), requires_grad=False)
-            for name, parameter in parameters.items()
-        ]
-        if is_weighted:
-            tensors = [widen(each) for each in tensors]
-        elif is_mean:  # float16 could not hold products with the weight
-            wide = [each.float() if each.dtype == torch.float16 else each for each in tensors]
-            tensors = _foreach_mul(wide, weight)
-        flag = self.request_flag
-        header = Header(weight, zlib.crc32(repr(list(parameters)).encode()), is_finite, flag is not None and flag.own)
-        kind = next((each.dtype for each in tensors if each.is_floating_point()), torch.float32)  # of the first message
-        first = header.encode(self._world, [name in own for name in parameters], kind)
-        first, *sums = self._world.sum_all([first, *tensors], bucket_mb=self._bucket_mb)
-        headers, reached = Header.decode_all(first, self._world)
+        message, is_mean, flag = (
+            self._message(own, part, is_wide=is_weighted),
+            self.reduction == "mean",
+            self.request_flag,
+        )
+        header = Header(weight, message.checksum, is_finite, flag is not None and flag.own)
+        # For a share that counts for nothing zeros are sent: NaN times zero would be NaN.
+        tensors = own if is_weighted or weight else {}
+        arrived = message.exchange(tensors, own, header, factor=1 if is_weighted or not is_mean else weight)
+        headers = arrived.headers
         _check_layouts(headers)
         if flag is not None:
             flag.receive(any(each.has_request for each in headers))
         self.weight = total = sum(each.weight for each in headers)
         # If everything has weight 0 the sums are zeros, and stay so. NaN: all processes refuse the update.
         is_bad = any(each.weight and not each.is_finite for each in headers)
-        divisor = math.nan if is_bad else total if total and is_mean else 1
-        if divisor != 1:
-            _foreach_div_(sums, divisor)
-        found = {
-            name: _place(added.to(parameter.dtype), parameter)
-            for (name, parameter), added, was_reached in zip(parameters.items(), sums, reached, strict=True)
-            if was_reached
-        }
+        found = message.read(arrived, divisor=math.nan if is_bad else total if total and is_mean else 1)
         return Gradients._of(found, self._parameters, self._model)
 
-    def _sent_parameters(self, own: Mapping[str, Tensor], part: str | None) -> dict[str, nn.Parameter]:
-        """What a message has room for: the parameters that are trained, of a part of the model if there is one."""
+    def _message(self, own: Mapping[str, Tensor], part: str | None, *, is_wide: bool) -> "Message":
+        """A message for the parameters that are trained, of a part of the model if there is one."""
         chosen = None if part is None else select_names(part, self._parameters, self._model)
-        return {
-            name: parameter
+        names = [
+            name
             for name, parameter in self._parameters.items()
             if name in own or (parameter.requires_grad and (chosen is None or name in chosen))
-        }
+        ]
+        last = self._messages.get((part, is_wide))
+        if last is None or last.names != names:
+            parameters = [self._parameters[name] for name in names]
+            last = Message(names, parameters, self._world, self._bucket_mb, is_wide=is_wide)
+            self._messages[part, is_wide] = last
+        return last
 
     def _sum_by_name(
         self, tensors: Mapping[str, Tensor], *, are_sums: bool = False, part: str | None = None
@@ -284,6 +276,77 @@ class Header(NamedTuple):
         values, length = summed.tolist(), _HEADER.size * world.size
         headers = _HEADER.iter_unpack(bytes(map(int, values[:length])))
         return [Header(*each) for each in headers], [value > 0 for value in values[length:]]
+
+
+class Arrived(NamedTuple):
+    """What a message has brought from all processes."""
+
+    headers: list[Header]
+    reached: list[bool]  # for each parameter, whether any process has a gradient
+    buckets: list[Tensor]  # the sums
+
+
+class Message:
+    """What processes send each other for an update on the CPU: headers, and a place for each trained parameter.
+
+    `is_wide`: 16-bit gradients are sums in 32 bits. float16 is always sent so: it can't hold products with a weight.
+    """
+
+    def __init__(
+        self, names: list[str], parameters: list[nn.Parameter], world: World, bucket_mb: float, *, is_wide: bool
+    ) -> None:
+        self.names, self.checksum = names, zlib.crc32(repr(names).encode())
+        self._parameters, self._world = parameters, world
+        zeros = [torch.zeros(to_local(each).shape, dtype=each.dtype) for each in parameters]
+        self._zeros = [widen(each) if is_wide or each.dtype == torch.float16 else each for each in zeros]
+        buckets = group_into_buckets([each.dtype for each in self._zeros], self._zeros, bucket_mb)
+        # The headers come first, together with real numbers if there are any.
+        self._buckets = sorted(buckets, key=lambda indices: self._zeros[indices[0]].is_complex())
+        if not self._buckets or self._zeros[self._buckets[0][0]].is_complex():
+            self._buckets.insert(0, [])
+        self._header_type = self._zeros[self._buckets[0][0]].dtype if self._buckets[0] else torch.float32
+        self._is_plain = [
+            type(each) is nn.Parameter and each.is_contiguous() and each.dtype == sent.dtype
+            for each, sent in zip(parameters, self._zeros, strict=True)
+        ]
+
+    @torch.no_grad()
+    def exchange(
+        self, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], header: Header, *, factor: float
+    ) -> Arrived:
+        """Sends tensors times a factor, zeros for missing ones, and which parameters this process has gradients of."""
+        first = header.encode(self._world, [name in own for name in self.names], self._header_type)
+        sent: list[Tensor] = []
+        waits: list[Callable[[], Any]] = []
+        for number, indices in enumerate(self._buckets):
+            start = 0 if number else len(first)
+            parts = [tensors.get(self.names[index], self._zeros[index]).reshape(-1) for index in indices]
+            parts = [part.to(self._zeros[index].dtype) for index, part in zip(indices, parts, strict=True)]
+            sent.append(torch.cat(parts if number else [first, *parts]))
+            if factor != 1:
+                sent[-1][start:].mul_(factor)
+            waits.append(self._world.start_sum(sent[-1]))
+        for wait in waits:
+            wait()
+        headers, reached = Header.decode_all(sent[0][: len(first)], self._world)
+        return Arrived(headers, reached, [sent[0][len(first) :], *sent[1:]])
+
+    def read(self, arrived: Arrived, *, divisor: float) -> dict[str, Tensor]:
+        """The sums, divided, for parameters that any process has a gradient of."""
+        sums: dict[int, Tensor] = {}
+        for indices, flat in zip(self._buckets, arrived.buckets, strict=True):
+            if divisor != 1:
+                flat.div_(divisor)
+            sums.update(
+                zip(indices, _unflatten_dense_tensors(flat, [self._zeros[index] for index in indices]), strict=True)
+            )
+        return {
+            name: sums[index]
+            if self._is_plain[index]
+            else _place(sums[index].to(self._parameters[index].dtype), self._parameters[index])
+            for index, name in enumerate(self.names)
+            if arrived.reached[index]
+        }
 
 
 def _check_layouts(headers: list[Header]) -> None:

@@ -340,6 +340,17 @@ def one_message(world, mode):
     return 0.0
 
 
+def complex_numbers(world, mode):
+    """Complex parameters alone and beside real ones, which a message of real numbers comes with."""
+    for numbers in ({}, {"real": nn.Parameter(torch.ones(2))}):
+        model = nn.ParameterDict({"complex": nn.Parameter(torch.tensor([1 + 2j, 3j])), **numbers})
+        loss = sum((each * (1 + world.rank)).abs().square().sum() for each in model.values())
+        grads = make(world, mode, model)[1].backward(loss, 1)
+        mean = sum((1 + rank) ** 2 for rank in range(world.size)) / world.size
+        assert all(torch.allclose(grads[name], 2 * mean * each) for name, each in model.items())
+    return 0.0
+
+
 def counted(function, calls):
     def call(*args, **settings):
         calls.append(args)
@@ -364,7 +375,7 @@ def different_parameters(world, mode):
 CASES = {
     **dict.fromkeys((batch, tokens, padding, not_finite, objectives, buffers), ("ddp", "values", "fsdp")),
     **dict.fromkeys((partly_used, frozen, windows, sparse, layout), ("ddp", "values")),
-    tensor_parallel: ("values",),
+    **dict.fromkeys((tensor_parallel, complex_numbers), ("values",)),
     **dict.fromkeys((an_empty_window, different_objectives, different_parameters, one_message), ("values",)),
 }
 

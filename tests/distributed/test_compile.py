@@ -10,6 +10,7 @@ from tests.distributed.fits import Tokens, learner, results_of, samples
 from tests.distributed.processes import run
 from tests.distributed.test_fit import differences
 from tests.distributed.test_resume import exit_code_of, terminate
+from tests.executors.fits import interpret_graphs
 
 
 def network():
@@ -63,13 +64,12 @@ def test_two_compiled_processes_give_what_one_eager_process_gives():
         assert any("compiled in" in note for note in found["plain"][3])
 
 
-# --- one rank alone can't
-
-
 # --- resuming
 
 
 def cut_and_whole(rank, size, folder):
+    interpret_graphs(pytest.MonkeyPatch())  # the test above runs the compiler
+
     def fit(name, **more):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 4))
@@ -80,7 +80,9 @@ def cut_and_whole(rank, size, folder):
 
     # A callback on batches changes the program, so both fits have one.
     assert exit_code_of(fit, name="cut", callbacks=[terminate(1, 2, 2)]) == 143
-    return [results_of(fit(name, callbacks=[terminate(1, 9, 9)])) for name in ("cut", "whole")]
+    found = [fit(name, callbacks=[terminate(1, 9, 9)]) for name in ("cut", "whole")]
+    assert [each._prepared.fit.plan.mode for each in found] == ["compiled_backward"] * 2
+    return [results_of(each) for each in found]
 
 
 @pytest.mark.soak

@@ -139,15 +139,6 @@ def test_a_wrong_result_of_a_valid_step_is_an_error():
         linear(model=Wrong(), loss=None).fit(line(), valid=line(), epochs=1, show=False)
 
 
-def test_yielding_anything_but_objectives_is_an_error():
-    class Wrong(Base):
-        def train_step(self, batch):
-            yield F.mse_loss(self(batch[0]), batch[1])
-
-    with pytest.raises(WrongType, match=r"yielded Tensor; expected stoker.Objective\(name, loss\)"):
-        linear(model=Wrong(), loss=None).fit(line(), epochs=1, show=False)
-
-
 # --- several objectives
 
 

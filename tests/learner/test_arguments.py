@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import stoker
@@ -121,38 +120,6 @@ def test_inputs_and_targets_are_one_argument():
 def test_every_seed_of_torch_is_accepted(seed):
     given = linear(seed=seed, model=lambda: nn.Linear(3, 1))
     assert same(*(given.fit(line(), epochs=1, show=False).model for _ in range(2)))
-
-
-class Own(nn.Linear):
-    def train_step(self, batch):
-        return F.mse_loss(self(batch[0]), batch[1])
-
-
-class Lightning(nn.Linear):
-    def training_step(self, batch, number):
-        return F.mse_loss(self(batch[0]), batch[1])
-
-
-class Half(Own):
-    def validation_step(self, batch, number):
-        return F.mse_loss(self(batch[0]), batch[1])
-
-
-@pytest.mark.parametrize(
-    ("model", "loss", "text"),
-    [
-        (Own, nn.MSELoss(), "Own.train_step computes the loss, so loss= would not be used: leave it out"),
-        (Lightning, None, r"Lightning has a training_step, and stoker calls train_step\(batch\): rename it"),
-        (type("LightningModule", (Lightning,), {}), None, r"as it is: stoker.lightning.make_learner\(module\)"),
-        (Lightning, nn.MSELoss(), r"stoker calls train_step\(batch\)"),
-        (Half, None, r"Half has a validation_step, and stoker calls valid_step\(batch\): rename it"),
-    ],
-)
-def test_a_loss_or_a_step_that_would_not_be_used_is_an_error(model, loss, text):
-    with pytest.raises(InvalidArgument, match=text):
-        linear(model=model(3, 1), loss=loss).fit(line(), valid=line(), epochs=1, show=False)
-    if model is Half:
-        assert linear(model=Half(3, 1), loss=None).fit(line(), epochs=1, show=False).updates == 2
 
 
 def test_parameters_on_the_meta_device_are_rejected():

@@ -206,6 +206,13 @@ class Lightning(nn.Linear):
         return F.mse_loss(self(batch[0]), batch[1])
 
 
+class Half(Steps):
+    valid_step = None
+
+    def validation_step(self, batch, batch_idx):
+        return F.mse_loss(self(batch[0]), batch[1])
+
+
 class Keras(Steps):
     valid_step = None
 
@@ -228,6 +235,8 @@ class Indexed(nn.Linear):
             {"step": loss_step},
             r"has a validation_step, and stoker calls valid_step.*Learner\(valid_step=fn\)",
         ),
+        (type("LightningModule", (Lightning,), {}), {}, r"as it is: stoker.lightning.make_learner\(module\)"),
+        (Half, {}, r"Half has a validation_step, and stoker calls valid_step\(batch\): rename it"),
         (Keras, {}, "Keras has a test_step, and stoker calls valid_step"),
         (Indexed, {}, r"Indexed.train_step is called with the batch only: .*missing a required argument: 'batch_idx'"),
         (Steps, {"loss": nn.MSELoss()}, "Steps.train_step computes the loss, so loss= would not be used"),
@@ -243,6 +252,7 @@ def test_steps_of_other_libraries_and_losses_that_are_not_used_are_errors(model,
 def test_steps_of_lightning_are_not_in_the_way_of_functions():
     fitted = fit(learner(Lightning(3, 1), step=loss_step, valid_step=loss_step))
     assert fitted.history["valid/loss"][-1] < fitted.history["valid/loss"][0]
+    assert fit(learner(Half(3, 1)), valid=None).epochs == 3  # without validation
 
 
 @pytest.mark.parametrize(

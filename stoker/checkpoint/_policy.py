@@ -106,6 +106,10 @@ class Policy:
         """Whether `save_reason` can return a reason here if no epoch ended and nothing was validated."""
         return self._minutes is not None or (self._updates is not None and update % self._updates == 0)
 
+    def count_updates_until_due(self, update: int) -> float:
+        """After how many more updates saving is due; infinite if updates do not decide."""
+        return math.inf if self._updates is None else self._updates - update % self._updates
+
     def save_reason(self, here: Moment, saved: Sequence[Saved]) -> str | None:
         """Why to save now, or `None`."""
         reasons = [reason for reason in (self._interval_reason(here, saved), self._best_reason(here, saved)) if reason]

@@ -53,6 +53,10 @@ class Saver:
         """Whether to call `save_reason` after a batch in the middle of an epoch without a validation; very cheap."""
         return self._policy.may_save_at(update)
 
+    def count_updates_until_due(self, update: int) -> float:
+        """After how many more updates a checkpoint is due; infinite if updates do not decide."""
+        return self._policy.count_updates_until_due(update)
+
     def save_reason(self, here: Moment) -> str | None:
         """The reason to save now, or `None`; cheap enough to call after every batch."""
         return self._policy.save_reason(here, self._saved)

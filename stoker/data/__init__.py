@@ -5,6 +5,7 @@ A source is a tensor, an array, a tuple or mapping of them, a table, a list, a t
 """
 
 from stoker.data._batch import PaddingBatch, RowSelection, batchable, move_batch
+from stoker.data._batching import RowSelections
 from stoker.data._combine import Combination, Zip, by_epoch, cycle, mix, zip
 from stoker.data._dataset_files import cifar10, idx, read_idx
 from stoker.data._digits import digits
@@ -19,6 +20,7 @@ __all__ = [
     "Loader",
     "PaddingBatch",
     "RowSelection",
+    "RowSelections",
     "Source",
     "Zip",
     "batchable",

@@ -176,14 +176,13 @@ class ColumnBatches(NumberedBatches):
     def for_rank(self, share: Share) -> "Batches":
         return replace(self, share=share)
 
-    def select_rows(self, epoch: int, batch: int, transform: Callable[..., Any] | None) -> Iterator[RowSelection]:
-        """Yields the batches of an epoch, from `batch` on, without gathering them."""
+    def select_rows(self, epoch: int, batch: int, transform: Callable[..., Any] | None) -> "RowSelections":
+        """The batches of an epoch, from `batch` on, without gathering them."""
         self._check_unchanged(self.order.samples)
         view, read = self._base_view, self._row_reader(epoch)
         if read is None:
             read = torch.arange(self.order.length, device=view.device).__getitem__
-        for start, stop, is_padding in self._spans(batch):
-            yield RowSelection(read(slice(start, stop)), view, transform, is_padding)
+        return RowSelections(self, read, batch, view, transform)
 
     # A selection is part of the order, so that it costs nothing per batch.
 
@@ -211,6 +210,41 @@ class ColumnBatches(NumberedBatches):
         if not isinstance(self.view, Selection) or isinstance(order, LazyPermutation):
             return order
         return self.view.numbers if order is None else self.view.numbers[order]
+
+
+class RowSelections(Iterator[RowSelection]):
+    """The batches of an epoch as row selections: one by one, or the rows of several at once."""
+
+    def __init__(
+        self,
+        batches: ColumnBatches,
+        read: Callable[[slice], Tensor],  # gives the rows at some places of the epoch
+        batch: int,
+        view: View,
+        transform: Callable[..., Any] | None,
+    ) -> None:
+        self._batches, self._read, self._batch, self._view, self._transform = batches, read, batch, view, transform
+        self._spans = batches._spans(batch)
+
+    def __next__(self) -> RowSelection:
+        start, stop, is_padding = next(self._spans)
+        self._batch += 1
+        return RowSelection(self._read(slice(start, stop)), self._view, self._transform, is_padding)
+
+    def peek(self, count: int) -> RowSelection:
+        """The next batches of full size, up to `count` of them, as one selection with rows [batches, size].
+
+        They stay the next ones until `skip`. One of several ranks gets none: its shares may differ in size.
+        """
+        size, start = self._batches.size, self._batch * self._batches.size
+        count = 0 if self._batches.share.size > 1 else min(count, (self._batches.order.length - start) // size)
+        rows = self._read(slice(start, start + count * size)).view(-1, size)
+        return RowSelection(rows, self._view, self._transform)
+
+    def skip(self, count: int) -> None:
+        """Continues after the next `count` batches."""
+        self._batch += count
+        self._spans = self._batches._spans(self._batch)
 
 
 class NextOrder:

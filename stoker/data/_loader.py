@@ -10,12 +10,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.data._arguments import check_function, check_int, either
-from stoker.data._batch import BatchTransform, Recipe, RowSelection, move_batch, transform_batch
+from stoker.data._batch import BatchTransform, Recipe, move_batch, transform_batch
 from stoker.data._batching import (
     Batches,
     ColumnBatches,
     DataLoaderBatches,
     NumberedBatches,
+    RowSelections,
     SampleBatches,
     Share,
     StreamBatches,
@@ -439,8 +440,8 @@ class EpochBatches:
         """Yields the number of samples in each batch; None if that is known only after reading."""
         return self._batches.sizes(self.batch, self.epoch)
 
-    def row_selections(self) -> Iterator[RowSelection]:
-        """Yields the row numbers of the batches, for a training step that gathers the rows itself."""
+    def row_selections(self) -> RowSelections:
+        """The row numbers of the batches, for a training step that gathers the rows itself."""
         if not isinstance(self._batches, ColumnBatches) or not self._batches.view.traceable:
             raise InvalidArgument("row selections need columns in memory, without a transform or batcher")
         return self._batches.select_rows(self.epoch, self.batch, self.batch_transform)

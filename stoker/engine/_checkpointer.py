@@ -1,5 +1,6 @@
 """`Checkpointer`: saves a fit between two batches, when it ends, and as it last was after an exception."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -57,6 +58,10 @@ class Checkpointer:
     def seconds_to_save(self) -> float:
         """How long the slowest checkpoint took."""
         return 0.0 if self._saver is None else self._saver.slowest
+
+    def count_updates_until_due(self, update: int) -> float:
+        """After how many more updates a checkpoint is due; infinite if updates do not decide."""
+        return math.inf if self._saver is None else self._saver.count_updates_until_due(update)
 
     def begin(self, *, is_resumed: bool) -> None:
         """Before the first batch: saves the beginning of a new run."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stoker.engine._totals import RunningTotals, TotalsReading
@@ -28,14 +28,26 @@ class Curve:
 
     def add_if_due(self, totals: RunningTotals, update: int, lr: Any) -> None:
         """Adds a point after an update if its window is long enough; does not wait for the device."""
-        if update - self._update < max(1, self._update // _POINTS):
-            return
+        if update >= _next_point(self._update) and self._has_room():
+            self.add(update, lr, TotalsReading(totals))
+
+    def points_due(self, end: int) -> Iterator[int]:
+        """Yields the updates before `end` after which a point will be due."""
+        update = _next_point(self._update)
+        while update < end:
+            yield update
+            update = _next_point(update)
+
+    def add(self, update: int, lr: Any, reading: TotalsReading) -> None:
+        """Adds a point of totals that were read after an update."""
+        self._update = update
+        self._pending.append((update, time.time(), _rates(lr), reading))
+
+    def _has_room(self) -> bool:
+        """Whether another reading may be in flight; if the device is far behind, the window gets longer."""
         if len(self._pending) >= _PENDING:
             self._collect(wait=False)
-            if len(self._pending) >= _PENDING:  # the device is far behind: this window gets longer
-                return
-        self._update = update
-        self._pending.append((update, time.time(), _rates(lr), TotalsReading(totals)))
+        return len(self._pending) < _PENDING
 
     def take(self, *, wait: bool = False) -> dict[str, Any]:
         """Returns the points that are new as columns for the record; with `wait`, also those still on the device."""
@@ -96,6 +108,11 @@ class Curve:
             for name in {**self._offset, **sums}
         }
         return {f"train/{name}": total / weight for name, (total, weight) in window.items() if weight > 0}
+
+
+def _next_point(update: int) -> int:
+    """The update of the point after one at `update`."""
+    return update + max(1, update // _POINTS)
 
 
 def _add(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:

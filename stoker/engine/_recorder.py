@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -87,6 +87,15 @@ class Recorder:
         else:
             self._pending = event, reading
         return request
+
+    def points_due(self, end: int) -> set[int]:
+        """The updates before `end` after which `add_points` needs a reading."""
+        return set(self._curve.points_due(end)) if self._reports else set()
+
+    def add_points(self, readings: Iterable[tuple[int, Any, TotalsReading]]) -> None:
+        """Adds points of the curve: update, learning rates, and the totals after it."""
+        for update, lr, reading in readings:
+            self._curve.add(update, lr, reading)
 
     def flush(self, totals: RunningTotals) -> None:
         """Records all points so far, before a checkpoint saves the number of events; waits for the device."""

@@ -7,7 +7,7 @@ is read on the host (no `.item()`), and the device decides whether an update is 
 """
 
 import ctypes
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -647,6 +647,11 @@ class LearningRates:
         self.last = dict(lr) if by_name else lr
         for key, rate in lr.items() if by_name else ((None, lr),):
             (self.tensors[key] if by_name else self.tensors).fill_(rate)
+
+    def stack(self, rates: Sequence[Any]) -> list[tuple[Tensor, ...]]:
+        """The tensors for several updates, each as `all` has them."""
+        values = [list(each.values()) if isinstance(each, Mapping) else [each] for each in rates]
+        return [each.unbind() for each in torch.tensor(values, dtype=self.all()[0].dtype).unbind()]
 
     def all(self) -> list[Tensor]:
         """The tensors as a list."""

@@ -1,5 +1,6 @@
 """The training loop: epochs of training and validation."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ from torch import Tensor
 from stoker._select import named_parameters, set_train_mode
 from stoker._text import format_size
 from stoker.checkpoint import count_bytes, random_state, set_random_state
-from stoker.data import EpochBatches, PaddingBatch, RowSelection, move_batch, prefetch
+from stoker.data import EpochBatches, PaddingBatch, RowSelection, RowSelections, move_batch, prefetch
 from stoker.engine._batch import Batch
 from stoker.engine._deterministic import warn_if_not_deterministic
 from stoker.engine._evaluate import keep_best_of_training, validate
@@ -19,7 +20,7 @@ from stoker.engine._finite import find_nonfinite
 from stoker.engine._fit import Fit
 from stoker.engine._micro_batches import run_micro_batches
 from stoker.engine._step import HOOKS_BETWEEN_BATCHES, StepResult
-from stoker.engine._totals import RunningTotals
+from stoker.engine._totals import RunningTotals, TotalsReading
 from stoker.engine.executors import Executor
 from stoker.errors import BadData, NotFinite
 from stoker.metrics import GradientNorm
@@ -66,26 +67,23 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
     executor.invalidate()
     ctx.phase = ctx.set_name = "train"
     _validate_if_due(fit, executor)  # a resumed fit may have been stopped before or in it
-    batch = None
-    for batch in _batches(fit, selects_rows=selects_rows):
-        ctx.batch_number, ctx.batch, ctx.is_padding, ctx.loss_mix = batch.number, batch.value, batch.is_padding, None
-        ctx.lr = fit.learning_rates(ctx.update, ctx.lr_scale)
-        ctx.accumulating = not batch.closes_window
-        fire("on_train_batch_begin", ctx)
-        state.note_unfrozen()
-        batch.value, batch.mix = ctx.batch, ctx.loss_mix
-        ctx.pred = ctx.output = ctx.loss = None  # frees the outputs of the batch before
-        with warn_if_not_deterministic(fit) if batch.position == (1, 1) else nullcontext():
-            for part, result in run_micro_batches(fit, executor, batch):
-                _record_step(fit, part, result)
-        fire("on_train_batch_end", ctx)
-        if watches_batches:
-            executor.invalidate()  # a callback may have changed the model
+    values = _values_on_device(fit, selects_rows=selects_rows) if ctx.stopping is None else iter(())
+    batches, batch = _batches(fit, values), None
+    while ctx.stopping is None:  # that of a resumed fit may be set: it had reached its limit
+        done = None
+        if isinstance(values, RowSelections) and executor.largest_group and not watches_batches:
+            done = _run_group(fit, executor, values)
+        if done is None:
+            done = next(batches, None)
+            if done is None:
+                break
+            _run_batch(fit, executor, done)
+            if watches_batches:
+                executor.invalidate()  # a callback may have changed the model
+        batch = done
         _validate_if_due(fit, executor)
         fit.between_batches(state.totals)
         checkpointer.save_if_due()
-        if ctx.stopping is not None:
-            break
     if ctx.stopping is not None and ctx.batch_number != ctx.batches:  # an uninterrupted fit does not end the epoch here
         executor.synchronize()
         _check_weights_are_finite(fit)
@@ -105,6 +103,72 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
     keep_best_of_training(fit)
     state.progress.stage = "validate"
     checkpointer.take_resume_point()
+
+
+def _run_batch(fit: Fit, executor: Executor, batch: Batch) -> None:
+    """One batch, with the hooks before and after it."""
+    ctx, fire = fit.ctx, fit.hooks.fire
+    ctx.batch_number, ctx.batch, ctx.is_padding, ctx.loss_mix = batch.number, batch.value, batch.is_padding, None
+    ctx.lr = fit.learning_rates(ctx.update, ctx.lr_scale)
+    ctx.accumulating = not batch.closes_window
+    fire("on_train_batch_begin", ctx)
+    fit.state.note_unfrozen()
+    batch.value, batch.mix = ctx.batch, ctx.loss_mix
+    ctx.pred = ctx.output = ctx.loss = None  # frees the outputs of the batch before
+    with warn_if_not_deterministic(fit) if batch.position == (1, 1) else nullcontext():
+        for part, result in run_micro_batches(fit, executor, batch):
+            _record_step(fit, part, result)
+    fire("on_train_batch_end", ctx)
+
+
+def _run_group(fit: Fit, executor: Executor, selections: RowSelections) -> Batch | None:
+    """Runs the next batches together, up to one after which something is due on the host; returns the last one.
+
+    None if there is only one, or the executor can't run them together: then nothing has changed.
+    """
+    ctx, state, accumulate = fit.ctx, fit.state, fit.settings.accumulate
+    before = ctx.batch_number
+    if before % accumulate:  # inside of an accumulation window
+        return None
+    count = min(executor.largest_group, _count_updates_until_due(fit)) * accumulate
+    if count < 2:
+        return None
+    selection = selections.peek(int(count))
+    updates = len(selection) // accumulate
+    if updates * accumulate < 2:
+        return None
+    rows = selection.rows[: updates * accumulate].unbind()
+    rates = [fit.learning_rates(ctx.update + place, ctx.lr_scale) for place in range(updates)]
+    first = Batch(selection.with_rows(rows[0]), epoch=ctx.epoch, number=before + 1, closes_window=accumulate == 1)
+    ctx.batch_number = before + len(rows)  # where a signal that comes meanwhile stops the fit
+    readings: list[tuple[int, Any, TotalsReading]] = []
+    points = fit.recorder.points_due(ctx.update + updates)  # the last update is in `between_batches`
+
+    def read_totals(place: int) -> None:
+        if (update := ctx.update + place + 1) in points:
+            readings.append((update, rates[place], TotalsReading(state.totals)))
+
+    if not executor.run_group(first, rows, rates, read_totals if points else None):
+        ctx.batch_number = before
+        return None
+    selections.skip(len(rows))
+    fit.recorder.add_points(readings)
+    ctx.batch, ctx.lr, ctx.accumulating = None, rates[-1], False
+    ctx.update += updates
+    state.totals.samples += rows[0].numel() * len(rows)
+    state.progress.needs_validation = True
+    _stop_at_limits(fit)
+    return Batch(selection.with_rows(rows[-1]), epoch=ctx.epoch, number=ctx.batch_number)
+
+
+def _count_updates_until_due(fit: Fit) -> float:
+    """After how many more updates the host has to do something: a limit, a validation, a checkpoint."""
+    update, limit, every = fit.ctx.update, fit.settings.updates, fit.settings.validate_every
+    return min(
+        math.inf if limit is None else limit - update,
+        math.inf if every is None else every - update % every,
+        fit.checkpointer.count_updates_until_due(update),
+    )
 
 
 def begin(fit: Fit, resumed: Mapping[str, Any] | None) -> None:
@@ -199,16 +263,15 @@ def _end_epoch(fit: Fit) -> None:
 # --- batches
 
 
-def _batches(fit: Fit, *, selects_rows: bool) -> Iterator[Batch]:
+def _batches(fit: Fit, values: Iterator[Any]) -> Iterator[Batch]:
     """Yields the batches from the current position to the end of the epoch."""
     ctx, accumulate = fit.ctx, fit.settings.accumulate
-    if ctx.stopping is not None:  # a resumed fit had reached its limit
-        return
-    done = number = ctx.batch_number  # 0, unless the fit resumes inside an epoch
-    values = fit.signals.interruptible_batches(fit.train, _values_on_device(fit, selects_rows=selects_rows))
     # Rows of columns are samples.
-    sizes = None if fit.train.has_row_selections else fit.train.at(epoch=ctx.epoch - 1, batch=done).sizes()
-    for number, value in enumerate(fit.ranks.stop_streams_together(fit.train, values), start=done + 1):
+    has_sizes = not fit.train.has_row_selections
+    sizes = fit.train.at(epoch=ctx.epoch - 1, batch=ctx.batch_number).sizes() if has_sizes else None
+    interruptible = fit.signals.interruptible_batches(fit.train, values)
+    for value in fit.ranks.stop_streams_together(fit.train, interruptible):
+        number = ctx.batch_number + 1  # a group may have come before it
         is_padding = isinstance(value, PaddingBatch) or (isinstance(value, RowSelection) and value.is_padding)
         yield Batch(
             value.batch if isinstance(value, PaddingBatch) else value,
@@ -219,7 +282,7 @@ def _batches(fit: Fit, *, selects_rows: bool) -> Iterator[Batch]:
             is_padding=is_padding,
         )
     ctx.is_padding = False
-    if number == 0 and not fit.signals.interrupted:
+    if ctx.batch_number == 0 and not fit.signals.interrupted:
         raise BadData(f"the training data gave no batch in epoch {ctx.epoch}: check what its __iter__ returns")
 
 

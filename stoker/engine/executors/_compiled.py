@@ -40,7 +40,10 @@ _INDUCTOR_OPTIONS = {
     "triton.cudagraphs": False,  # the graph around the program is ours
     "loop_ordering_after_fusion": False,  # fails an assertion if an optimizer updates all parameters at once
 }
+_LARGEST_GROUP = 32  # updates, so that a signal is noticed soon
+_SMALL_MODEL = 2**18  # elements of parameters and state; steps of larger models take longer than what surrounds them
 _aten = torch.ops.aten
+_foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 _REPLACEMENTS: dict[str, dict[Any, Callable[..., Any]]] = {  # faster forms of torch's operations, by device
     "cpu": {_aten.native_dropout.default: fast_dropout},
     "cuda": {
@@ -218,6 +221,16 @@ def _restore_tensors(tensors: list[Tensor]) -> Iterator[None]:
             tensor.data.copy_(value)  # .data: autograd need not know, since nothing has changed
 
 
+@dataclass(slots=True)
+class _Group:
+    """The programs of one update, which can run many times in a row, and copies of all that they write."""
+
+    programs: list[Program]
+    rates: list[int]  # where the learning rates are in `Program.fixed`
+    written: list[Tensor]
+    copies: list[Tensor]
+
+
 class Compiled(Executor):
     """Calls a compiled program for each step, and checks at once whether its values were finite.
 
@@ -229,6 +242,9 @@ class Compiled(Executor):
         super().__init__(step)
         self._plan, self._is_saved = plan, is_saved
         self._programs = ProgramCache(step, plan, self._compile)
+        self._can_group = True
+        self._window: list[Program] = []  # programs of the open accumulation window
+        self._groups: dict[int, _Group] = {}  # by the id of their first program
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch by its program; eagerly if it has none."""
@@ -237,6 +253,7 @@ class Compiled(Executor):
             return step.run_eagerly(batch, lr)
         found = self._find(batch, lr)
         if found is None:
+            self._window.clear()
             return programs.run_eagerly(batch, lr)
         program, tensors = found
         if self._plan.mode == "compiled_backward":
@@ -256,20 +273,111 @@ class Compiled(Executor):
             step.diagnose(batch)
         if result.updated and step.flags.weightless.item():
             result.updated = False  # a batch of weight 0 is not an update
+        self._note_program(program, batch, result)
         return result
+
+    def run_group(
+        self,
+        batch: Batch,
+        rows: Sequence[Tensor],
+        rates: Sequence[Any],
+        after_update: Callable[[int], None] | None = None,
+    ) -> bool:
+        """Calls the programs of an update again and again, and looks after each call whether all is well."""
+        step = self._step
+        if self._programs.is_disabled or step.wants_output:
+            return False
+        found = self._find(batch, rates[0])
+        group = None if found is None else self._groups.get(id(found[0]))
+        if group is None:
+            return False
+        if self._is_saved:
+            step.note_weights_changed()
+        is_done = False
+        with torch.no_grad():
+            _foreach_copy_(group.copies, group.written)
+            random = torch.default_generator.get_state()
+            try:
+                is_done = self._call_programs(group, rows, rates, after_update)
+            except Exception:
+                pass  # it comes again when the batches run one by one
+            finally:
+                if not is_done:
+                    _foreach_copy_(group.written, group.copies)
+                    torch.default_generator.set_state(random)
+                    self._stop_grouping()
+        step.rates.set(rates[-1] if is_done else rates[0])
+        return is_done
+
+    def _call_programs(
+        self,
+        group: _Group,
+        rows: Sequence[Tensor],
+        rates: Sequence[Any],
+        after_update: Callable[[int], None] | None,
+    ) -> bool:
+        """Runs the batches of a group up to the first one that is not finite or not an update."""
+        flags, accumulate = self._step.flags, len(group.programs)
+        nonfinite, weightless = flags.nonfinite.numpy(), flags.weightless.numpy()
+        stacked = None if all(each == rates[0] for each in rates) else self._step.rates.stack(rates)
+        for place, each in enumerate(rows):
+            program = group.programs[place % accumulate]
+            inputs = [*program.fixed, each, *program.columns]
+            if stacked is not None:
+                for index, rate in zip(group.rates, stacked[place // accumulate], strict=True):
+                    inputs[index] = rate
+            assert program.function is not None
+            program.function(inputs)
+            if nonfinite.item() != 0 or weightless.item():
+                return False
+            if after_update is not None and (place + 1) % accumulate == 0:
+                after_update(place // accumulate)
+        return True
+
+    def _note_program(self, program: Program, batch: Batch, result: StepResult) -> None:
+        """Remembers which programs make an update, so that the next ones can run in a group."""
+        if not self._can_group:
+            return
+        self._window.append(program)
+        if batch.closes_window:
+            window, self._window = self._window, []
+            if result.updated and id(window[0]) not in self._groups:
+                self._make_group(window)
+
+    def _make_group(self, programs: list[Program]) -> None:
+        step, first = self._step, programs[0]
+        fixed = list(first.fixed)
+        if step.wants_output or step.settings.micro_batch is not None or sum(map(Tensor.numel, fixed)) > _SMALL_MODEL:
+            self._stop_grouping()
+        elif (
+            len(programs) == step.settings.accumulate
+            and first.source is not None
+            and all(each.source is first.source and each.size == first.size for each in programs)
+        ):
+            rates = [next(place for place, each in enumerate(fixed) if each is rate) for rate in step.rates.all()]
+            written = [each for each in fixed if 0 not in each.stride()]  # an expanded tensor can't be written
+            self._groups[id(first)] = _Group(programs, rates, written, [each.detach().clone() for each in written])
+            self.largest_group = _LARGEST_GROUP
+
+    def _stop_grouping(self) -> None:
+        self._can_group, self.largest_group = False, 0
+        self._groups.clear()
 
     def invalidate(self) -> None:
         """Looks before the next step whether its program still fits."""
+        self._window.clear()
         self._step.refresh()
         self._programs.invalidate()
 
     def free_memory(self) -> bool:
         """Looks for programs again: undoing a step has replaced tensors that they write."""
+        self._groups.clear()
         self.invalidate()
         return super().free_memory()
 
     def close(self) -> None:
         """Frees the programs."""
+        self._groups.clear()
         self._programs.clear()
 
     def _find(self, batch: Batch, lr: Any) -> tuple[Program, list[Tensor]] | None:
@@ -303,4 +411,4 @@ class Compiled(Executor):
             with torch.no_grad():
                 return traced.rebuild(compiled([*traced.fixed, *tensors]) or ())
 
-        return Program(launch)
+        return Program(launch, function=compiled, fixed=traced.fixed)

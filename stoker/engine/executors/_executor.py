@@ -1,7 +1,7 @@
 """The contract of executors, and those that run a step operation by operation."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
@@ -20,11 +20,27 @@ PoolContext = Callable[[], AbstractContextManager[None]]
 class Executor:
     """Runs training steps. A subclass defines `run`, and the other methods if it has anything in flight or cached."""
 
+    largest_group = 0  # batches that `run_group` takes
+
     def __init__(self, step: TrainStep) -> None:
         self._step = step
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch. The device may still be computing when it returns."""
+        raise NotImplementedError
+
+    def run_group(
+        self,
+        batch: Batch,
+        rows: Sequence[Tensor],
+        rates: Sequence[Any],
+        after_update: Callable[[int], None] | None = None,
+    ) -> bool:
+        """Runs several batches like `batch`, of these rows, with the learning rates of their updates; all or none.
+
+        Returns whether it did. If not, for example because a value is not finite, the state is as before, and the
+        batches have to be run one by one. `after_update(place)` is called after each update, from 0 on.
+        """
         raise NotImplementedError
 
     def synchronize(self) -> None:

@@ -242,6 +242,8 @@ class Program:
     make_group: Callable[[], Callable[[list[Tensor]], None]] | None = None  # makes `launch_group`
     launch_group: Callable[[list[Tensor]], None] | None = None  # several steps in one launch, each with its rows
     result: StepResult | None = None  # if it is the same after every launch
+    function: Callable[[list[Tensor]], Any] | None = None  # what `launch` calls on the CPU, with `fixed` first
+    fixed: Sequence[Tensor] = ()
 
     def fits(self, batch: Batch, batch_fingerprint: Any) -> bool:
         """Whether it is for a row selection like this one, if nothing else has changed."""

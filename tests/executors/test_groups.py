@@ -1,0 +1,131 @@
+"""Compiled steps that run in groups give the bits, records and checkpoints of steps that run one by one."""
+
+import json
+import os
+import signal
+
+import pytest
+from torch import nn
+
+import stoker
+from stoker import callbacks, data, metrics, schedule
+from stoker.engine.executors import _compiled
+from tests.executors.fits import (
+    AfterEveryBatch,
+    Feature,
+    assert_identical,
+    batch_norm_net,
+    interpret_graphs,
+    plan_of,
+    results_of,
+    rng_states,
+    run,
+    samples,
+)
+
+pytestmark = pytest.mark.usefixtures("double")
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """The number of batches of each group that has run; `None` for one that was undone."""
+    interpret_graphs(monkeypatch)
+    found, run_group = [], _compiled.Compiled.run_group
+
+    def count(self, batch, rows, *args):
+        is_done = run_group(self, batch, rows, *args)
+        found.append(len(rows) if is_done else None)
+        return is_done
+
+    monkeypatch.setattr(_compiled.Compiled, "run_group", count)
+    return found
+
+
+def many_features(**settings):
+    """Batch norm, dropout, schedules by selector, EMA, clipping and metrics; 12 batches an epoch and a short one."""
+    return Feature(
+        lambda: nn.Sequential(*batch_norm_net(), nn.Dropout(0.3)),
+        lambda: data.Loader(samples(100), batch_size=8, shuffle=3),
+        lambda: {
+            "lr": {"0.*": schedule.cosine(0.02, steps=60), "*": 0.01},
+            "metrics": [metrics.Accuracy(), metrics.GradientNorm()],
+            "clip_norm": 0.5,
+            "ema": 0.75,
+            **settings,
+        },
+        lambda: {"epochs": 5, "valid": samples()},
+    )
+
+
+def points_of(fitted):
+    """The curve of a fit: updates, and values by name."""
+    parts = [event.extra["points"] for event in fitted.record.events if event.extra.get("points")]
+    names = {name for part in parts for name in part["values"]}
+    values = {name: [each for part in parts for each in part["values"][name]] for name in names}
+    return [update for part in parts for update in part["update"]], values
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_groups_give_the_bits_and_the_curve_of_single_steps(accumulate, groups):
+    feature = many_features(accumulate=accumulate)
+    single = run(feature, callbacks=[AfterEveryBatch()])
+    assert not groups
+    together = run(feature)
+    assert plan_of(together).mode == "compiled"
+    assert all(groups) and groups[1:] == [12, 12, 12, 12]  # the first epoch begins with single steps
+    assert_identical(results_of(together), results_of(single))
+    assert rng_states(together) == rng_states(single)
+    assert points_of(together) == points_of(single)
+
+
+def test_a_group_ends_where_a_limit_a_validation_or_a_checkpoint_is_due(groups, tmp_path):
+    whole = run(many_features(), run=tmp_path / "whole", validate_every=7)
+    assert set(groups) >= {7} and max(groups) == 7
+    saved = {"run": tmp_path / "run", "checkpoint": stoker.Checkpoint(every=5), "validate_every": 7}
+    first = run(many_features(), updates=23, **saved)
+    assert first.updates == 23
+    events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
+    assert {5, 10, 15, 20} <= {event.get("update") for event in events if event["kind"] == "checkpoint"}
+    again = run(many_features(), resume=True, **saved)
+    assert_identical(results_of(again), results_of(whole))
+
+
+class InterruptGroup(callbacks.Callback):
+    """Sends a signal in the second epoch, when the learning rates of a group are computed."""
+
+    is_armed = False
+
+    def on_epoch_begin(self, ctx):
+        self.is_armed = ctx.epoch == 2
+
+    def rate(self, update):
+        if update == 20 and self.is_armed:
+            self.is_armed = False
+            os.kill(os.getpid(), signal.SIGINT)
+        return 0.01
+
+
+def test_a_signal_stops_after_the_group_and_the_run_resumes_to_the_same_bits(groups, tmp_path):
+    interrupt = InterruptGroup()
+    feature = many_features(lr=interrupt.rate)
+    whole = run(feature, run=tmp_path / "whole")
+    stopped = run(feature, run=tmp_path / "run", callbacks=[interrupt])
+    assert stopped.updates == 25  # the twelve batches of the group, in an epoch of thirteen
+    assert_identical(results_of(run(feature, run=tmp_path / "run", resume=True)), results_of(whole))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_nan_inside_of_a_group_stops_before_it_and_keeps_the_weights(accumulate, groups, tmp_path):
+    def samples_with(bad):
+        x, y = samples(96)
+        x[8 * 6 + 3, 2] = float("nan") if bad else 1.0  # the seventh batch
+        return data.Loader((x, y), batch_size=8)
+
+    def feature(*, bad):
+        return Feature(batch_norm_net, lambda: samples_with(bad), lambda: {"accumulate": accumulate})
+
+    with pytest.raises(stoker.NotFinite, match="not finite at epoch 1, batch 7: .* holds NaN"):
+        run(feature(bad=True), run=tmp_path / "run")
+    assert groups[-1] is None
+    good = run(feature(bad=False), run=tmp_path / "good")
+    assert_identical(results_of(run(feature(bad=False), run=tmp_path / "run", resume=True)), results_of(good))

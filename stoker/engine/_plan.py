@@ -76,6 +76,9 @@ def plan_fit(fit: "Fit") -> Plan:
         plan.fall_back("eager", reason)
     elif reason := next(_reasons_against_update(fit), ""):
         plan.fall_back("compiled_backward" if compile else "eager", reason)
+    elif compile and not fit.step.compiles_update:
+        plan.mode = "compiled_backward" if device == "cpu" else "compiled"
+        plan.notes.append("the update is one fused kernel, which is not compiled")
     plan.defers_check = plan.mode == "eager" and _can_defer_check(fit)
     return plan
 

@@ -148,10 +148,10 @@ class TrainStep:
             self._update_metrics(result, batch, sync=False)
         return computed
 
-    def apply_gradients(self, computed: LocalGradients, batch: Batch, lr: Any) -> StepResult:
+    def apply_gradients(self, computed: LocalGradients, batch: Batch, lr: Any, *, sync: bool = True) -> StepResult:
         """The second half of `run`: reduces gradients over ranks, accumulates, updates."""
         trained, weight, result = self.state.trained, computed.weight, computed.result
-        if self.device.type == "cpu" and isinstance(weight, Tensor):
+        if sync and self.device.type == "cpu" and isinstance(weight, Tensor):
             weight = weight.item()  # as in a step that is not compiled
         grads = Gradients._of(dict(computed.tensors), named_parameters(trained), trained)
         loss = LossTerm(None, computed.loss, weight)
@@ -161,8 +161,8 @@ class TrainStep:
                 grads = self.reducer.reduce(grads, computed.loss, weight)
                 loss = loss._replace(weight=self.reducer.weight)
         self._publish(result)
-        self._use_gradients(grads, loss, batch, lr, result, sync=True)
-        return self._finish(batch, lr, result, sync=True, has_metrics=True)
+        self._use_gradients(grads, loss, batch, lr, result, sync=sync)
+        return self._finish(batch, lr, result, sync=sync, has_metrics=True)
 
     def _start(self, batch: Batch) -> StepResult:
         model = self.state.model
@@ -455,7 +455,7 @@ class TrainStep:
             grads = grads.clip_norm(settings.clip_norm, norm=norm if settings.clip_value is None else None)
         if norm is not None and norms:
             self._add_norm(norm, sync=sync)
-        with pretend_compiling() if self.can_compile_update else _NO_CONTEXT:
+        with pretend_compiling() if self.compiles_update else _NO_CONTEXT:
             self.state.optimizer.step(
                 grads, lr=self.rates_of_update(lr, sync=sync), when=None if sync else self.flags.allowed
             )
@@ -566,9 +566,15 @@ class TrainStep:
     # --- what executors have to know
 
     @property
-    def can_compile_update(self) -> bool:
-        """Whether the update is one that can be compiled; it then uses the same operations in every batch."""
-        return self.settings.compile and self.ranks.world.size == 1
+    def compiles_update(self) -> bool:
+        """Whether the update is compiled; it then uses the same operations in every batch.
+
+        A fused optimizer is one kernel already. If a step yields objectives, updates come between its parts.
+        """
+        if not self.settings.compile or self.ranks.world.size > 1:
+            return False
+        step = self.steps.train
+        return not self.state.optimizer.skips_on_device or (step is not None and step.yields(self.state.model))
 
     @property
     def wants_output(self) -> bool:

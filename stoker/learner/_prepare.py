@@ -50,7 +50,7 @@ from stoker.learner._ranks import (
 )
 from stoker.learner._rates import Planned, complete_rates, describe_rates, is_constant, make_learning_rates
 from stoker.metrics import GradientNorm, Loss, Meter, Metric, as_metrics
-from stoker.optim import Algorithm, init
+from stoker.optim import SGD, Adam, Algorithm, init
 from stoker.record import Run
 from stoker.steps import OwnForward, StepFunction, Steps, Supervised
 
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from stoker.learner._learner import Learner
 
 _ALONE = World()
+_MANY_PARAMETERS, _MANY_ELEMENTS = 32, 2**20  # tensors and elements; the update of a smaller model is compiled
 _LIGHTNING = ("lightning", "pytorch_lightning")  # whose base class has methods that do nothing
 
 
@@ -135,7 +136,10 @@ def prepare(
     for module in (model, loss):
         if isinstance(module, nn.Module):
             module.to(device)
-    algorithm = choose_fused(learner.optimizer, trained, device, compile=learner.compile and world.size == 1)
+    algorithm = choose_fused(learner.optimizer, trained, device)
+    yields = steps.train is not None and steps.train.yields(model)
+    if learner.compile and world.size == 1 and (yields or not updates_many(algorithm, trained)):
+        algorithm = choose_fused(learner.optimizer, trained, device, compile=True)
     recomputed = find_recomputed_modules(learner, model, parallel)
     ema = distribute_model(trained, parallel, world, ema=learner.ema, dry=dry)
     averaged = trained if ema is None else ema.model
@@ -342,6 +346,14 @@ def choose_fused(optimizer: Any, model: nn.Module, device: torch.device, *, comp
     plain = all(parameter.is_floating_point() and type(parameter) is nn.Parameter for parameter in parameters)
     sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
     return fused if plain and not sparse and not any(map(fused.parameter_problem, parameters)) else optimizer
+
+
+def updates_many(algorithm: Any, model: nn.Module) -> bool:
+    """Whether one fused kernel updates so many parameters that compiling the update would take longer than it saves."""
+    configs = algorithm.values() if isinstance(algorithm, Mapping) else [algorithm]
+    fused = all(getattr(each, "fused", False) and isinstance(each, Adam | SGD) for each in configs)
+    sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    return fused and len(sizes) > _MANY_PARAMETERS and sum(sizes) > _MANY_ELEMENTS
 
 
 def choose_device(given: torch.device | str | None, model: nn.Module) -> torch.device:

@@ -48,6 +48,10 @@ class StepFunction:
         self._method = function if isinstance(function, str) else ""
         self.count = LossCount(name, warn)
 
+    def yields(self, model: nn.Module) -> bool:
+        """Whether it yields objectives."""
+        return inspect.isgeneratorfunction(self.function or getattr(unwrap(model), self._method))
+
     def __call__(
         self, model: nn.Module, batch: Any, size: int | None = None, *, needs_loss: bool = True
     ) -> Output | Generator[Any, Any, Any]:

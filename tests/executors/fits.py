@@ -40,6 +40,12 @@ def net(*middle):
     return nn.Sequential(nn.Linear(6, 5), *middle, nn.Tanh(), nn.Linear(5, 3))
 
 
+def deep_net():
+    """A model with so many parameters that its update is one fused kernel, which is not compiled."""
+    layers = [layer for _ in range(17) for layer in (nn.Linear(256, 256), nn.Tanh())]
+    return nn.Sequential(nn.Linear(6, 256), *layers, nn.Linear(256, 3))
+
+
 def batch_norm_net():
     """A model with batch norm, without the bias before it: its gradient is noise, which Adam would amplify."""
     body = nn.Linear(6, 5, bias=False)

@@ -20,6 +20,7 @@ from tests.executors.fits import (
     assert_identical,
     batch_norm_net,
     count_programs,
+    deep_net,
     interpret_graphs,
     last_weights,
     mark_soak,
@@ -269,6 +270,16 @@ def test_the_first_batch_is_compiled_too_unless_the_state_starts_with_a_gradient
     assert steps == [1] * eager_steps
     assert_close(results_of(compiled), results_of(eager), **CLOSE)
     assert rng_states(compiled) == rng_states(eager)
+
+
+def test_the_update_of_many_parameters_is_a_fused_kernel_after_the_program(monkeypatch):
+    feature = Feature(deep_net, settings=lambda: {"clip_norm": 1.0, "ema": 0.9})
+    eager = run(feature, eager=True, epochs=1)
+    interpret_graphs(monkeypatch)
+    compiled = run(feature, epochs=1)
+    assert plan_of(compiled).mode == "compiled_backward" and not warnings_of(compiled)
+    assert "the update is one fused kernel, which is not compiled" in plan_of(compiled).notes
+    assert_close(results_of(compiled), results_of(eager), **CLOSE)
 
 
 # --- losses that are not finite

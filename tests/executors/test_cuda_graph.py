@@ -31,6 +31,7 @@ from tests.executors.fits import (
     assert_identical,
     batch_norm_net,
     count_programs,
+    deep_net,
     last_weights,
     net,
     plan_of,
@@ -631,6 +632,17 @@ def test_a_compiled_step_is_close_to_the_eager_one_and_compiled_once(monkeypatch
     assert plan_of(replayed).mode == "compiled" and not warnings_of(replayed), plan_of(replayed).reason
     assert len(graphs) == 2
     assert_close(results_of(replayed), results_of(eager), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_fused_update_of_many_parameters_is_recorded_after_the_compiled_part(accumulate):
+    settings = {"clip_norm": 1.0, "ema": 0.9, "accumulate": accumulate, "metrics": [metrics.Accuracy()]}
+    feature = Feature(deep_net, settings=lambda: settings)
+    eager = fit(feature, compile=True, eager=True, epochs=2)
+    replayed = fit(feature, compile=True, epochs=2)
+    assert plan_of(replayed).mode == "compiled" and not warnings_of(replayed), plan_of(replayed).reason
+    assert "the update is one fused kernel, which is not compiled" in plan_of(replayed).notes
+    assert_close(results_of(replayed), results_of(eager), rtol=1e-3, atol=1e-5)
 
 
 def test_compiled_runs_are_reproducible(tmp_path):

@@ -108,7 +108,6 @@ def trace(step: TrainStep, flat: FlatBatch, run: Callable[[Batch], Any]) -> Trac
         table = {id(real): traced for real, traced in zip(fixed, inputs, strict=False)}
         with SubstituteTensors(table), torch.enable_grad():
             answer = run(flat.with_tensors(inputs[len(fixed) :]))
-            step.flags.end_step()
         tensors, found["outputs"] = flatten(_as_tree(answer))
         found["answer"] = answer
         return tensors
@@ -189,12 +188,22 @@ def _count_ends(graph: torch.fx.GraphModule) -> tuple[int, int]:
     return inputs, len(outputs) if isinstance(outputs, list | tuple) else 1
 
 
+def run_traced(step: TrainStep, batch: Batch, lr: Any, *, whole: bool) -> StepResult | LocalGradients:
+    """What is traced: the whole step, or its part up to the gradients."""
+    if not whole:
+        computed = step.run_until_gradients(batch)
+        return computed._replace(result=detach_outputs(computed.result, wanted=step.wants_output))
+    result = detach_outputs(step.run(batch, lr, sync=False), wanted=step.wants_output)
+    step.flags.end_step()
+    return result
+
+
 def trace_and_compile(
     step: TrainStep, plan: Plan, flat: FlatBatch, run: Callable[[Batch], Any], *, is_saved: bool
 ) -> tuple[Trace, CompiledFunction]:
     """Traces and compiles a step, and tells how long that took."""
     traced = trace(step, flat, run)
-    again = " for another kind of batch" if plan.notes else ""
+    again = " for another kind of batch" if any(note.startswith("compiled in") for note in plan.notes) else ""
     step.ctx.note(f"compiling the training step{again}: this takes a while, and less the next time")
     started = time.monotonic()
     compiled = compile_graph(traced.graph, [*traced.fixed, *flat.tensors], is_saved=is_saved)
@@ -397,13 +406,10 @@ class Compiled(Executor):
         return found
 
     def _compile(self, flat: FlatBatch, lr: Any) -> Program:
-        step = self._step
+        step, whole = self._step, self._plan.mode == "compiled"
 
         def run(batch: Batch) -> Any:
-            if self._plan.mode == "compiled_backward":
-                computed = step.run_until_gradients(batch)
-                return computed._replace(result=detach_outputs(computed.result, wanted=step.wants_output))
-            return detach_outputs(step.run(batch, lr, sync=False), wanted=step.wants_output)
+            return run_traced(step, batch, lr, whole=whole)
 
         traced, compiled = trace_and_compile(step, self._plan, flat, run, is_saved=self._is_saved)
 

@@ -17,7 +17,7 @@ from stoker.engine._batch import Batch
 from stoker.engine._plan import Plan
 from stoker.engine._replayable import CannotReplay, explain_failure
 from stoker.engine._step import StepResult, TrainStep
-from stoker.engine.executors._compiled import trace_and_compile
+from stoker.engine.executors._compiled import run_traced, trace_and_compile
 from stoker.engine.executors._executor import Executor, PoolContext, StepsInFlight
 from stoker.engine.executors._graph_memory import (
     GraphPool,
@@ -190,13 +190,13 @@ class CudaGraph(Executor):
 
     def _prepare(self, flat: FlatBatch, lr: Any) -> Callable[[Batch, list[Tensor]], StepResult]:
         """What to record: a compiled program if the plan says so and it can be made, otherwise the step itself."""
-        step, wanted = self._step, self._step.wants_output
+        step, wanted, whole = self._step, self._step.wants_output, self._step.compiles_update
 
-        def run(batch: Batch) -> StepResult:
-            return detach_outputs(step.run(batch, lr, sync=False), wanted=wanted)
+        def run(batch: Batch) -> Any:
+            return run_traced(step, batch, lr, whole=whole)
 
         def run_operations(batch: Batch, tensors: list[Tensor]) -> StepResult:
-            result = run(batch)
+            result = detach_outputs(step.run(batch, lr, sync=False), wanted=wanted)
             step.flags.end_step()
             return result
 
@@ -216,7 +216,12 @@ class CudaGraph(Executor):
 
         def run_compiled(batch: Batch, tensors: list[Tensor]) -> StepResult:
             with torch.no_grad():
-                return traced.rebuild(compiled([*traced.fixed, *tensors]) or ())
+                computed = traced.rebuild(compiled([*traced.fixed, *tensors]) or ())
+            if whole:
+                return computed
+            result = step.apply_gradients(computed, batch, lr, sync=False)  # recorded in the same graph
+            step.flags.end_step()
+            return result
 
         return run_compiled
 

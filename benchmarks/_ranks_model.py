@@ -1,16 +1,20 @@
 """Extrapolates the overhead of eight processes to a thousand: the model and assumptions of docs/scaling.md.
 
 gloo reduces a flag around a ring, once to add it up and once to distribute the result: 2 · (n − 1) hops, one after
-another. It gathers in a ring of n − 1 hops. The time of a hop is measured on this machine, where each one wakes a
-thread; between machines the network is added.
+another. It gathers in a ring of n − 1 hops. What ranks wait for, they send in a tree: log₂ n hops to rank 0, and as
+many back. The time of a hop is measured on this machine, where each one wakes a thread; between machines the network is
+added.
 """
 
+import math
 import statistics
 
 STEP = 50_000.0  # µs of a training step
 NETWORK = 25.0  # µs for a message between machines, added to every hop
 BANDWIDTH = 1000.0  # bytes per µs: 1 GB/s, about 10 Gbit/s Ethernet
 RANKS = (1, 8, 64, 1024)
+IN_TREE = 64  # from so many ranks on they merge, and wait for each other, in a tree
+TREE_HOP = 4.0  # hops of a ring that one in a tree takes: it returns to Python each time
 UPDATES = 1000  # of an epoch
 EVENTS = 4.0  # events that the record gets in a second
 LABELS = {  # keys in the result files, and what they mean
@@ -38,6 +42,11 @@ def hops(ranks):
     return 2 * (ranks - 1)
 
 
+def levels(ranks):
+    """Hops from the last rank to rank 0 in a tree."""
+    return math.ceil(math.log2(ranks))
+
+
 def costs_of(found):
     """The parameters of the model in µs, from the results by number of processes."""
     medians = {
@@ -61,16 +70,29 @@ def estimate(costs, ranks, *, step=STEP):
     every = max(1, ranks // 64)  # batches between two agreements
     travel = 0.0 if ranks == 1 else costs["base"] + hops(ranks) * hop
     blocked = 0.0 if ranks == 1 else costs["call"] + max(0.0, travel - every * step)
-    gathers = {
+    tree_hop, height = TREE_HOP * costs["hop"] + NETWORK, levels(ranks)
+    rings = {  # every rank gets the state of every rank
         name: 0.0 if ranks == 1 else _gather(part["bytes"], ranks, hop, costs["base"]) + ranks * part["us"]
         for name, part in costs["of each state"].items()
     }
+    trees = {  # a length and a state in each direction; a rank merges the states of its children
+        name: height * (4 * tree_hop + part["us"] + 2 * part["bytes"] / BANDWIDTH)
+        for name, part in costs["of each state"].items()
+    }
+    is_tree = ranks >= IN_TREE
+    wait = 2 * height * tree_hop if is_tree else travel
+    merges = {name: (trees if is_tree else rings)[name] for name in rings if name.startswith("merge")}
     return {
         "every": every,
         "travel": travel,
         "agreement": blocked / every,
         "record": costs["event"] * EVENTS * step / 1e6,
-        **gathers,
+        "wait": wait,
+        "gather, checkpoint": rings["gather, checkpoint"],
+        **merges,
+        # Requests, the number of samples, and whether replicas are equal; values take more messages than a flag.
+        "end of epoch": merges["merge, 20 metrics"] + (5 if is_tree else 3) * wait,
+        "end of epoch in rings": rings["merge, 20 metrics"] + 3 * travel,
     }
 
 
@@ -87,20 +109,24 @@ def estimate_table(found, *, ranks=RANKS, step=STEP):
     """The estimate of docs/scaling.md, as lines of Markdown."""
     costs = costs_of(found)
     columns = [estimate(costs, each, step=step) for each in ranks]
-    epochs = [each["merge, 20 metrics"] + 3 * each["travel"] for each in columns]
     rows = [
         ("batches between two agreements", [f"{each['every']}" for each in columns]),
         ("travel time of an agreement", [_time(each["travel"]) for each in columns]),
         ("agreement, for each update", [_time(each["agreement"]) for each in columns]),
         ("record on rank 0, for each update", [_time(each["record"]) for each in columns]),
         ("**both, as a share of a step**", [f"**{100 * share_of_step(each, step):.3f} %**" for each in columns]),
-        ("synchronous agreement", [_time(each["travel"]) for each in columns]),
+        ("synchronous agreement", [_time(each["wait"]) for each in columns]),
         ("merging 5 metrics, for each epoch", [_time(each["merge, 5 metrics"]) for each in columns]),
         ("merging 20 metrics, for each epoch", [_time(each["merge, 20 metrics"]) for each in columns]),
-        (f"end of an epoch, as a share of {UPDATES} steps", [f"{100 * e / step / UPDATES:.3f} %" for e in epochs]),
+        (f"end of an epoch, as a share of {UPDATES} steps", _epoch_shares("end of epoch", columns, step)),
+        ("the same in rings, as before", _epoch_shares("end of epoch in rings", columns, step)),
         ("gathering for a checkpoint", [_time(each["gather, checkpoint"]) for each in columns]),
     ]
     return _markdown("ranks", ranks, rows)
+
+
+def _epoch_shares(key, columns, step):
+    return [f"{100 * each[key] / step / UPDATES:.3f} %" for each in columns]
 
 
 def measured_table(found):

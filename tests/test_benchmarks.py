@@ -1,5 +1,6 @@
 """Each benchmark's command line runs in its smallest form; a contender that did other work is refused."""
 
+import math
 import re
 import runpy
 import subprocess
@@ -36,6 +37,7 @@ COMMANDS = {
     "viewers": (["--quick"], "stoker ui"),
     "ranks": (["--quick"], "update, fit"),
     "monitoring": (["--quick"], "10 runs: list"),
+    "large_run": (["--quick"], "hours between failures"),
 }
 
 
@@ -90,10 +92,28 @@ def test_a_contender_that_did_other_work_is_refused_and_meets_no_target():
 
 
 def test_the_tables_of_the_scaling_page_are_those_of_the_results():
-    from benchmarks import ranks
+    from benchmarks import large_run, ranks
 
     page = ranks.PAGE.read_text()
     assert ranks.replace_tables(page, ranks.newest_results()) == page
+    assert large_run.replace_tables(page, large_run.newest("large_run")["parts"]) == page
+
+
+def test_the_simulated_failures_agree_with_what_they_cost_on_average():
+    from benchmarks.large_run import best_interval, simulate
+
+    hours, held, restart, days = 10.0, 5.0, 300.0, 100
+
+    def hours_of(interval):
+        runs = [simulate(hours, interval, held, 0.0, restart, days, seed) for seed in range(40)]
+        return sum(run["hours"] for run in runs) / len(runs)
+
+    best = best_interval(hours, held)
+    # An exponential time between failures, and a segment that is repeated until it succeeds (Daly's exact model).
+    rate, cycle = 1 / (hours * 3600), best + held
+    expected = days * 86400 / best * (1 / rate + restart) * math.expm1(rate * cycle) / 3600
+    assert hours_of(best) == pytest.approx(expected, rel=0.01)
+    assert hours_of(best) < min(hours_of(best / 4), hours_of(best * 4))
 
 
 def test_the_tables_of_the_pages_are_those_of_the_results():

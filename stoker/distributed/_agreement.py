@@ -73,20 +73,23 @@ class Agreement:
         made = {key: value for key, value in requests.items() if value not in (None, False, [], ())}
         self._own = _merge(self._own, made)
         if wait:
-            return _complete(_merge(self._send_and_receive(), self._receive()))
+            return _complete(_merge(self._send_and_receive(wait=True), self._receive()))
         self._calls += 1
         is_due = self._calls % self._every == 0 or self.flag.found is not None
         return _complete(self._send_and_receive()) if is_due else None
 
-    def _send_and_receive(self) -> dict[str, Any]:
-        """Sends this rank's requests, and returns those that all ranks sent the last time."""
+    def _send_and_receive(self, *, wait: bool = False) -> dict[str, Any]:
+        """Sends this rank's requests, and returns those that all ranks sent the last time.
+
+        With `wait` they are sent by `_receive`, which follows.
+        """
         own, self._own = self._own, {}
         if self._world.size == 1:
             return _merge_ranks([own])
         travels_with_gradients = self.flag.found is not None
         earlier = self._receive()
         self.flag.offer(bool(own))
-        if travels_with_gradients:
+        if travels_with_gradients or wait:
             self._offered = own
             return earlier
         flag = keep_alive(torch.tensor([bool(own)], dtype=torch.int32))
@@ -99,7 +102,7 @@ class Agreement:
         if self._offered is not None:
             own, self._offered = self._offered, None
             found = self.flag.found
-            if found is None:  # this batch had no gradients
+            if found is None:  # this batch had no gradients, or nothing was sent yet
                 found = self._world.any(bool(own))
             return _merge_ranks(self._world.all_gather(own)) if found else {}
         if not self._pending:

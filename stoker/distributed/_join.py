@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from stoker.distributed._world import TIMEOUT, World, drop_groups, set_timeout
+from stoker.distributed._world import MANY_RANKS, TIMEOUT, World, drop_groups, set_timeout
 from stoker.errors import InvalidArgument, PeerFailed
 
 _LAUNCHER_TIMEOUT = timedelta(seconds=30)
-_POLL = 0.02  # seconds between two looks into the store
+_POLL = 0.02  # seconds between two looks into the store, for up to `MANY_RANKS`
 
 
 @dataclass(slots=True)
@@ -71,6 +71,10 @@ def join(device: torch.device | str | None = None, *, timeout: float | None = No
                 dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout), membership.group)
         return here
     here = replace(here, timeout=timeout or TIMEOUT)
+    if here.size >= MANY_RANKS:
+        # gloo connects two ranks when they first send to each other. Otherwise each process has a socket for every
+        # other rank in each of three groups: with 340 ranks more than the usual limit of 1024 open files.
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     if not dist.is_initialized():
         kind = (local_device(here) if device is None else torch.device(device)).type
         _make_default_group(kind, here, timedelta(seconds=here.timeout))
@@ -146,22 +150,23 @@ def _agree_on_prefix(store: Any, rank: int, size: int, timeout: timedelta) -> st
     if rank == 0:
         prefix = f"stoker/{store.add('stoker/starts', 1)}"
         store.set("stoker/start", prefix)
-        tokens = [_wait_for_key(store, f"{prefix}/here/{other}", deadline) for other in range(1, size)]
+        tokens = [_wait_for_key(store, f"{prefix}/here/{other}", deadline, _POLL) for other in range(1, size)]
         store.set(f"{prefix}/seen", " ".join(tokens))
         return prefix
     token = secrets.token_hex(8)
+    pause = _POLL * max(1.0, size / MANY_RANKS)  # one process answers all ranks
     while True:
-        prefix = _wait_for_key(store, "stoker/start", deadline)
+        prefix = _wait_for_key(store, "stoker/start", deadline, pause)
         store.set(f"{prefix}/here/{rank}", token)
         while _read_key(store, "stoker/start") == prefix:
             if token in (_read_key(store, f"{prefix}/seen") or "").split():
                 return prefix
-            _pause(deadline)
+            _pause(deadline, pause)
 
 
-def _wait_for_key(store: Any, key: str, deadline: float) -> str:
+def _wait_for_key(store: Any, key: str, deadline: float, pause: float) -> str:
     while (found := _read_key(store, key)) is None:
-        _pause(deadline)
+        _pause(deadline, pause)
     return found
 
 
@@ -172,10 +177,10 @@ def _read_key(store: Any, key: str) -> str | None:
         raise PeerFailed("the store in which ranks find each other is gone: torchrun or rank 0 has ended") from error
 
 
-def _pause(deadline: float) -> None:
+def _pause(deadline: float, seconds: float) -> None:
     if time.monotonic() > deadline:
         raise PeerFailed("the other ranks did not join: one of them ended before that, or can't be reached")
-    time.sleep(_POLL)
+    time.sleep(seconds)
 
 
 def _read_number(name: str, default: int) -> int:

@@ -1,5 +1,6 @@
 """The processes that train together, as a value with collectives. With one process the collectives are identities."""
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,9 @@ from stoker.errors import InvalidArgument
 T = TypeVar("T")
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others in a collective
+# From so many ranks on, they agree in a tree of 2 · log₂(size) messages instead of gloo's ring of 2 · (size - 1). For
+# fewer the ring is faster: it passes a message on without returning to Python.
+MANY_RANKS = 64
 
 # The tensors of the last messages. A thread of gloo's drops its reference to a message a moment after it has arrived.
 # If that were the last reference, freeing the tensor would need the interpreter, which may be shutting down by then,
@@ -137,6 +141,34 @@ class World:
         rows = self._all_gather_tensor(torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8))
         return [unpack(row[: int(length)].numpy().tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
+    def combine(self, value: T, merge: Callable[[T, T], T]) -> T:
+        """Every rank's value, merged in rank order, on every rank; for what values, see `all_gather`.
+
+        `merge` takes the value of some ranks and that of the ranks after them. Many ranks merge in a tree, so that each
+        receives few values, and 2 · log₂(size) messages follow one another.
+        """
+        if self.size < MANY_RANKS:
+            return functools.reduce(merge, self.all_gather(value))
+        children, parent = _tree(self.rank, self.size)
+        if children:
+            value = unpack(pack(value))  # on the CPU, as those of the others
+        for child in children:
+            length = self._receive(torch.zeros(1, dtype=torch.int64), child)
+            content = self._receive(torch.empty(int(length), dtype=torch.uint8), child)
+            value = merge(value, unpack(content.numpy().tobytes()))
+        if parent is not None:
+            content = pack(value)
+            self._send(torch.tensor([len(content)]), parent)
+            self._send(torch.frombuffer(bytearray(content), dtype=torch.uint8), parent)
+        return self.broadcast_object(value)
+
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        dist.send(keep_alive(tensor), group=self.cpu_group(), group_dst=rank)
+
+    def _receive(self, tensor: Tensor, rank: int) -> Tensor:
+        dist.recv(keep_alive(tensor), group=self.cpu_group(), group_src=rank)
+        return tensor
+
     def broadcast_object(self, value: Any) -> Any:
         """Rank 0's value, on every rank; the values of the others are ignored. For what values, see `all_gather`."""
         if self.size == 1:
@@ -157,7 +189,15 @@ class World:
         if self.size == 1:
             return bool(flag)
         found = keep_alive(torch.tensor([int(flag)]))
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.cpu_group())
+        if self.size < MANY_RANKS:
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.cpu_group())
+            return bool(found)
+        children, parent = _tree(self.rank, self.size)
+        for child in children:
+            found |= self._receive(torch.zeros(1, dtype=torch.int64), child)
+        if parent is not None:
+            self._send(found, parent)
+        dist.broadcast(found, group=self.cpu_group(), group_src=0)
         return bool(found)
 
     def barrier(self) -> None:
@@ -188,6 +228,22 @@ class World:
         rows, row = keep_alive([torch.empty_like(row) for _ in range(self.size)]), keep_alive(row)
         dist.all_gather(rows, row, group=self.cpu_group())
         return rows
+
+
+def _tree(rank: int, size: int) -> tuple[list[int], int | None]:
+    """The ranks whose values a rank merges with its own, in this order, and the rank that gets the result.
+
+    >>> [_tree(rank, 6) for rank in range(6)]
+    [([1, 2, 4], None), ([], 0), ([3], 0), ([], 2), ([5], 0), ([], 4)]
+
+    Each merges the values of neighbours, so that values stay in rank order.
+    """
+    children, distance = [], 1
+    while distance < size and rank % (2 * distance) == 0:
+        if rank + distance < size:
+            children.append(rank + distance)
+        distance *= 2
+    return children, rank - distance if rank else None
 
 
 def keep_alive(tensors: T) -> T:

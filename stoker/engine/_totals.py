@@ -233,7 +233,9 @@ class RunningTotals:
         if world.size == 1:
             return self
         merged = self.empty_copy()
-        merged.load_state_dict(merge_states(self._metrics, world.all_gather(self.state_dict())))
+        merged.load_state_dict(
+            world.combine(self.state_dict(), lambda state, later: merge_states(self._metrics, [state, later]))
+        )
         return merged
 
     # --- what CUDA graphs and compiled programs have to know

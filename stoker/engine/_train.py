@@ -1,6 +1,7 @@
 """The training loop: epochs of training and validation."""
 
 import math
+import operator
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -249,7 +250,7 @@ def _end_epoch(fit: Fit) -> None:
     ctx, state = fit.ctx, fit.state
     seconds = time.monotonic() - state.progress.epoch_start_time
     lr = fit.learning_rates(ctx.update, ctx.lr_scale) if ctx.lr is None else ctx.lr  # None before the first batch
-    readings = EpochReadings(lr, sum(fit.ranks.data_world.all_gather(state.totals.samples)), seconds)
+    readings = EpochReadings(lr, fit.ranks.data_world.combine(state.totals.samples, operator.add), seconds)
     for meter in fit.meters:
         if isinstance(meter, GradientNorm):
             ctx.metrics |= meter.compute(state.gradient_norms[meter])

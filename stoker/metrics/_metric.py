@@ -99,7 +99,7 @@ class Metric(Config):
         )
 
     def merge(self, a: State, b: State) -> State:
-        """One state from the states of two shards or processes. The default adds sums."""
+        """One state from the states of two shards or processes, which may be merged ones. The default adds sums."""
         return {name: total + b[name] for name, total in a.items()}
 
     def compute(self, state: State) -> Value:

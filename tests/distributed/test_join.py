@@ -1,5 +1,6 @@
 """Joining by the environment or by the user's own process group, and leaving without waiting for dead ranks."""
 
+import operator
 import os
 import signal
 import subprocess
@@ -7,11 +8,12 @@ import sys
 from datetime import timedelta
 from threading import Thread
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from stoker.distributed import Parallel, World, data_world, gather_results, join, leave, local_device, world
+from stoker.distributed import Parallel, World, _join, data_world, gather_results, join, leave, local_device, world
 from stoker.distributed._join import _agree_on_prefix  # an algorithm with a specification of its own
 from stoker.errors import InvalidArgument, PeerFailed
 
@@ -204,3 +206,20 @@ def test_a_rank_that_finds_only_an_earlier_start_waits_for_its_own():
         with pytest.raises(PeerFailed, match="the other ranks did not join"):
             _agree_on_prefix(store, rank, 2, timedelta(seconds=0.2))
         assert len(set(find_each_other(store, 2))) == 1
+
+
+# --- many ranks
+
+
+def sockets_after_joining(rank, size, lazy_from):
+    _join.MANY_RANKS = lazy_from
+    world = join()
+    count = sum(connection.status == "ESTABLISHED" for connection in psutil.Process().net_connections())
+    assert world.combine([rank], operator.add) == world.all_gather(rank) == list(range(size))
+    return count
+
+
+@pytest.mark.soak
+def test_many_ranks_connect_when_they_first_send_to_each_other():
+    few, many = (launched(sockets_after_joining, 5, lazy_from) for lazy_from in (5, 6))
+    assert all(lazy <= eager - 2 * 4 for lazy, eager in zip(few, many, strict=True))  # two groups of four others

@@ -1,6 +1,7 @@
 """The collectives of a world, device meshes, and work of single ranks."""
 
 import math
+import operator
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from stoker.distributed import (
     FailedElsewhere,
     Parallel,
     World,
+    _world,
     barrier,
     broadcast_result,
     data_world,
@@ -47,7 +49,8 @@ def value_of(rank):
     }
 
 
-def use_collectives(rank, size):
+def use_collectives(rank, size, in_tree):
+    _world.MANY_RANKS = 2 if in_tree else 64
     world = join()
     assert (world.rank, world.size, world.is_first) == (rank, size, rank == 0)
     own = tensors_of(rank)
@@ -72,15 +75,17 @@ def use_collectives(rank, size):
         "broadcast": [tensor.detach().clone() for tensor in targets],
         "all_gather": world.all_gather(value_of(rank)),
         "broadcast_object": world.broadcast_object(value_of(rank + 2)),
+        "combine": world.combine([rank, "x" * rank], operator.add),
         "any": [world.any(flag) for flag in (False, rank == size - 1, True)],
         "all": [world.all(flag) for flag in (False, rank == 0, True)],
     }
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.soak)])
-def test_collectives_give_the_same_on_every_rank(size):
+@pytest.mark.parametrize("in_tree", [False, True])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (3, 7))])
+def test_collectives_give_the_same_on_every_rank(size, in_tree):
     expected = [torch.stack(each).sum(0) for each in zip(*map(tensors_of, range(size)), strict=True)]
-    for found in run(use_collectives, size):
+    for found in run(use_collectives, size, in_tree):
         for sums in found["sums"].values():
             for tensor, right, given in zip(sums, expected, tensors_of(0), strict=True):
                 assert tensor.dtype == given.dtype
@@ -98,6 +103,7 @@ def test_collectives_give_the_same_on_every_rank(size):
             assert each["sums"][3] == value_of(rank)["sums"][3]
             assert each["texts"] == value_of(rank)["texts"]
         assert found["broadcast_object"]["epoch"] == 2
+        assert found["combine"] == [each for rank in range(size) for each in (rank, "x" * rank)]  # in rank order
         assert found["any"] == [False, True, True]
         assert found["all"] == [False, size == 1, True]
 
@@ -112,7 +118,7 @@ def test_one_process_needs_no_process_group():
     world.broadcast([tensor])
     world.barrier()
     assert world.all_gather((1, None)) == [(1, None)]
-    assert world.broadcast_object("x") == "x"
+    assert world.broadcast_object("x") == world.combine("x", max) == "x"
     assert (world.any(True), world.any(False), world.all(True), world.all(False)) == (True, False, True, False)
 
 

@@ -441,7 +441,7 @@ class SGD(Algorithm):
     def parameter_problem(self, parameter: Tensor) -> str | None:
         if not self.fused or parameter.device.type != "cpu" or parameter.dtype not in (torch.float16, torch.bfloat16):
             return None
-        # torch 2.11 to 2.13: each full vector of the parameter keeps its value.
+        # Seen with torch 2.13: each full vector of the parameter keeps its value.
         return "torch's fused SGD does not update 16-bit parameters on a CPU; omit fused"
 
     def _call_torch(

@@ -129,7 +129,10 @@ def _reasons_against_replay(fit: "Fit") -> Iterator[str]:
         yield "on_nan='skip' reads every batch before it continues"
     is_sharded = fit.ranks.model_is_distributed or fit.parallel.mode == "fsdp"
     if is_sharded or needs_backward(model, model.parameters()):
-        yield "the model is distributed over processes"
+        yield (
+            "the model is distributed over processes, and sends messages inside of its forward and backward pass; call "
+            "compile() of its blocks before the fit to compile those"
+        )
     if any(getattr(module, "sparse", False) is True for module in model.modules()):
         yield "the gradients of an embedding are sparse: their size differs from batch to batch"
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _unflatten_dense_tensors  # made in C++; private, and used by torch.nn.parallel
 
 from stoker._select import named_parameters, select_names
 from stoker.distributed import RequestFlag, World, from_local, group_into_buckets, is_dtensor, to_local
@@ -297,8 +296,12 @@ class Message:
     ) -> None:
         self.names, self.checksum = names, zlib.crc32(repr(names).encode())
         self._parameters, self._world = parameters, world
-        zeros = [torch.zeros(to_local(each).shape, dtype=each.dtype) for each in parameters]
-        self._zeros = [widen(each) if is_wide or each.dtype == torch.float16 else each for each in zeros]
+        zeros = [torch.zeros((), dtype=each.dtype) for each in parameters]
+        zeros = [widen(each) if is_wide or each.dtype == torch.float16 else each for each in zeros]
+        # Of the shape and type that is sent, without memory
+        self._zeros = [zero.expand(to_local(each).shape) for zero, each in zip(zeros, parameters, strict=True)]
+        self._shapes = [each.shape for each in self._zeros]
+        self._sizes = [each.numel() for each in self._zeros]
         buckets = group_into_buckets([each.dtype for each in self._zeros], self._zeros, bucket_mb)
         # The headers come first, together with real numbers if there are any.
         self._buckets = sorted(buckets, key=lambda indices: self._zeros[indices[0]].is_complex())
@@ -337,16 +340,12 @@ class Message:
         for indices, flat in zip(self._buckets, arrived.buckets, strict=True):
             if divisor != 1:
                 flat.div_(divisor)
-            sums.update(
-                zip(indices, _unflatten_dense_tensors(flat, [self._zeros[index] for index in indices]), strict=True)
-            )
-        return {
-            name: sums[index]
-            if self._is_plain[index]
-            else _place(sums[index].to(self._parameters[index].dtype), self._parameters[index])
-            for index, name in enumerate(self.names)
-            if arrived.reached[index]
-        }
+            parts = flat.split([self._sizes[index] for index in indices])
+            sums |= {index: part.view(self._shapes[index]) for index, part in zip(indices, parts, strict=True)}
+        for index, parameter in enumerate(self._parameters):
+            if not self._is_plain[index]:
+                sums[index] = _place(sums[index].to(parameter.dtype), parameter)
+        return {name: sums[index] for index, name in enumerate(self.names) if arrived.reached[index]}
 
 
 def _check_layouts(headers: list[Header]) -> None:

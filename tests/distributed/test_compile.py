@@ -6,6 +6,8 @@ from torch import nn
 
 import stoker
 from stoker import Checkpoint, metrics, schedule
+from stoker.data import Loader
+from stoker.errors import NotFinite
 from tests.distributed.fits import Tokens, learner, results_of, samples
 from tests.distributed.processes import run
 from tests.distributed.test_fit import differences
@@ -36,7 +38,22 @@ def tokens(**settings):
     return learner(Tokens(), loss=None, **settings).fit(Tokens.samples(), batch_size=4, epochs=1, show=False)
 
 
-FITS = (plain, windows, tokens)
+def shards(compile=False):
+    """Can't be compiled: FSDP sends messages inside of the forward and backward pass."""
+    return learner(network(), compile=compile, parallel="fsdp" if compile else "auto").fit(
+        samples(37), batch_size=12, epochs=2, show=False
+    )
+
+
+def shards_of_compiled_blocks(compile=False):
+    model = network()
+    if compile:
+        for block in model:
+            block.compile()
+    return learner(model, parallel="fsdp" if compile else "auto").fit(samples(37), batch_size=12, epochs=2, show=False)
+
+
+FITS = (plain, windows, tokens, shards, shards_of_compiled_blocks)
 
 
 def both(rank, size):
@@ -58,10 +75,31 @@ def test_two_compiled_processes_give_what_one_eager_process_gives():
     for found in run(both, 2):
         for name, (out, mode, why, _) in found.items():
             assert differences(out, expected[name], name) == []
-            assert mode == ("eager" if name == "tokens" else "compiled_backward"), (name, why)
+            assert mode == ("compiled_backward" if name in ("plain", "windows") else "eager"), (name, why)
         assert "2 processes" not in found["tokens"][2], found["tokens"][2]
         assert found["plain"][2] == "2 processes add up their gradients between backward and step"
         assert any("compiled in" in note for note in found["plain"][3])
+        assert "call compile() of its blocks before the fit" in found["shards"][2]
+
+
+# --- a NaN on one rank
+
+
+def fit_with_nan(rank, size, compile):
+    x, y = samples(48)
+    x[-1, 0] = float("nan")  # in the last batch, and in the share of the last rank
+    model = network()
+    with pytest.raises(NotFinite) as error:
+        learner(model, compile=compile).fit(Loader((x, y), batch_size=8), epochs=2, show=False)
+    return str(error.value), model.state_dict()
+
+
+@pytest.mark.soak
+def test_all_compiled_ranks_refuse_an_update_with_a_nan_on_one():
+    text, weights = fit_with_nan(0, 1, compile=False)
+    for found, theirs in run(fit_with_nan, 2, True):
+        assert found == text.replace("gradient is not", "gradient of rank 1 is not")
+        assert differences(theirs, weights, "weights") == []
 
 
 # --- resuming

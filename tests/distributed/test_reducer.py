@@ -83,11 +83,11 @@ def largest_difference(grads, expected):
 
 
 def batch(world, mode):
-    """Uneven shares, three batches in a row, for means and sums."""
+    """Uneven shares, three batches in a row, for means in one bucket and sums in several."""
     x, y = samples()
     worst = 0.0
-    for reduce in ("mean", "sum"):
-        model, reducer = make(world, mode, reduce=reduce)
+    for reduce, settings in (("mean", {}), ("sum", {"bucket_mb": 1e-5})):
+        model, reducer = make(world, mode, reduce=reduce, **settings)
         for times in (1, 2, 3):
             own, targets = share_of(world, x * times, y)
             loss = F.cross_entropy(reducer.forward(functools.partial(model, own)), targets, reduction=reduce)
@@ -341,8 +341,8 @@ def one_message(world, mode):
 
 
 def complex_numbers(world, mode):
-    """Complex parameters alone and beside real ones, which a message of real numbers comes with."""
-    for numbers in ({}, {"real": nn.Parameter(torch.ones(2))}):
+    """Complex parameters alone and beside real ones, one of which has no elements."""
+    for numbers in ({}, {"real": nn.Parameter(torch.ones(2)), "empty": nn.Parameter(torch.ones(0, 3))}):
         model = nn.ParameterDict({"complex": nn.Parameter(torch.tensor([1 + 2j, 3j])), **numbers})
         loss = sum((each * (1 + world.rank)).abs().square().sum() for each in model.values())
         grads = make(world, mode, model)[1].backward(loss, 1)

@@ -6,6 +6,7 @@ user's code. Here each worker has its own pipe, and its end is noticed where a b
 
 import io
 import math
+import mmap
 import os
 import pickle
 import queue
@@ -16,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from itertools import count, repeat
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -31,7 +32,9 @@ from stoker.data._batch import Recipe, Task
 from stoker.errors import SampleFailed, WorkerDied, WrongType
 
 _AHEAD = 2  # batches that each worker is asked for in advance
-_SHARED = 2**18  # bytes; a larger tensor goes through shared memory, which costs a file descriptor while it lives
+_SLOT = 2**25  # bytes of shared memory for each of these batches; pages that are not used take no memory
+_SHARED = 2**18  # bytes; without a slot, a larger tensor gets shared memory, and a file descriptor while it lives
+_SMALL = 2**14  # bytes; fewer are stacked outside of the slot and copied
 # A terminal or a cluster sends these to every process. The main process handles them and stops its workers itself.
 _IGNORED_SIGNALS = {signal.SIGINT, signal.SIGTERM} | ({signal.SIGUSR1} if hasattr(signal, "SIGUSR1") else set())
 
@@ -86,15 +89,18 @@ class _Pool:
         self._owner = os.getpid()
         self._pipes: list[Any] = []  # Connection; on Windows PipeConnection
         self._processes: list[BaseProcess] = []
+        self._memories: list[mmap.mmap | None] = []
         # Also called if the pool is garbage, and at exit before multiprocessing sends SIGTERM, which workers ignore.
         self.close = Finalize(self, _stop, (self._pipes, self._processes), exitpriority=100)
         context = torch.multiprocessing.get_context()
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, recipe), daemon=True, name="stoker-loader")
+            memory = mmap.mmap(-1, _AHEAD * _SLOT) if context.get_start_method() == "fork" else None
+            process = context.Process(target=_work, args=(theirs, recipe, memory), daemon=True, name="stoker-loader")
             # Stored before the start: a signal may raise anywhere in here, and every process has to be stopped.
             self._pipes.append(ours)
             self._processes.append(process)
+            self._memories.append(memory)
             try:
                 with _block_signals():
                     process.start()
@@ -154,7 +160,7 @@ class _Pool:
             while pipe not in wait([pipe, process.sentinel], timeout=1):  # seconds
                 if not process.is_alive() and not pipe.poll():
                     raise self._death(worker)
-            return pickle.loads(pipe.recv_bytes())
+            return pickle.loads(pipe.recv_bytes(), buffers=repeat(self._memories[worker]))
         except (EOFError, OSError) as error:
             process.join(timeout=5)  # seconds; a process that ends closes its pipe first
             if process.exitcode is None:
@@ -203,7 +209,7 @@ def _stop(pipes: list[Connection], processes: list[BaseProcess]) -> None:
 # --- in the worker process
 
 
-def _work(pipe: Connection, recipe: Recipe) -> None:
+def _work(pipe: Connection, recipe: Recipe, memory: mmap.mmap | None) -> None:
     """Builds the batch of one task after another, until the pipe or the parent process is gone."""
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -211,13 +217,16 @@ def _work(pipe: Connection, recipe: Recipe) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)  # blocked since before the start
     sys.stdout, sys.stderr = _reopen(sys.stdout), _reopen(sys.stderr)
     torch.set_num_threads(1)
-    stack = partial(stack_shared, above=_SHARED)
+    slot = None if memory is None else _Slot(memory)
+    stack = torch.stack if slot is None else slot.stack
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive_tasks, args=(pipe, tasks, os.getppid()), daemon=True).start()
-    while True:
+    for number in count():
         message = tasks.get()
+        if slot is not None:
+            slot.start(number)
         try:
-            answer = pack(recipe.build(pickle.loads(message), stack), share_above=_SHARED)
+            answer = pack(recipe.build(pickle.loads(message), stack), share_above=_SHARED, slot=slot)
         except Exception as error:
             answer = _pickle_failure(error)
         pipe.send_bytes(answer)
@@ -272,15 +281,66 @@ def _pickle_failure(error: Exception) -> bytes:
 # --- messages between the processes
 
 
-def pack(value: Any, *, share_above: float = math.inf) -> memoryview:
-    """Pickles a value for another process; tensors of more than `share_above` bytes go through shared memory.
+class _Slot:
+    """The place for the tensors of a batch in memory that a worker and the main process share.
 
-    Sharing moves the storage of a tensor, so it is only for tensors that nothing else uses, and costs both processes a
-    file descriptor while the tensor lives. Bytes cost two copies, and of a view only its own elements are sent.
+    The main process copies them before it sends the task after the next one, whose batch takes the same slot. So a batch
+    that is kept takes neither a slot nor a file descriptor, and no batch pays for the first use of new memory.
+    """
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        self._start = self._end = 0
+        self.buffer = pickle.PickleBuffer(memory)  # stands for the memory in a message
+
+    def start(self, number: int) -> None:
+        """Starts a batch, by its number among those of this worker."""
+        self._start = number % _AHEAD * _SLOT
+        self._end = self._start + _SLOT
+
+    def stack(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+        """Stacks tensors, in the slot if they are large and there is room."""
+        first, size = tensors[0], len(tensors) * tensors[0].nbytes
+        if size <= _SMALL or first.device.type != "cpu" or not all(map(_is_simple, tensors)):
+            return torch.stack(tensors)
+        place = self._allocate(first.dtype, (len(tensors), *first.shape))
+        return torch.stack(tensors) if place is None else torch.stack(tensors, out=place)
+
+    def find_or_copy(self, tensor: Tensor) -> int | None:
+        """Returns where a dense tensor is in the memory, to which it is copied if there is room; None if not."""
+        if not 0 <= tensor.data_ptr() - self._address < len(self._memory):
+            flat = tensor.as_strided((tensor.numel(),), (1,))
+            place = self._allocate(tensor.dtype, flat.shape)
+            if place is None:
+                return None
+            tensor = place.copy_(flat)
+        return tensor.data_ptr() - self._address
+
+    def _allocate(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
+        count = math.prod(shape)
+        stop = self._start + count * dtype.itemsize
+        if not count or stop > self._end:
+            return None
+        place = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._start).view(shape)
+        self._start = -(-stop // 64) * 64  # bytes; as torch aligns tensors
+        return place
+
+
+def _is_simple(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.is_contiguous() and not tensor.requires_grad
+
+
+def pack(value: Any, *, share_above: float = math.inf, slot: _Slot | None = None) -> memoryview:
+    """Pickles a value for another process, with its tensors in the slot; if that is full or None, as bytes.
+
+    Tensors of more than `share_above` bytes then get shared memory of their own. That moves the storage of a tensor, so
+    it is only for tensors that nothing else uses, and costs both processes a file descriptor while the tensor lives.
+    Of a view only its own elements are sent.
     """
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, share_above).dump(value)
+        _Pickler(buffer, share_above, slot).dump(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise WrongType(
             f"samples and batches are sent between processes, and one can't be pickled ({error}); make it of tensors, "
@@ -289,35 +349,34 @@ def pack(value: Any, *, share_above: float = math.inf) -> memoryview:
     return buffer.getbuffer()
 
 
-def stack_shared(tensors: list[Tensor] | tuple[Tensor, ...], *, above: float) -> Tensor:
-    """Stacks tensors into shared memory if they are large, so that `pack` has nothing to copy."""
-    size = sum(each.nbytes for each in tensors)
-    plain = (type(each) is Tensor and each.is_contiguous() and not each.requires_grad for each in tensors)
-    if size <= above or tensors[0].device.type != "cpu" or not all(plain):
-        return torch.stack(tensors)
-    # Private API: `torch.utils.data.default_collate` allocates the batches of its workers in the same way.
-    memory = torch.UntypedStorage._new_shared(size, device="cpu")
-    flat = torch.empty(0, dtype=tensors[0].dtype, device="cpu").set_(memory)
-    return torch.stack(tensors, out=flat.view(len(tensors), *tensors[0].shape))
-
-
 class _Pickler(ForkingPickler):
-    """Python's pickler for other processes, in which torch shares tensors; small ones are sent as bytes."""
+    """Python's pickler for other processes, in which torch shares tensors; most are in a slot or sent as bytes."""
 
-    def __init__(self, buffer: io.BytesIO, share_above: float) -> None:
-        super().__init__(buffer)
-        self._share_above = share_above
+    def __init__(self, buffer: io.BytesIO, share_above: float, slot: _Slot | None) -> None:
+        # Only the memory is out of band: whoever unpickles has it already. Arrays of numpy stay in the message.
+        super().__init__(buffer, 5, True, lambda each: slot is None or each is not slot.buffer)
+        self._share_above, self._slot = share_above, slot
 
     def reducer_override(self, value: Any) -> Any:
         plain = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided
-        if not plain or value.requires_grad or value.is_quantized or value.nbytes > self._share_above:
+        if not plain or value.requires_grad or value.is_quantized:
             return NotImplemented
-        own = value.resolve_conj().resolve_neg().clone()  # dense, with the memory format of the original
-        content = torch.empty(0, dtype=torch.uint8, device="cpu").set_(own.untyped_storage())
-        return _unpack_tensor, (bytearray(content.numpy()), own.dtype, tuple(own.shape), own.stride())
+        is_dense = value.is_contiguous() and not value.is_conj() and not value.is_neg()
+        own = value if is_dense else value.resolve_conj().resolve_neg().clone()  # with the strides of a dense original
+        about = own.dtype, tuple(own.shape), own.stride()
+        place = None if self._slot is None else self._slot.find_or_copy(own)
+        if self._slot is not None and place is not None:
+            return _copy_tensor, (self._slot.buffer, place, *about)
+        if value.nbytes > self._share_above:
+            return NotImplemented
+        content = bytearray(own.as_strided((own.numel(),), (1,)).view(torch.uint8).numpy())
+        return _copy_tensor, (content, 0, *about)
 
 
-def _unpack_tensor(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    if not content:
+def _copy_tensor(
+    buffer: Any, place: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> Tensor:
+    count = math.prod(shape)
+    if not count:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(content, dtype=dtype).as_strided(shape, stride)
+    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=place).as_strided(shape, stride).clone()

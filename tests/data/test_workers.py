@@ -110,20 +110,36 @@ def test_workers_stack_large_samples_as_torch_does():
     ):
         (batch,) = Loader(samples, batch_size=len(samples), workers=1)
         assert same(batch, torch.stack(samples))
-        assert batch.is_shared() == (batch.nbytes > 2**18)
+        assert not batch.is_shared()
         batch.zero_()  # it is writable
 
 
-def test_many_small_batches_can_be_kept(run):
-    """Each tensor in shared memory takes a file descriptor, of which a process often has 1024."""
+def test_tensors_beyond_32_megabytes_of_a_batch_are_shared_and_not_copied():
+    samples = [(torch.rand(2**22), torch.rand(2**22)) for _ in range(2)]
+    (batch,) = Loader(samples, batch_size=2, workers=1)
+    assert same(batch, tuple(map(torch.stack, zip(*samples, strict=True))))
+    assert [part.is_shared() for part in batch] == [False, True]
+
+
+def test_a_batch_that_is_kept_does_not_change(others):
+    """The processes exchange batches through memory that later batches use again."""
+    samples = [(torch.full((5000,), float(number)), number) for number in range(40)]
+    kept = list(Loader(samples, batch_size=2, workers=2))
+    assert [plain(batch) for batch in kept] == [plain(batch) for batch in Loader(samples, batch_size=2)]
+    assert len({part.data_ptr() for batch in kept for part in batch}) == 40
+
+
+def test_many_batches_can_be_kept(run):
+    """A tensor in shared memory of its own takes a file descriptor, of which a process often has 1024."""
     code = """
         import resource
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
         kept = list(Loader(list(range(400)), batch_size=1, transform=float, workers=1))
+        kept += [batch.sum() for batch in [*Loader([torch.ones(2**17)] * 100, batch_size=1, workers=1)]]
         print(len(kept))
     """
     done = run(code)
-    assert (done.out, done.err) == ("400\n", "")
+    assert (done.out, done.err) == ("500\n", "")
 
 
 def large(number):

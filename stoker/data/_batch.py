@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import repeat
 from numbers import Number
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,7 +182,7 @@ class Recipe:
 
     def _build(self, task: Task, stack: Stack, seed: Callable[[int], object] | None) -> Any:
         samples = self._load(task, seed)
-        if seed is not None:
+        if seed is not None and self.batcher is not None:
             # Rank 0 draws what a single process draws; every other rank draws other random numbers.
             rank = (task.rank,) if task.rank else ()
             seed(random_key(BATCH, self.seed, task.epoch, task.batch, *rank))
@@ -198,17 +199,25 @@ class Recipe:
     def _load(self, task: Task, seed: Callable[[int], object] | None) -> list[Any]:
         source: Any = self.source if task.samples is None else dict(zip(task.numbers, task.samples, strict=True))
         samples, transform, number = [], self.transform, 0
-        key, places = random_key(SAMPLE, self.seed, task.epoch), iter(task.places or ())
         try:
-            for number in task.numbers:
-                if seed is not None:  # a sample that comes again draws other numbers
-                    seed(random_key(key, number, *islice(places, 1)))
+            if seed is None and transform is None:
+                return [source[number := each] for each in task.numbers]
+            for number, key in zip(task.numbers, repeat(0) if seed is None else self._keys(task), strict=False):
+                if seed is not None:
+                    seed(key)
                 sample = source[number]
                 samples.append(sample if transform is None else call_with_parts(transform, sample))
         except Exception as error:
             error.add_note(f"while loading sample {number} (epoch {task.epoch}, batch {task.batch})")
             raise
         return samples
+
+    def _keys(self, task: Task) -> list[int]:
+        """The seed of each sample; one that comes again in an epoch draws other numbers."""
+        key = random_key(SAMPLE, self.seed, task.epoch)
+        if task.places is None:
+            return [random_key(key, number) for number in task.numbers]
+        return [random_key(key, *numbers) for numbers in zip(task.numbers, task.places, strict=True)]
 
 
 _ADVICE = "Loader(..., collate_fn=fn) defines how a list of samples becomes a batch (with padding, for example)"
@@ -225,19 +234,39 @@ def collate(samples: list[Any] | tuple[Any, ...], path: str = "", stack: Stack =
     Graphs of PyTorch Geometric become one of its batches, and TensorDicts a dict.
     `stack` replaces `torch.stack`, for a caller that allocates the memory itself.
     """
-    first, at = samples[0], f" at {path}" if path else ""
-    if len(set(map(type, samples))) > 1:
-        _check_kinds(samples, at)
+    first = samples[0]
     kind = type(first)
+    if kind is Tensor:  # tried before it is checked: that takes as long as stacking small tensors
+        try:
+            if len({tensor.dtype for tensor in samples}) == 1:
+                return stack(samples)
+        except (AttributeError, TypeError, RuntimeError):
+            pass
+    at, kinds = f" at {path}" if path else "", set(map(type, samples))
+    if len(kinds) > 1:
+        _check_kinds(samples, at)
     if kind is Tensor:
         return _stack(samples, at, stack)
     if isinstance(first, tuple) or (isinstance(first, list) and not is_row(first)):
-        lengths = set(map(len, samples))
-        if len(lengths) > 1:
-            raise BadData(f"samples have {_join(sorted(lengths))} parts{at}; {_ADVICE}")
-        columns = enumerate(zip(*samples, strict=True))
-        parts = [collate(column, f"{path}[{place}]", stack) for place, column in columns]
+        try:
+            columns = list(zip(*samples, strict=True))
+        except ValueError:
+            lengths = sorted(set(map(len, samples)))
+            raise BadData(f"samples have {_join(lengths)} parts{at}; {_ADVICE}") from None
+        parts = [collate(column, f"{path}[{place}]", stack) for place, column in enumerate(columns)]
         return kind(*parts) if is_namedtuple(first) else kind(parts)
+    if kind is dict or (isinstance(first, Mapping) and not is_of_package("tensordict", first)):
+        if len(kinds) > 1 or kind is not dict:
+            samples = [dict(sample) for sample in samples]
+        try:
+            columns = {name: list(map(itemgetter(name), samples)) for name in first}
+        except KeyError:
+            columns = None
+        if columns is None or len(set(map(len, samples))) > 1:
+            names = set().union(*samples)
+            missing = ", ".join(sorted(repr(name) for name in names if any(name not in sample for sample in samples)))
+            raise BadData(f"only some samples have {missing}{at}; {_ADVICE}")
+        return {name: collate(column, f"{path}[{name!r}]", stack) for name, column in columns.items()}
     if kind is int or kind is float or (isinstance(first, Number) and not isinstance(first, np.generic)):
         return _as_tensor(samples, at)
     if isinstance(first, (str, bytes)):
@@ -250,12 +279,6 @@ def collate(samples: list[Any] | tuple[Any, ...], path: str = "", stack: Stack =
         from torch_geometric.data import Batch
 
         return Batch.from_data_list(list(samples))
-    if isinstance(first, Mapping):
-        names = set().union(*samples)
-        if len(names) > len(first) or len(set(map(len, samples))) > 1:
-            missing = ", ".join(sorted(repr(name) for name in names if any(name not in sample for sample in samples)))
-            raise BadData(f"only some samples have {missing}{at}; {_ADVICE}")
-        return {name: collate([sample[name] for sample in samples], f"{path}[{name!r}]", stack) for name in first}
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         fields = [each.name for each in dataclasses.fields(first) if each.init]
         columns = {name: [getattr(sample, name) for sample in samples] for name in fields}
@@ -300,7 +323,7 @@ def _stack(tensors: list[Tensor] | tuple[Tensor, ...], at: str, stack: Stack) ->
     if len(dtypes) == 1:
         try:
             return stack(tensors)
-        except RuntimeError:  # looking at every shape before takes longer than stacking
+        except RuntimeError:
             _check_shapes(tensors, at)
             raise
     _check_shapes(tensors, at)

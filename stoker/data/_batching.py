@@ -293,6 +293,7 @@ def _with_equal_dtypes(batches: Iterator[Any]) -> Iterator[Any]:
                 "sample the same type: with a transform= that converts it (float(y), for example), or a collate_fn="
             )
         yield batch
+        del batch  # so that its memory can be used for the next one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +319,8 @@ class SampleBatches(NumberedBatches):
             self.workers.prepare(self._tasks(epoch, 0), (epoch, 0))
 
     def _tasks(self, epoch: int, batch: int) -> Iterator[Task]:
-        order = self.order.draw(epoch)
+        drawn = self.order.draw(epoch)
+        order = None if drawn is None else drawn.numpy()  # whose slices take a fourth of the time
         for place, (start, stop, is_padding) in enumerate(self._spans(batch), start=batch):
             numbers = list(range(start, stop)) if order is None else order[start:stop].tolist()
             places = range(start, stop) if self.order.has_repeats else None

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -171,9 +172,7 @@ class Loader:
         return self._iterate_and_count(iter(self.at(epoch=epoch)), epoch)
 
     def _iterate_and_count(self, batches: Iterator[Any], epoch: int) -> Iterator[Any]:
-        for batch in batches:
-            yield batch
-            break
+        yield from islice(batches, 1)
         # The caller has asked for a second batch: this is more than a look at the first one.
         self._next_epoch = max(self._next_epoch, epoch + 1)
         yield from batches

@@ -3,9 +3,9 @@
 import _random
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import string_at
+from ctypes import c_char
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -112,13 +112,15 @@ class TorchGenerator:
     def read(self) -> bytes:
         """Returns the state, as a value that compares."""
         state = torch.default_generator.get_state()
-        return string_at(state.data_ptr(), state.nbytes)
+        return _TorchMemory.from_address(state.data_ptr()).raw
 
     def restore(self, state: Any) -> None:
         torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
+_TorchMemory = c_char * torch.default_generator.get_state().nbytes
 _BYTES = 4 * 624  # of a Mersenne Twister: 624 words; its position in them is 4 bytes more
+_Memory = c_char * (_BYTES + 4)
 
 
 class NumpyGenerator:
@@ -126,6 +128,8 @@ class NumpyGenerator:
 
     def __init__(self) -> None:
         self._known: tuple[bytes, int, float] | None = None  # the latest state without a cached normal number
+        self._generator: Any = None
+        self._memory = _Memory()
 
     def seed(self, number: int) -> None:
         np.random.seed(number & 0xFFFFFFFF)
@@ -133,12 +137,14 @@ class NumpyGenerator:
     def read(self) -> tuple[bytes, int, float]:
         """Returns the state, as a value that compares: words and position, and a normal number that is cached."""
         generator: Any = np.random.get_bit_generator()  # pyright: ignore[reportAttributeAccessIssue]
-        if not isinstance(generator, np.random.MT19937):
-            raise WrongType(
-                f"numpy's global generator is a {type(generator).__name__}, which can't be seeded for every sample; "
-                "undo np.random.set_bit_generator, or pass it a np.random.MT19937"
-            )
-        words = string_at(generator.ctypes.state_address, _BYTES + 4)
+        if generator is not self._generator:
+            if not isinstance(generator, np.random.MT19937):
+                raise WrongType(
+                    f"numpy's global generator is a {type(generator).__name__}, which can't be seeded for every "
+                    "sample; undo np.random.set_bit_generator, or pass it a np.random.MT19937"
+                )
+            self._generator, self._memory = generator, _Memory.from_address(generator.ctypes.state_address)
+        words = self._memory.raw
         # Normal numbers are drawn in pairs, of which the second is cached. While words and position are those of a
         # state without a cached number, nothing was drawn.
         if self._known is None or self._known[0] != words:
@@ -160,24 +166,24 @@ class PythonGenerator:
 
     def __init__(self) -> None:
         self._generator: Any = random.getrandbits.__self__  # pyright: ignore[reportFunctionMemberAccess]
-        self._address = 0
+        self._memory: Any = None
         kind = _random.Random
         if sys.implementation.name == "cpython" and kind.__basicsize__ >= object.__basicsize__ + _BYTES + 4:
-            self._address = id(self._generator) + object.__basicsize__  # the position, then the words
+            self._memory = _Memory.from_address(id(self._generator) + object.__basicsize__)  # position, then words
             if self._as_state(self.read()) != random.getstate():
-                self._address = 0
+                self._memory = None
 
     def seed(self, number: int) -> None:
         random.seed(number)
 
     def read(self) -> tuple[Any, ...]:
         """Returns the state, as a value that compares."""
-        if not self._address:
+        if self._memory is None:
             return random.getstate()
-        return string_at(self._address, _BYTES + 4), self._generator.gauss_next
+        return self._memory.raw, self._generator.gauss_next
 
     def restore(self, state: Any) -> None:
-        random.setstate(self._as_state(state) if self._address else state)
+        random.setstate(state if self._memory is None else self._as_state(state))
 
     def _as_state(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
         position, *words = np.frombuffer(state[0], np.uint32).tolist()
@@ -194,27 +200,24 @@ def seed_generators(number: int) -> None:
         generator.seed(number)
 
 
-def read_states(generators: Iterable[Generator] = GENERATORS) -> list[tuple[Generator, Any]]:
-    """Returns the states of global generators, which takes about 5 µs."""
-    return [(generator, generator.read()) for generator in generators]
-
-
-def restore_states(states: Iterable[tuple[Generator, Any]]) -> list[Generator]:
-    """Restores states that have changed, and returns whose."""
-    changed = [(generator, state) for generator, state in states if generator.read() != state]
-    for generator, state in changed:
-        generator.restore(state)
-    return [generator for generator, _ in changed]
-
-
 @contextmanager
 def preserve_generators() -> Iterator[None]:
     """Restores the three global generators on exit, whatever was drawn or seeded inside."""
-    states = read_states()
+    states = [generator.read() for generator in GENERATORS]
     try:
         yield
     finally:
-        restore_states(states)
+        _restore_changed(GENERATORS, states)
+
+
+def _restore_changed(generators: Sequence[Generator], states: list[Any]) -> list[Generator]:
+    """Restores the states that have changed, and returns whose."""
+    changed = []
+    for generator, state in zip(generators, states, strict=True):
+        if generator.read() != state:
+            generator.restore(state)
+            changed.append(generator)
+    return changed
 
 
 class Draws:
@@ -226,8 +229,8 @@ class Draws:
 
     def __init__(self) -> None:
         self._drawn: list[Generator] = []
-        self._is_known = False  # set after the first batch
-        self._seeded: list[tuple[Generator, Any]] = []
+        self._others: list[Generator] | None = None  # those that were not drawn from; None before the first batch
+        self._seeded: list[Any] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Draws, ()  # in another process the functions may draw from others
@@ -238,24 +241,30 @@ class Draws:
         With `preserve`, the states of the generators are restored. `build` may be called twice.
         """
         while True:
-            known, drawn = self._is_known, self._drawn
-            states = read_states(each for each in GENERATORS if preserve or (known and each not in drawn))
+            if self._others is None:
+                drawn, others, seed = list(GENERATORS), [], self._seed_and_note
+            else:
+                drawn, others, seed = self._drawn, self._others, self._choose_seed()
+            watched = [each.read() for each in others]
+            preserved = [each.read() for each in drawn] if preserve and drawn else ()
             built: Any = None
             failure: Exception | None = None
             try:
-                built = build(self._choose_seed() if known else self._seed_and_note)
+                built = build(seed)
             except Exception as error:
                 failure = error
             finally:
-                self._note()
-                self._is_known = True
-                changed = restore_states(states)
-            unexpected = [each for each in changed if known and each not in drawn]
+                unexpected = _restore_changed(others, watched)
+                if unexpected or self._others is None:
+                    self._note()
+                    self._drawn = self._drawn + unexpected
+                    self._others = [each for each in GENERATORS if each not in self._drawn]
+                for generator, state in zip(drawn, preserved, strict=False):
+                    generator.restore(state)
             if not unexpected:
                 if failure is not None:
                     raise failure
                 return built
-            self._drawn += unexpected
 
     def _choose_seed(self) -> Callable[[int], object] | None:
         if len(self._drawn) < 2:  # the usual cases, without a loop
@@ -269,8 +278,9 @@ class Draws:
     def _seed_and_note(self, number: int) -> None:
         self._note()
         seed_generators(number)
-        self._seeded = read_states()
+        self._seeded = [generator.read() for generator in GENERATORS]
 
     def _note(self) -> None:
-        self._drawn += [each for each, state in self._seeded if each not in self._drawn and each.read() != state]
+        states = zip(GENERATORS, self._seeded, strict=False)
+        self._drawn += [each for each, state in states if each not in self._drawn and each.read() != state]
         self._seeded = []

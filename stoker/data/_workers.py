@@ -284,8 +284,8 @@ def _pickle_failure(error: Exception) -> bytes:
 class _Slot:
     """The place for the tensors of a batch in memory that a worker and the main process share.
 
-    The main process copies them before it sends the task after the next one, whose batch takes the same slot. So a batch
-    that is kept takes neither a slot nor a file descriptor, and no batch pays for the first use of new memory.
+    The main process copies them before it sends the task whose batch takes the same slot. So a batch that is kept takes
+    neither a slot nor a file descriptor, and no batch pays for the first use of new memory.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:

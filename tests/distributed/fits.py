@@ -6,6 +6,7 @@ from torch import nn
 
 import stoker
 from stoker import callbacks, metrics, optim, schedule
+from stoker.distributed import _world
 
 
 def samples(count, seed=5):
@@ -211,6 +212,8 @@ def results(rank, size, parallel, names):
     found = {}
     if parallel == "overlapped":  # more than one bucket, so that DDP sends some during the backward pass
         parallel = stoker.Parallel(mode="ddp", bucket_mb=1e-5)
+    if parallel == "many":  # ranks merge and agree as in a large world
+        parallel, _world.MANY_RANKS = "auto", 2
     for name in names:
         fitted = CASES[name](parallel)
         found[name] = results_of(fitted)

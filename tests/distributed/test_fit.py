@@ -13,7 +13,7 @@ from stoker import callbacks, data
 from tests.distributed.fits import CASES, _fit, learner, network, results, results_of, samples
 from tests.distributed.processes import run
 
-MORE_PROCESSES = [("auto", 4), ("overlapped", 2), ("fsdp", 3)]
+MORE_PROCESSES = [("many", 4), ("overlapped", 2), ("fsdp", 3)]
 
 
 @pytest.fixture(scope="module")

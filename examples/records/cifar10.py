@@ -309,7 +309,7 @@ def measure_run(train_set, test_set, recipe, *, seed, compile):
     accuracy = fitted.evaluate(test_set, metrics=[metrics.Accuracy()], batch_size=2000)["accuracy"]
     watch()
     epochs = [watch.lap(place, place + 1) for place in range(1, trained, 2)]
-    kinds = [epochs[: recipe.whitening_epochs], epochs[recipe.whitening_epochs :]]
+    kinds = [epochs[: recipe.whitening_epochs], epochs[recipe.whitening_epochs :]] if compile else []
     compiling = sum(max(0.0, first - statistics.median(others)) for first, *others in kinds if others)
     whole = watch.lap(0, -1)
     return {"accuracy": accuracy, "seconds": whole - compiling, "compiling": compiling, "plan": fitted.plan}

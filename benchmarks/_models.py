@@ -1,4 +1,4 @@
-"""The models of the workloads: an MLP, the CNN of Burn's guide, ResNet-18 for small images, GPT-2."""
+"""The models of the workloads: an MLP, the CNN of Burn's guide, ResNet-18 and a ViT for small images, GPT-2."""
 
 from itertools import pairwise
 
@@ -102,3 +102,19 @@ class GPT(nn.Module):
     def forward(self, tokens):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(positions))))
+
+
+class ViT(nn.Module):
+    """A vision transformer for 32×32 images, with patches of 4×4: [batch, 3, 32, 32] → 10."""
+
+    def __init__(self, width=384, depth=12, heads=6):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.positions = nn.Parameter(0.02 * torch.randn(1, 64, width))
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).transpose(1, 2) + self.positions
+        return self.head(self.norm(self.layers(x)).mean(1))

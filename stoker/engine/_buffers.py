@@ -22,9 +22,12 @@ class BufferValues:
 
     def __init__(self, *models: nn.Module | None) -> None:
         modules = [module for model in models if model is not None for module in model.modules()]
-        tables = [module._buffers for module in modules if isinstance(module._buffers, dict)]  # not of TorchScript
-        self._tables = [(table, dict(table)) for table in tables if table]
-        tensors: dict[int, Tensor] = {id(each): each for module in modules for each in module.buffers(recurse=False)}
+        scripted = [module for module in modules if not isinstance(module._buffers, dict)]  # TorchScript
+        tables = [module._buffers for module in modules if module._buffers and isinstance(module._buffers, dict)]
+        self._tables = [(table, dict(table)) for table in tables]
+        found = [each for table in tables for each in table.values() if each is not None]
+        found += [each for module in scripted for each in module.buffers(recurse=False)]
+        tensors: dict[int, Tensor] = {id(each): each for each in found}
         self._values = [(tensor, tensor.detach().clone(), _version(tensor)) for tensor in tensors.values()]
 
     def restore(self, *, keep: Callable[[Tensor], bool] = lambda buffer: False) -> None:

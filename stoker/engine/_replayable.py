@@ -120,19 +120,12 @@ def _user_line(error: BaseException) -> str:
 # --- what Python depends on
 
 
-class ObjectIdentity:
-    """Equal only for the same object. It holds the object, so that its id can't be used for another one."""
+def object_key(value: Any) -> MethodType:
+    """A value that is equal only for the same object. It holds the object, so that no other one gets its id.
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObjectIdentity) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+    A bound method compares and hashes its object by identity, and does it in C: a fingerprint has many of them.
+    """
+    return MethodType(id, value)
 
 
 def fingerprint(value: Any, depth: int, seen: set[int]) -> Any:
@@ -143,16 +136,16 @@ def fingerprint(value: Any, depth: int, seen: set[int]) -> Any:
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, nn.Parameter):
-        return ObjectIdentity(value)  # the step itself writes to it: an RNN keeps a list of its parameters
+        return object_key(value)  # the step itself writes to it: an RNN keeps a list of its parameters
     if isinstance(value, Tensor):
-        return ObjectIdentity(value), None if value.is_inference() else value._version
+        return object_key(value), None if value.is_inference() else value._version
     if isinstance(value, numpy.ndarray):
         small = value.nbytes <= _LARGEST and value.dtype != object
-        return ObjectIdentity(value), value.shape, value.tobytes() if small else None
+        return object_key(value), value.shape, value.tobytes() if small else None
     if not depth or id(value) in seen or isinstance(value, BuiltinFunctionType | ModuleType):
-        return ObjectIdentity(value)
+        return object_key(value)
     seen.add(id(value))
-    return ObjectIdentity(value), *((name, fingerprint(part, depth - 1, seen)) for name, part in _parts_of(value))
+    return object_key(value), *((name, fingerprint(part, depth - 1, seen)) for name, part in _parts_of(value))
 
 
 def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -271,9 +264,9 @@ def fingerprint_modules(modules: Sequence[nn.Module], tensors: Iterable[Tensor],
     seen = set(map(id, modules))
     return (
         tuple(fingerprint(each, _DEPTH, seen) for each in others),
-        tuple((ObjectIdentity(module), *_attributes(module, seen).items()) for module in modules),
+        tuple((object_key(module), *_attributes(module, seen).items()) for module in modules),
         tuple(_read_by_classes(modules, seen).items()),
-        tuple(map(ObjectIdentity, tensors)),
+        tuple(map(object_key, tensors)),
         float32_settings(),
         torch.get_default_dtype(),
         torch.backends.cudnn.benchmark,
@@ -290,8 +283,8 @@ def _attributes(module: nn.Module, seen: set[int]) -> dict[str, Any]:
         for name, tensor in own[table].items():
             if tensor is not None:
                 address = tensor.data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0  # fake tensors have none
-                found[name] = ObjectIdentity(tensor), address, tensor.requires_grad, tuple(tensor.shape), tensor.dtype
-    found["hooks"] = tuple(map(ObjectIdentity, _hooks_of(module)))
+                found[name] = object_key(tensor), address, tensor.requires_grad, tuple(tensor.shape), tensor.dtype
+    found["hooks"] = tuple(map(object_key, _hooks_of(module)))
     return found
 
 
@@ -305,9 +298,16 @@ def find_user_hooks(model: nn.Module) -> Iterator[str]:
     for module in model.modules():
         if any(not str(hook.__module__).startswith("torch.") for hook in _hooks_of(module)):
             yield f"a hook of {type(module).__name__} runs Python code, which a CUDA graph or compiled step skips"
+    parameters = [each for module in model.modules() for each in module._parameters.values() if each is not None]
+    if not any(map(_has_gradient_hooks, parameters)):
+        return
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if _has_gradient_hooks(parameter):
             yield f"a hook on the gradient of {name!r} runs Python code, which a CUDA graph or compiled step skips"
+
+
+def _has_gradient_hooks(parameter: Tensor) -> bool:
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 class SideEffects:

@@ -1,5 +1,6 @@
 """Running totals of a phase: losses weighted by samples, and metric states. They stay on the device until read."""
 
+import operator
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ class RunningTotals:
         "_describe_position",
         "_device",
         "_in_place",
+        "_initial",
         "_is_static",
         "_metrics",
         "_states",
@@ -65,6 +67,8 @@ class RunningTotals:
     ) -> None:
         self._metrics, self._device, self._in_place = metrics, device, in_place
         self._describe_position = describe_position
+        # States, their tensors and the values that these begin with, if all states are tensors that are written.
+        self._initial: tuple[list[Any], list[Tensor], list[Tensor]] | None = None
         self._sums: dict[str, float | Tensor] = {}
         self._weights: dict[str, float | Tensor] = {}
         self._states = self._initial_states()
@@ -89,16 +93,22 @@ class RunningTotals:
     def reset(self) -> None:
         """Starts again for another epoch."""
         self.samples, self.started = 0, time.monotonic()
-        fresh = self._initial_states()
         if not self._in_place:
-            self._states, self._sums, self._weights = fresh, {}, {}
+            self._states, self._sums, self._weights = self._initial_states(), {}, {}
             return
         for total in (*self._sums.values(), *self._weights.values()):
             if isinstance(total, Tensor):
                 total.zero_()
+        if self._initial is not None and all(map(operator.is_, self._initial[0], self._states)):
+            _foreach_copy_(*self._initial[1:])
+            return
+        fresh = self._initial_states()
         static = [(place, state) for place, state in enumerate(fresh) if self._is_static[place]]
         self._states = [old if self._is_static[place] else fresh[place] for place, old in enumerate(self._states)]
         self._write_states(static, expand=True)
+        if self._metrics and not self.has_dynamic_metrics:
+            tensors = [tensor for state in self._states for tensor in flatten(state)[0]]
+            self._initial = list(self._states), tensors, [tensor.clone() for tensor in tensors]
 
     def add_loss(
         self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False, sync: bool = True

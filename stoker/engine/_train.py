@@ -129,7 +129,7 @@ def _run_group(fit: Fit, executor: Executor, selections: RowSelections) -> Batch
     """
     ctx, state, accumulate = fit.ctx, fit.state, fit.settings.accumulate
     before = ctx.batch_number
-    if before % accumulate:  # inside of an accumulation window
+    if before % accumulate or before == ctx.batches:  # inside of an accumulation window, or at the end
         return None
     count = min(executor.largest_group, _count_updates_until_due(fit)) * accumulate
     if count < 2:

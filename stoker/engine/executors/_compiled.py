@@ -23,6 +23,8 @@ from stoker.engine.executors._operations import (
     convolution,
     convolution_backward,
     fast_dropout,
+    small_affine,
+    small_product,
 )
 from stoker.engine.executors._programs import (
     FlatBatch,
@@ -45,7 +47,11 @@ _SMALL_MODEL = 2**18  # elements of parameters and state; steps of larger models
 _aten = torch.ops.aten
 _foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 _REPLACEMENTS: dict[str, dict[Any, Callable[..., Any]]] = {  # faster forms of torch's operations, by device
-    "cpu": {_aten.native_dropout.default: fast_dropout},
+    "cpu": {
+        _aten.native_dropout.default: fast_dropout,
+        _aten.mm.default: small_product,
+        _aten.addmm.default: small_affine,
+    },
     "cuda": {
         _aten.convolution.default: convolution,
         _aten.convolution_backward.default: convolution_backward,

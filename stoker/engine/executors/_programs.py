@@ -18,11 +18,11 @@ from stoker.engine._buffers import preserve_buffers
 from stoker.engine._plan import Plan
 from stoker.engine._replayable import (
     CannotReplay,
-    ObjectIdentity,
     SideEffects,
     explain_failure,
     find_user_hooks,
     fingerprint_modules,
+    object_key,
 )
 from stoker.engine._rng import preserve_rng
 from stoker.engine._step import StepResult, TrainStep
@@ -69,7 +69,7 @@ def flatten_batch(batch: Batch) -> FlatBatch:
     """Separates a batch; raises `OpaqueValue` if it may hide tensors."""
     if isinstance(batch.value, RowSelection):
         columns = batch.value.columns()
-        tensors, structure, kind = [batch.value.rows, *columns], None, tuple(map(ObjectIdentity, columns))
+        tensors, structure, kind = [batch.value.rows, *columns], None, tuple(map(object_key, columns))
     else:
         tensors, structure = flatten((batch.value, batch.mix))
         kind = structure

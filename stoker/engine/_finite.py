@@ -18,7 +18,8 @@ from stoker.steps import Steps
 
 _check_and_unscale: Any = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
 _foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
-_ONE = torch.ones(())
+_ONE = torch.ones((), dtype=torch.float32, device="cpu")
+_PLAIN = {(Tensor, torch.float32, torch.strided, True)}  # the kinds of gradients on the CPU that one pass can check
 _TENSORS_PER_LAUNCH = 110  # of torch's foreach norm
 _SHORT = 2**14  # elements of a gradient that a compiled check joins with others
 _JOINED = 8  # gradients that are joined
@@ -30,7 +31,9 @@ def is_finite(loss: Tensor | None, grads: Gradients, norm: Tensor | None) -> boo
     On a GPU this waits for the device, once.
     """
     tensors = grads.tensors()
-    if norm is None and (found := _any_nonfinite(tensors)) is not None:
+    if norm is None and {(type(each), each.dtype, each.layout, each.is_cpu) for each in tensors} <= _PLAIN:
+        found = torch.zeros((), dtype=torch.float32, device="cpu")
+        _check_and_unscale(tensors, found, _ONE)  # one pass: writes 1 if an element is not finite, and multiplies by 1
         return found.item() == 0 and (loss is None or math.isfinite(loss.item()))
     norms = [norm] if norm is not None else _norms(tensors)
     values = [*norms] if loss is None else [loss.detach(), *norms]
@@ -48,16 +51,6 @@ def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     if all(bool(torch.stack(group).isfinite().all()) for group in _group_by_kind(norms)):
         return None
     return next((name for name, tensor in tensors.items() if not all_finite(tensor)), None)
-
-
-def _any_nonfinite(tensors: list[Tensor]) -> Tensor | None:
-    """1 if any element is not finite, in one pass over plain CPU gradients; None for other gradients."""
-    for tensor in tensors:
-        if type(tensor) is not Tensor or tensor.dtype != torch.float32 or tensor.is_sparse or not tensor.is_cpu:
-            return None
-    found = torch.zeros(())
-    _check_and_unscale(tensors, found, _ONE)  # it also multiplies by one
-    return found
 
 
 def _norms(tensors: list[Tensor]) -> Sequence[Tensor]:

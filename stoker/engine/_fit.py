@@ -69,7 +69,8 @@ class Fit:
         ctx, now, minutes = self.ctx, time.monotonic(), self.settings.minutes
         if minutes is not None and ctx.phase == "train" and now - ctx.started > 60 * minutes:
             ctx.stop(f"Stopped after {minutes:g} minutes")
-        self.signals.check_deadline(self.checkpointer.seconds_to_save)
+        if self.signals.deadline is not None:
+            self.signals.check_deadline(self.checkpointer.seconds_to_save)
         self.signals.check_parent()
         request = self.recorder.report_progress(totals, now)
         if request is not None:

@@ -36,6 +36,7 @@ from stoker.steps import BareLoss, Objective, Output, StepFunction, Steps, Super
 
 HOOKS_BEFORE_GRADIENTS = ("on_train_batch_after_pred", "on_train_batch_after_loss")
 HOOKS_AFTER_GRADIENTS = ("on_train_batch_after_backward", "on_train_batch_after_step")
+HOOKS_INSIDE_BATCHES = (*HOOKS_BEFORE_GRADIENTS, *HOOKS_AFTER_GRADIENTS, "on_exception")
 HOOKS_BETWEEN_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_update")
 _NO_CONTEXT = nullcontext()
 
@@ -252,11 +253,10 @@ class TrainStep:
 
     def _supervised_output(self, batch: Batch, result: StepResult, reducer: GradientReducer | None) -> Output:
         """The forward pass, and the loss function of its result."""
-        supervised, model = self.supervised, self.state.model
+        supervised, model, progress = self.supervised, self.state.model, self.state.progress
         assert supervised is not None
-        assert supervised.loss is not None
-        parts = supervised.parts(result.batch)
-        with autocast(self.settings.precision, self.device):
+        parts, context = supervised.parts(result.batch), autocast(self.settings.precision, self.device)
+        with context:
             if reducer is None:
                 result.pred = model(*parts.args, **parts.kwargs)
             else:
@@ -267,12 +267,12 @@ class TrainStep:
             self._publish(result)
             self.hooks.fire("on_train_batch_after_pred", self.ctx)
             result.pred = self.ctx.pred
-        with autocast(self.settings.precision, self.device):
+        with context:
             if batch.mix is not None:
                 return supervised.score_mixed(result.pred, parts, *batch.mix)
             output = supervised.score(result.pred, parts)
-        self.state.progress.loss_is_sum = supervised.sums
-        self.state.progress.loss_count = None if supervised.count is None else supervised.count.saved
+        progress.loss_is_sum = supervised.sums
+        progress.loss_count = None if supervised.count is None else supervised.count.saved
         if self.reducer is not None:
             self.reducer.reduction = self.loss_reduction
         return output

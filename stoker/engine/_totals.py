@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stoker._dispatch import NoGrad
 from stoker._tree import OpaqueValue, first_tensor, flatten, map_tensors
 from stoker.distributed import World
 from stoker.errors import StateMismatch, WrongType
@@ -43,6 +44,7 @@ class RunningTotals:
     """
 
     __slots__ = (
+        "_counts",
         "_describe_position",
         "_device",
         "_in_place",
@@ -66,6 +68,7 @@ class RunningTotals:
         describe_position: Callable[[], str] = lambda: "",
     ) -> None:
         self._metrics, self._device, self._in_place = metrics, device, in_place
+        self._counts = [_counts(metric) for metric in metrics]
         self._describe_position = describe_position
         # States, their tensors and the values that these begin with, if all states are tensors that are written.
         self._initial: tuple[list[Any], list[Tensor], list[Tensor]] | None = None
@@ -82,7 +85,7 @@ class RunningTotals:
 
     def _initial_states(self) -> list[Any]:
         states: dict[Any, Any] = {}  # metrics with equal `counts` share one state
-        keys = [place if _counts(metric) is None else (_counts(metric),) for place, metric in enumerate(self._metrics)]
+        keys = [place if counts is None else (counts,) for place, counts in enumerate(self._counts)]
         for key, metric in zip(keys, self._metrics, strict=True):
             if key not in states:
                 state = metric.init(self._device)
@@ -150,11 +153,11 @@ class RunningTotals:
         """Updates all metrics from a step's output; or only those that are static, or only the others."""
         done: dict[Any, tuple[Any, Any]] = {}  # metrics with equal counts and the same state are updated once
         written: list[tuple[int, Any]] = []
-        with torch.no_grad():
+        with NoGrad():
             for place, metric in enumerate(self._metrics):
                 if static is not None and self._is_static[place] is not static:
                     continue
-                state, counts = self._states[place], _counts(metric)
+                state, counts = self._states[place], self._counts[place]
                 key = None if counts is None else (counts, id(state))
                 if key is not None and key in done:
                     new = done[key][1]

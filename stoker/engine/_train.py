@@ -20,12 +20,14 @@ from stoker.engine._evaluate import keep_best_of_training, validate
 from stoker.engine._finite import find_nonfinite
 from stoker.engine._fit import Fit
 from stoker.engine._micro_batches import run_micro_batches
-from stoker.engine._step import HOOKS_BETWEEN_BATCHES, StepResult
+from stoker.engine._step import HOOKS_BETWEEN_BATCHES, HOOKS_INSIDE_BATCHES, StepResult
 from stoker.engine._totals import RunningTotals, TotalsReading
 from stoker.engine.executors import Executor
 from stoker.errors import BadData, NotFinite
 from stoker.metrics import GradientNorm
 from stoker.record import split_matrices
+
+_NO_CONTEXT = nullcontext()
 
 
 def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
@@ -65,6 +67,7 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
     """One pass over the training data."""
     ctx, state, checkpointer, fire = fit.ctx, fit.state, fit.checkpointer, fit.hooks.fire
     watches_batches = any(map(fit.hooks.has, HOOKS_BETWEEN_BATCHES))
+    is_watched = watches_batches or any(map(fit.hooks.has, HOOKS_INSIDE_BATCHES))
     executor.invalidate()
     ctx.phase = ctx.set_name = "train"
     _validate_if_due(fit, executor)  # a resumed fit may have been stopped before or in it
@@ -78,7 +81,7 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
             done = next(batches, None)
             if done is None:
                 break
-            _run_batch(fit, executor, done)
+            _run_batch(fit, executor, done, is_watched=is_watched)
             if watches_batches:
                 executor.invalidate()  # a callback may have changed the model
         batch = done
@@ -106,20 +109,24 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
     checkpointer.take_resume_point()
 
 
-def _run_batch(fit: Fit, executor: Executor, batch: Batch) -> None:
-    """One batch, with the hooks before and after it."""
+def _run_batch(fit: Fit, executor: Executor, batch: Batch, *, is_watched: bool) -> None:
+    """One batch, with the hooks before and after it. `is_watched`: a callback may look at it."""
     ctx, fire = fit.ctx, fit.hooks.fire
-    ctx.batch_number, ctx.batch, ctx.is_padding, ctx.loss_mix = batch.number, batch.value, batch.is_padding, None
-    ctx.lr = fit.learning_rates(ctx.update, ctx.lr_scale)
-    ctx.accumulating = not batch.closes_window
-    fire("on_train_batch_begin", ctx)
+    ctx.batch_number, ctx.lr = batch.number, fit.learning_rates(ctx.update, ctx.lr_scale)
+    if is_watched:
+        ctx.batch, ctx.is_padding, ctx.loss_mix = batch.value, batch.is_padding, None
+        ctx.accumulating = not batch.closes_window
+        fire("on_train_batch_begin", ctx)
+        batch.value, batch.mix = ctx.batch, ctx.loss_mix
+        ctx.pred = ctx.output = ctx.loss = None  # frees the outputs of the batch before
     fit.state.note_unfrozen()
-    batch.value, batch.mix = ctx.batch, ctx.loss_mix
-    ctx.pred = ctx.output = ctx.loss = None  # frees the outputs of the batch before
-    with warn_if_not_deterministic(fit) if batch.position == (1, 1) else nullcontext():
+    with warn_if_not_deterministic(fit) if batch.epoch == batch.number == 1 else _NO_CONTEXT:
         for part, result in run_micro_batches(fit, executor, batch):
+            if is_watched:
+                _publish(fit, result)
             _record_step(fit, part, result)
-    fire("on_train_batch_end", ctx)
+    if is_watched:
+        fire("on_train_batch_end", ctx)
 
 
 def _run_group(fit: Fit, executor: Executor, selections: RowSelections) -> Batch | None:
@@ -331,17 +338,22 @@ def _from_current_position(fit: Fit) -> Any:
 # --- counters and limits
 
 
-def _record_step(fit: Fit, batch: Batch, result: StepResult) -> None:
-    """Updates the counters and what callbacks see after a step."""
-    ctx, state = fit.ctx, fit.state
+def _publish(fit: Fit, result: StepResult) -> None:
+    """Makes the outputs of a step visible to callbacks."""
+    ctx = fit.ctx
     if result.batch is not None:
         ctx.batch = result.batch
     if result.loss is not None:  # a replayed step returns no outputs if nobody looks at them
         ctx.pred, ctx.output, ctx.loss = result.pred, result.output, result.loss
+
+
+def _record_step(fit: Fit, batch: Batch, result: StepResult) -> None:
+    """Updates the counters after a step."""
+    state, totals = fit.state, fit.state.totals
     if not batch.is_padding:
-        state.totals.samples += batch.samples
-    if state.totals.has_dynamic_metrics and not result.skipped:
-        state.totals.update_dynamic(result.output)
+        totals.samples += batch.samples
+    if totals.has_dynamic_metrics and not result.skipped:
+        totals.update_dynamic(result.output)
     state.progress.needs_validation = result.updated
     if result.updated:
         _record_update(fit)
@@ -350,7 +362,8 @@ def _record_step(fit: Fit, batch: Batch, result: StepResult) -> None:
 def _record_update(fit: Fit) -> None:
     fit.ctx.update += 1
     fit.hooks.fire("on_update", fit.ctx)
-    _stop_at_limits(fit)
+    if fit.settings.updates is not None:
+        _stop_at_limits(fit)
 
 
 def _is_last_epoch(fit: Fit) -> bool:

@@ -8,11 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from stoker._dispatch import NoGrad
 from stoker._select import Models, named_parameters
 from stoker.distributed import is_dtensor, place_like
 from stoker.errors import GradientsConsumed, InvalidArgument, StateMismatch, WrongType, did_you_mean
 from stoker.gradients._gradients import Gradients, apply_to_values, as_number, as_scalar, merge_parameters
 
+_add_all: Any = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 _STATE = ("reduce", "count", "weight", "weight_on_host", "parameters", "sums")
 
 
@@ -74,7 +76,7 @@ class Accumulator:
         elif not 0 <= as_number(weight, "a weight") < math.inf:
             raise InvalidArgument(f"a weight is a number of at least 0, got {weight!r}")
         parameters = grads._parameters
-        if self._count:
+        if self._count and parameters is not self._parameters:
             parameters = merge_parameters(self._parameters, parameters, "than before")
         tensors = grads.use("Accumulator.add")
         if not self._count or len(grads._parameters) > len(self._parameters):
@@ -85,8 +87,7 @@ class Accumulator:
         if isinstance(weight, Tensor):
             self._add_weighted(tensors, weight)
         elif weight:  # an infinite gradient times zero would be NaN
-            for name, tensor in tensors.items():
-                self._add(name, widen(tensor.detach()), weight)
+            self._add(tensors, weight)
 
     def _add_weight(self, weight: float | Tensor) -> None:
         """Adds to the number, or in place to the tensor as soon as a weight of the window was one."""
@@ -105,22 +106,34 @@ class Accumulator:
         """Adds gradients with a weight on the device, where an infinite gradient times zero would be NaN too."""
         factors = {device: weight.to(device) for device in {tensor.device for tensor in tensors.values()}}
         is_zero = {device: factor == 0 for device, factor in factors.items()}
+        weighted: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            weighted = widen(tensor.detach()) * factors[tensor.device]
-            self._add(name, apply_to_values(weighted, partial(torch.where, is_zero[tensor.device], 0)), 1)
+            values = widen(tensor.detach()) * factors[tensor.device]
+            weighted[name] = apply_to_values(values, partial(torch.where, is_zero[tensor.device], 0))
+        self._add(weighted, 1)
 
-    def _add(self, name: str, tensor: Tensor, weight: float) -> None:
-        total = self._sums.get(name)
-        if name in self._added and total is not None:
-            total.add_(tensor, alpha=weight)
-            return
-        self._added.add(name)
-        if total is None or not _is_alike(total, tensor):
-            self._sums[name] = tensor * weight  # a new tensor, for later additions write to it
-        else:
-            total.copy_(tensor)
-            if weight != 1:
-                total.mul_(weight)
+    def _add(self, tensors: dict[str, Tensor], weight: float) -> None:
+        """Adds gradients times a number to their sums, in one call for all plain tensors."""
+        totals, plain = list[Tensor](), list[Tensor]()
+        with NoGrad():
+            for name, gradient in tensors.items():
+                tensor, total = widen(gradient), self._sums.get(name)
+                if name not in self._added or total is None:
+                    self._added.add(name)
+                    if tensor.layout != torch.strided:
+                        self._sums[name] = tensor * weight  # a new tensor, for later additions write to it
+                        continue
+                    if total is None or not _is_alike(total, tensor):
+                        total = self._sums[name] = torch.zeros_like(tensor, requires_grad=False)
+                    else:
+                        total.zero_()
+                if type(tensor) is Tensor and tensor.layout == total.layout == torch.strided:
+                    totals.append(total)
+                    plain.append(tensor)
+                else:
+                    total.add_(tensor, alpha=weight)
+            if plain:
+                _add_all(totals, plain, alpha=weight)
 
     def take(self) -> Gradients:
         """The mean (or sum) of what was added; the accumulator is empty afterwards."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import Models, Selector, modules_of, named_parameters, select_names
-from stoker.distributed import place_like
+from stoker.distributed import is_dtensor, place_like
 from stoker.errors import NoSuchParameter, NotDifferentiable, WrongType
 from stoker.gradients._gradients import Gradients
 
@@ -84,6 +84,7 @@ class Differentiator:
         self._requires_grad: list[bool] | None = None
         self._names: list[str] = []
         self._inputs: tuple[nn.Parameter, ...] = ()
+        self._strides: list[tuple[int, ...] | None] = []  # of the inputs; None for one that is sharded or sparse
         self._checked: set[str] | None = None  # the parameters that had a gradient when others had none
 
     def __call__(
@@ -114,11 +115,11 @@ class Differentiator:
         except RuntimeError as error:
             _explain(error)
             raise
-        tensors = {
-            name: match_layout(tensor, parameter)
-            for name, tensor, parameter in zip(self._names, found, self._inputs, strict=True)
-            if tensor is not None
-        }
+        tensors: dict[str, Tensor] = {}
+        for name, tensor, strides in zip(self._names, found, self._strides, strict=True):
+            if tensor is not None:
+                is_alike = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.stride() == strides
+                tensors[name] = tensor if is_alike else match_layout(tensor, self._parameters[name])
         if len(tensors) < len(self._names) and tensors.keys() != self._checked:
             self._check_missing(tensors, loss)
             self._checked = set(tensors)
@@ -136,6 +137,7 @@ class Differentiator:
             which = "" if self._wrt is None else f" that {self._wrt!r} selects"
             raise NotDifferentiable(f"all parameters{which} are frozen, so there are no gradients; use stoker.unfreeze")
         self._names, self._inputs, self._requires_grad = list(trainable), tuple(trainable.values()), requires_grad
+        self._strides = [each.stride() if _is_plain(each) else None for each in self._inputs]
 
     def _move_out_of_grad(
         self, loss: Tensor, gradient: Tensor | None, retain_graph: bool, create_graph: bool
@@ -194,6 +196,10 @@ def match_layout(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
     if tensor.layout == torch.strided and tensor.stride() != parameter.stride():
         return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
     return tensor
+
+
+def _is_plain(parameter: Tensor) -> bool:
+    return parameter.layout == torch.strided and not is_dtensor(parameter)
 
 
 def _have_hooks(parameters: Iterable[Any]) -> bool:

@@ -98,6 +98,14 @@ class Gradients(Mapping[str, Tensor]):
         """The parameters, in the order of the gradients."""
         return [self._parameters[name] for name in self._tensors]
 
+    def names(self) -> tuple[str, ...]:
+        """The names of the gradients, in the model's order."""
+        return tuple(self._tensors)
+
+    def parameters_by_name(self) -> dict[str, nn.Parameter]:
+        """All parameters of the model by name, also those without a gradient; the same dict for many gradients."""
+        return self._parameters
+
     def tensors(self) -> list[Tensor]:
         """The gradients, in the model's order."""
         return list(self._tensors.values())

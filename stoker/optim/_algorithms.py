@@ -40,6 +40,8 @@ _subtract_all: Any = torch._foreach_sub_  # pyright: ignore[reportPrivateImportU
 _fused_adam: Any = torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage]
 _fused_adamw: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
 
+_ONE = torch.ones((), dtype=torch.float32, device="cpu")
+
 # Parameters that a fused kernel takes in one launch, at least.
 _ADAM_LAUNCH = 30
 _SGD_LAUNCH = 48
@@ -187,12 +189,14 @@ class Adam(Algorithm):
 
     def update_fused(self, group: ParameterGroup, grads: list[Tensor], lr: Rate, skip: Tensor | None) -> bool:
         parameters, state = group.parameters, group.state
-        is_plain = group.has_one_kind and all(grad.dtype == parameters[0].dtype for grad in grads)
-        columns = [parameters, grads, *(state[name] for name in self.state_names())]
+        is_plain = group.has_one_kind and {grad.dtype for grad in grads} == {parameters[0].dtype}
+        columns = [parameters, grads, *state.values()]  # in the order of `state_names`
         if skip is None:
             if not is_plain or isinstance(lr, Tensor):
                 return False
-            _add_all(state["step"], 1)
+            steps = state["step"]
+            # Of a number, torch makes a tensor for each counter on the CPU, which takes longer than the additions.
+            _add_all(steps, [_ONE] * len(steps) if steps[0].is_cpu else 1)
             self._call_kernel(columns, lr, None)
             return True
         devices = {parameters[0].device, skip.device}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
+from stoker._dispatch import NoGrad
 from stoker._select import Models, assign, describe, named_parameters
 from stoker.distributed import from_local, full_tensor, is_dtensor, place_like, to_local
 from stoker.errors import (
@@ -35,7 +36,7 @@ class _Part(NamedTuple):
 
     names: tuple[str, ...]
     positions: list[int] | None  # among the step's gradients; None for all of them
-    rate: Any  # the key in a mapping of learning rates; None if there is only one
+    rate: Any  # the key in the mapping of learning rates; None if there is only one
 
 
 def init(config: OptimizerConfig | Mapping[Any, OptimizerConfig], model: Models) -> "Optimizer":
@@ -81,6 +82,8 @@ class Optimizer:
         self._label = f"the step of {self!r}"
         # By the names and the learning rates' keys of a step.
         self._plans: dict[tuple[Any, ...], list[tuple[Rule, list[_Part]]]] = {}
+        # The parameters of the last step, by the names that the gradients had for them, and by the names here.
+        self._last_names: tuple[Mapping[str, Tensor], tuple[str, ...], tuple[str, ...]] = {}, (), ()
 
     @property
     def model(self) -> Models:
@@ -95,15 +98,15 @@ class Optimizer:
         """
         if not isinstance(grads, Gradients):
             raise WrongType(f"step takes Gradients, got {type(grads).__name__}; stoker.backward makes them")
-        names = tuple([self._names.get(parameter, "") for parameter in grads.parameters()])
-        keys = tuple(lr) if isinstance(lr, Mapping) else None
+        keys, rates = _by_key(lr)
+        names = self._own_names(grads)
         plan = self._plans.get((names, keys))
         if plan is None:
             plan = self._make_plan(grads, names, keys)
-        for rate in lr.values() if isinstance(lr, Mapping) else (lr,):
+        for rate in rates.values():
             _check_rate(rate)
         tensors = grads.tensors()
-        work = [(rule, [_make_group(part, tensors, lr) for part in parts]) for rule, parts in plan]
+        work = [(rule, [_make_group(part, tensors, rates) for part in parts]) for rule, parts in plan]
         for rule, groups in work:
             rule.check(groups)
         grads.use(self._label)
@@ -118,9 +121,9 @@ class Optimizer:
         names = tuple([self._names.get(parameter, "") for parameter in parameters])
         if not self.is_functional or not all(names):
             return False
-        keys = tuple(lr) if isinstance(lr, Mapping) else None
+        keys, rates = _by_key(lr)
         return all(
-            isinstance(rule, FunctionalRule) and rule.create_state(part.names, _rate_of(part, lr))
+            isinstance(rule, FunctionalRule) and rule.create_state(part.names, _rate_of(part, rates))
             for rule, parts in self._group_names(names, keys)
             for part in parts
         )
@@ -147,6 +150,14 @@ class Optimizer:
     def _match(self, selectors: Any) -> dict[str, Any]:
         """The first matching selector of each parameter, by the parameter's name."""
         return assign({selector: selector for selector in selectors}, self._parameters, self._model)
+
+    def _own_names(self, grads: Gradients) -> tuple[str, ...]:
+        """The names that the parameters of gradients have here; "" if one is not known."""
+        parameters, given = grads.parameters_by_name(), grads.names()
+        if self._last_names[0] is not parameters or self._last_names[1] != given:
+            own = tuple([self._names.get(parameters[name], "") for name in given])
+            self._last_names = parameters, given, own
+        return self._last_names[2]
 
     def _make_plan(
         self, grads: Gradients, names: tuple[str, ...], keys: tuple[Any, ...] | None
@@ -267,17 +278,24 @@ def _describe_wrong_config(config: Any) -> str:
     return f"{given}: write {code}{lr}"
 
 
-def _make_group(part: _Part, tensors: list[Tensor], lr: Rates) -> GradientGroup:
+def _make_group(part: _Part, tensors: list[Tensor], rates: Mapping[Any, Rate]) -> GradientGroup:
     own = tensors if part.positions is None else [tensors[position] for position in part.positions]
-    return GradientGroup(part.names, own, _rate_of(part, lr))
+    return GradientGroup(part.names, own, _rate_of(part, rates))
 
 
-def _rate_of(part: _Part, lr: Rates) -> Rate:
-    rate = lr[part.rate] if isinstance(lr, Mapping) else lr
+def _by_key(lr: Rates) -> tuple[tuple[Any, ...] | None, Mapping[Any, Rate]]:
+    """The keys of learning rates, or None if there is only one, which then has the key None; and the rates by key."""
+    return (tuple(lr), lr) if type(lr) is not float and isinstance(lr, Mapping) else (None, {None: lr})
+
+
+def _rate_of(part: _Part, rates: Mapping[Any, Rate]) -> Rate:
+    rate = rates[part.rate]
     return rate if type(rate) is float or isinstance(rate, Tensor) else float(rate)  # torch takes none of NumPy's
 
 
 def _check_rate(lr: object) -> None:
+    if type(lr) is float and 0 <= lr < math.inf:
+        return
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise InvalidArgument(f"a learning rate is one number, got a tensor of shape {list(lr.shape)}")
@@ -321,6 +339,7 @@ class FunctionalRule:
         self._algorithm = algorithm
         self._kind = type(algorithm).__name__
         self._fused = bool(getattr(algorithm, "fused", False))
+        self._needs_number = isinstance(algorithm, Adam) and bool(algorithm.foreach) and not algorithm.capturable
         self._parameters = parameters
         self._state: dict[str, State] = {}
         self._groups: dict[tuple[str, ...], ParameterGroup] = {}  # by the names in a step, which rarely change
@@ -329,8 +348,7 @@ class FunctionalRule:
         """Raises if the gradients or learning rates are not supported; changes nothing."""
         algorithm = self._algorithm
         for names, grads, lr in groups:
-            needs_number = isinstance(algorithm, Adam) and algorithm.foreach and not algorithm.capturable
-            if needs_number and isinstance(lr, Tensor):
+            if self._needs_number and isinstance(lr, Tensor):
                 raise InvalidArgument(
                     f"the learning rate of {algorithm.to_code()} is a tensor: with foreach=True torch needs a number: "
                     "use float(lr), or omit foreach (on a GPU: capturable=True)"
@@ -344,7 +362,7 @@ class FunctionalRule:
 
     def step(self, groups: list[GradientGroup], when: Tensor | None = None) -> None:
         """Updates all groups; nothing changes if `when` is False on the device."""
-        with torch.no_grad():
+        with NoGrad():
             for names, grads, lr in groups:
                 group = self._groups.get(names)
                 is_new = group is None

@@ -260,7 +260,7 @@ def name_of(loss: Any) -> str:
 
 
 def _has_class_targets(loss: LossFunction, targets: Any) -> bool:
-    return _class_settings(loss) is not None and isinstance(targets, Tensor) and not targets.is_floating_point()
+    return isinstance(targets, Tensor) and not targets.is_floating_point() and _class_settings(loss) is not None
 
 
 def _class_settings(loss: LossFunction) -> tuple[int, Tensor | None] | None:

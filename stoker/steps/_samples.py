@@ -24,8 +24,9 @@ def count_samples(value: Any, size: int | None = None) -> int:
     `size` is the number that the loader put into the batch. It is used if the batch has time in its first dimension
     and samples in its second, or no tensors. (A transform may have dropped samples, so it is not always right.)
     """
-    kind = type(value)
-    first = value[0] if kind is tuple and value else value
+    first = value[0] if type(value) is tuple and value else value
+    if size is None and type(first) is Tensor and first.dim():
+        return first.size(0)
     rows = first if isinstance(first, Tensor) else _find_rows(value, size)
     if isinstance(rows, int):
         return rows

@@ -140,7 +140,7 @@ class Supervised:
         return self._split_inputs(batch) if self._columns is None else self._named_parts(batch, needs_target=False)
 
     def _split(self, batch: Any) -> Parts:
-        if isinstance(batch, tuple | list) and len(batch) > 1:
+        if isinstance(batch, (tuple, list)) and len(batch) > 1:
             *inputs, targets = batch
             if self._input_count != len(inputs):
                 self._remember_layout(len(inputs))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import InvalidArgument, data, optim
+from stoker import InvalidArgument, callbacks, data, optim
 from tests.learner.fits import copy_state, line, linear, same
 
 
@@ -25,9 +25,12 @@ def quadratic(curvature):
 
 @pytest.mark.parametrize("curvature", [0.5, 10.0, 1000.0])
 def test_the_suggestion_matches_the_curvature(curvature):
-    curve = stoker.lr_find(quadratic(curvature), (torch.zeros(64, 1),), start_lr=1e-7, end_lr=100.0, steps=200)
+    seen, rows = [], (torch.zeros(64, 1),)
+    hook = callbacks.on(update=lambda ctx: seen.append(ctx.update))
+    curve = stoker.lr_find(quadratic(curvature), rows, start_lr=1e-7, end_lr=100.0, steps=200, callbacks=[hook])
     assert 0.005 / curvature < curve.suggestion < 2 / curvature
-    assert list(curve.rates) == sorted(curve.rates) and len(curve.rates) == len(curve.losses) <= 200
+    assert list(curve.rates) == sorted(curve.rates) and len(curve.rates) == len(curve.losses) <= len(seen) <= 200
+    assert curve.rates[1] / curve.rates[0] == pytest.approx((100.0 / 1e-7) ** (1 / 199))
     assert curve.rates[0] == pytest.approx(1e-7)
 
 

@@ -10,12 +10,12 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from stoker._text import format_clock, format_count
 from stoker.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray  # importing it takes several milliseconds
     from rich.text import Text
 
 MIN_WIDTH, MIN_HEIGHT = 16, 5  # the smallest chart, axes included
@@ -39,8 +39,8 @@ class Line:
     """Named points and the color (a `rich` style) to draw them in. NaN and infinities interrupt the line."""
 
     name: str
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
+    x: "NDArray[np.float64]"
+    y: "NDArray[np.float64]"
     style: str = ""
 
 
@@ -165,7 +165,7 @@ class Axis:
 
     @classmethod
     def around(
-        cls, arrays: Sequence[NDArray[np.float64]], scale: Literal["number", "log", "count", "time"] = "number"
+        cls, arrays: "Sequence[NDArray[np.float64]]", scale: Literal["number", "log", "count", "time"] = "number"
     ) -> "Axis":
         """The axis that includes all finite values (on a log scale: all positive ones)."""
         values = np.concatenate([np.empty(0), *arrays])
@@ -183,7 +183,7 @@ class Axis:
             return cls(low - (scale == "number") * margin, high + margin, scale)
         return cls(low, high, scale)
 
-    def position(self, values: ArrayLike) -> NDArray[np.float64]:
+    def position(self, values: "ArrayLike") -> "NDArray[np.float64]":
         """Where the values are on the axis: 0 at the low end, 1 at the high end."""
         if self.scale == "log":
             low, high = math.log(self.low), math.log(self.high)
@@ -292,7 +292,7 @@ def _check_size(what: str, width: int, height: int) -> None:
         raise InvalidArgument(f"{what}: width and height are {width} and {height}; expected {least}")
 
 
-def _without_outliers(values: NDArray[np.float64], *, log: bool) -> NDArray[np.float64]:
+def _without_outliers(values: "NDArray[np.float64]", *, log: bool) -> "NDArray[np.float64]":
     """The values (with NaN) that are not further from the middle 96 % than their range is wide."""
     known = values[np.isfinite(values)]
     if not known.size:
@@ -307,7 +307,7 @@ def _letter(number: int, *, ascii_only: bool, colors: bool) -> str | None:
     return _LETTERS[number % len(_LETTERS)] if ascii_only or (number and not colors) else None
 
 
-def drawable_points(x: ArrayLike, y: ArrayLike, *, log: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def drawable_points(x: "ArrayLike", y: "ArrayLike", *, log: bool) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
     """Points as arrays, with NaN for every point that can't be drawn; on a log scale that includes y ≤ 0."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     drawable = (np.abs(x) < _MAX_VALUE) & (np.abs(y) < _MAX_VALUE) & ((y > 1 / _MAX_VALUE) | (not log))
@@ -316,8 +316,8 @@ def drawable_points(x: ArrayLike, y: ArrayLike, *, log: bool) -> tuple[NDArray[n
 
 def _draw_line(
     canvas: _Canvas,
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
+    x: "NDArray[np.float64]",
+    y: "NDArray[np.float64]",
     style: str,
     letter: str | None,
     dots: dict[tuple[int, int], int],
@@ -337,7 +337,9 @@ def _draw_line(
         canvas.cells[row // down][column // across] = (letter or "•", style)
 
 
-def _connect(columns: NDArray[np.int64], rows: NDArray[np.int64], joined: NDArray[np.bool_]) -> set[tuple[int, int]]:
+def _connect(
+    columns: "NDArray[np.int64]", rows: "NDArray[np.int64]", joined: "NDArray[np.bool_]"
+) -> set[tuple[int, int]]:
     """The dots of the straight lines between neighbouring points, where `joined`."""
     start = np.flatnonzero(joined)
     if not start.size:

@@ -4,14 +4,16 @@ import math
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from stoker._text import escape_surrogates, shorten
 from stoker.record import LineStyle
 from stoker.view._chart import Axis, drawable_points
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 22, 32  # margins in pixels
 _CHARACTER = 6.2  # the width of a character in pixels, at most
@@ -44,10 +46,10 @@ def svg_chart(
     y_axis = Axis.around([y for _, y in points], "log" if log else "number")
     right, bottom = width - _RIGHT, height - _BOTTOM
 
-    def x_pixels(values: ArrayLike) -> list[float]:
+    def x_pixels(values: "ArrayLike") -> list[float]:
         return np.round(_LEFT + x_axis.position(values) * (right - _LEFT), 1).tolist()
 
-    def y_pixels(values: ArrayLike) -> list[float]:
+    def y_pixels(values: "ArrayLike") -> list[float]:
         return np.round(bottom - y_axis.position(values) * (bottom - _TOP), 1).tolist()
 
     parts = [

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import sys
@@ -31,8 +30,30 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Config")
 
 
+class _Signature:
+    """The signature of a config's constructor, made from its fields when somebody asks for it."""
+
+    def __get__(self, instance: object | None, cls: type["Config"]) -> Any:
+        import inspect
+
+        if instance is not None:  # of a config that can be called, such as a schedule
+            raise AttributeError("__signature__")
+        defaults = _defaults(cls, ())
+        parameters = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=defaults.get(field.name, inspect.Parameter.empty),
+                annotation=field.type,
+            )
+            for field in dataclasses.fields(cls)
+            if field.init
+        ]
+        return inspect.Signature(sorted(parameters, key=lambda each: each.kind))
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@dataclasses.dataclass(init=False, repr=False, eq=False)
 class Config:
     """A subclass with annotations is a frozen dataclass that can be saved, loaded and compared.
 
@@ -56,6 +77,32 @@ class Config:
     """
 
     _is_config: ClassVar[bool] = True  # tells `_values` that instances need no check
+    __signature__ = _Signature()
+
+    # Shared by all configs: `dataclasses` would compile three functions for each class, a tenth of stoker's import.
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        cls = type(self)
+        names = [field.name for field in dataclasses.fields(cls) if field.init and not field.kw_only]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        with report_errors(cls.__name__):
+            if len(args) > len(names):
+                text = f"takes at most {len(names)} positional arguments, got {len(args)}"
+                raise Mismatch((cls.__name__, text))
+            for name in names[: len(args)]:
+                if name in kwargs:
+                    raise Mismatch((name, "given both by position and by name"))
+            values = Converter(json=False).convert_fields({**_defaults(cls, given.keys()), **given}, cls, "")
+        for name, value in {**values, **_defaults(cls, (), init=False)}.items():
+            object.__setattr__(self, name, value)
+        if (post_init := getattr(self, "__post_init__", None)) is not None:
+            post_init()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -65,8 +112,9 @@ class Config:
                 "put checks into __post_init__"
             )
         try:
-            dataclasses.dataclass(frozen=True, repr=False, eq=False)(cls)
-        except (TypeError, ValueError) as error:  # a mutable default, or a field without a default after one with
+            _make_dataclass(cls)
+            _check_order_of_defaults(cls)
+        except (TypeError, ValueError) as error:  # a mutable default, for example
             raise ConfigError(f"{cls.__name__} can't be a config: {error}") from error
         for field in dataclasses.fields(cls):
             if field.name in _METHODS:
@@ -79,7 +127,6 @@ class Config:
                 frame = frame.f_back
             with contextlib.suppress(NameError):
                 type.__setattr__(cls, "_resolved", resolve_annotations(cls, frame.f_locals))
-        _check_in_constructor(cls)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -163,36 +210,47 @@ class Config:
 _METHODS = {"from_dict", "to_dict", "replace", "save", "load", "from_args"}
 
 
-def _check_in_constructor(cls: type[Config]) -> None:
-    """Wraps the constructor so that values are converted before `__post_init__` sees them."""
-    construct = cls.__init__
-    names = [field.name for field in dataclasses.fields(cls) if field.init and not field.kw_only]
+def _make_dataclass(cls: type[Config]) -> None:
+    """Finds the fields of a class. Configs are marked as frozen, for tools that look at it (tyro does).
 
-    @functools.wraps(construct)
-    def convert_and_construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        with report_errors(cls.__name__):
-            if len(args) > len(names):
-                text = f"takes at most {len(names)} positional arguments, got {len(args)}"
-                raise Mismatch((cls.__name__, text))
-            for name in names[: len(args)]:
-                if name in kwargs:
-                    raise Mismatch((name, "given both by position and by name"))
-            values = Converter(json=False).convert_fields({**_defaults(cls, given.keys()), **given}, cls, "")
-        construct(self, **values)
-
-    type.__setattr__(cls, "__init__", convert_and_construct)
+    `dataclasses` compiles methods for a class that it freezes itself, and accepts no other class whose base is marked.
+    """
+    bases = [base for base in cls.__mro__[1:] if issubclass(base, Config)]
+    _mark_frozen(bases, False)
+    try:
+        dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+        bases.append(cls)
+    finally:
+        _mark_frozen(bases, True)
 
 
-def _defaults(cls: type[Config], given: Any) -> dict[str, Any]:
-    defaults = {}
+def _mark_frozen(classes: Sequence[type[Config]], frozen: bool) -> None:
+    for cls in classes:
+        cls.__dict__["__dataclass_params__"].frozen = frozen
+
+
+_mark_frozen([Config], True)
+
+
+def _check_order_of_defaults(cls: type[Config]) -> None:
+    """Raises as `dataclasses` does, if a field without a default comes after one with."""
+    seen = False
     for field in dataclasses.fields(cls):
-        if field.init and field.name not in given:
-            if field.default is not dataclasses.MISSING:
-                defaults[field.name] = field.default
-            elif field.default_factory is not dataclasses.MISSING:
-                defaults[field.name] = field.default_factory()
-    return defaults
+        if field.init and not field.kw_only:
+            if seen and not _has_default(field):
+                raise TypeError(f"non-default argument {field.name!r} follows default argument")
+            seen = seen or _has_default(field)
+
+
+def _has_default(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+
+
+def _defaults(cls: type[Config], given: Any, *, init: bool = True) -> dict[str, Any]:
+    """The defaults of the fields that are not given: of those that the constructor takes, or of the others."""
+    missing = [each for each in dataclasses.fields(cls) if each.init is init and each.name not in given]
+    made = {each.name: each.default_factory() for each in missing if each.default_factory is not dataclasses.MISSING}
+    return made | {each.name: each.default for each in missing if each.default is not dataclasses.MISSING}
 
 
 def _compared_values(instance: Any) -> tuple[Any, ...]:

@@ -98,7 +98,8 @@ def _curve(kind: str) -> Callable[[Callable[P, Values]], Callable[P, "Schedule"]
                 is_length = setting == "steps" and not is_required
                 body["__annotations__"][setting] = int | None if is_length else parameter.annotation
                 body[setting] = field(default=default, kw_only=parameter.kind == parameter.KEYWORD_ONLY)
-        settings_class = _KINDS[kind] = type(kind, (_Settings,), {**body, "__module__": __name__})
+        text = make_values.__doc__ or kind  # `dataclasses` would write a signature instead of it, which takes longer
+        settings_class = _KINDS[kind] = type(kind, (_Settings,), {**body, "__module__": __name__, "__doc__": text})
 
         def build(*args: P.args, **kwargs: P.kwargs) -> "Schedule":
             settings = signature.bind(*args, **kwargs).arguments

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import inspect
 import pickle
 import subprocess
 import sys
@@ -72,6 +73,28 @@ def test_a_config_is_frozen_hashable_picklable_and_distinguished_by_class():
         momentum: float = 0.0
 
     assert SGD() != Other() and repr(SGD()) == "SGD(momentum=0.0)"
+
+
+def test_tools_see_a_frozen_dataclass_with_the_signature_of_its_fields():
+    class Base(Config):
+        size: int
+        names: list[str] = dataclasses.field(default_factory=list)
+        count: int = dataclasses.field(default=3, init=False)
+
+    class Child(Base):
+        rate: float = dataclasses.field(kw_only=True)
+
+        def __call__(self, x):
+            return x
+
+    assert str(inspect.signature(Child)) == "(size: int, names: list[str] = [], *, rate: float)"
+    child = Child(2, rate=1)
+    assert list(inspect.signature(child).parameters) == ["x"]
+    assert (child.names, child.count, child.rate) == ([], 3, 1.0)
+    assert dataclasses.replace(child, size=4) == Child(4, rate=1.0)
+    assert Base.__dataclass_params__.frozen and Child.__dataclass_params__.frozen
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del child.size
 
 
 def test_a_default_is_checked_and_converted_too():

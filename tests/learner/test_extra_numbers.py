@@ -107,6 +107,7 @@ def test_they_resume_in_the_middle_of_an_epoch(tmp_path, settings):
         )
 
     whole = train(tmp_path / "whole", CopyRun(tmp_path / "whole", tmp_path / "left", 2, 3))
-    resumed = train(tmp_path / "left")
+    # With the same hooks: what a compiled step returns to them may change its rounding.
+    resumed = train(tmp_path / "left", CopyRun(tmp_path / "left", tmp_path / "again", 2, 4))
     assert len(resumed.record.events_of("resume")) == 1 and result_of(resumed) == result_of(whole)
     assert len(whole.history["train/error"]) == 2

@@ -45,6 +45,7 @@ COMMANDS = {
 FAST = ("record",)
 
 
+@pytest.mark.timeout(900)  # compiling takes minutes on a busy machine
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=() if each in FAST else pytest.mark.soak) for each in COMMANDS]
 )

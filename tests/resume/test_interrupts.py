@@ -90,6 +90,7 @@ def test_sigusr1_while_the_fit_is_prepared_does_not_end_the_process(tmp_path):
 
 
 @pytest.mark.soak
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # between opening a file and keeping it
 def test_random_interrupts_leave_nothing_behind_and_lose_nothing(tmp_path):
     """`python -m torture.interrupts` sends more."""
     threads = torch.get_num_threads()

@@ -165,8 +165,14 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor], *, is_saved
     """Compiles with inductor; `is_saved`: not by timing kernels, whose choice may differ in the next process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings about torch
+        from torch._functorch import config as functorch_config
+        from torch._guards import TracingContext, tracing
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+        from torch._subclasses import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    # Without an environment of shapes inductor leaves its cache on disk alone. Ours has none that change.
+    fake_mode = FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True), allow_non_fake_inputs=True)
     inner_functions: list[Any] = []
 
     def compile_inner(traced: torch.fx.GraphModule, examples: Any, **settings: Any) -> Any:
@@ -179,7 +185,9 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor], *, is_saved
     options: dict[str, Any] = {**_INDUCTOR_OPTIONS, "deterministic": is_saved}
     if inputs[0].device.type == "cpu":
         options["layout_optimization"] = False  # channels-last convolutions are slower with few threads
-    with torch.no_grad(), warnings.catch_warnings():
+    # The other cache, of torch's wrapper, would not call `compile_inner`.
+    no_wrapper_cache = functorch_config.patch(enable_autograd_cache=False)
+    with torch.no_grad(), tracing(TracingContext(fake_mode)), no_wrapper_cache, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         whole: Any = compile_fx(graph, plain, inner_compile=compile_inner, config_patches=options)
     # torch's wrapper checks its inputs, which takes as long as a small program; ours never change.

@@ -172,7 +172,8 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor], *, is_saved
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # Without an environment of shapes inductor leaves its cache on disk alone. Ours has none that change.
-    fake_mode = FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True), allow_non_fake_inputs=True)
+    shapes = ShapeEnv(assume_static_by_default=True, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    fake_mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     inner_functions: list[Any] = []
 
     def compile_inner(traced: torch.fx.GraphModule, examples: Any, **settings: Any) -> Any:

@@ -171,8 +171,8 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor], *, is_saved
         from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # Without an environment of shapes inductor leaves its cache on disk alone. Ours has none that change.
-    shapes = ShapeEnv(assume_static_by_default=True, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    # Without an environment of shapes inductor leaves its cache on disk alone. Ours stays empty.
+    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     fake_mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     inner_functions: list[Any] = []
 
@@ -182,7 +182,7 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor], *, is_saved
         return compiled
 
     # An input that requires gradients would be written outside of the program, by torch's wrapper.
-    plain = [tensor.detach() for tensor in inputs]
+    plain = [fake_mode.from_tensor(tensor.detach(), static_shapes=True) for tensor in inputs]
     options: dict[str, Any] = {**_INDUCTOR_OPTIONS, "deterministic": is_saved}
     if inputs[0].device.type == "cpu":
         options["layout_optimization"] = False  # channels-last convolutions are slower with few threads

@@ -1,7 +1,8 @@
 """The order in which an epoch reads numbered samples: a pure function of (seed, epoch)."""
 
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -97,7 +98,11 @@ def repeat_order(order: Order, count: int) -> Cycled:
 class Drawn(Order):
     """As many samples as the source has, each drawn with replacement in proportion to its weight."""
 
-    weights: Tensor  # float64 [samples], on the CPU
+    weights: Tensor = field(repr=False)  # float64 [samples], on the CPU
+    checksum: int = field(init=False)  # of the weights, for `Loader.orders`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checksum", zlib.crc32(self.weights.numpy().tobytes()))
 
     @property
     def has_repeats(self) -> bool:
@@ -129,8 +134,12 @@ class Bucketed(Order):
 
     base: Order
     size: int  # of a batch
-    lengths: Tensor  # int64 [samples], on the CPU
+    lengths: Tensor = field(repr=False)  # int64 [samples], on the CPU
     is_rounded: bool  # whether there are so few lengths that all samples can be sorted at once: equal ones stay mixed
+    checksum: int = field(init=False)  # of the lengths, for `Loader.orders`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checksum", zlib.crc32(self.lengths.numpy().tobytes()))
 
     @property
     def length(self) -> int:

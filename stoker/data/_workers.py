@@ -301,8 +301,9 @@ class _Slot:
 
     def stack(self, tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
         """Stacks tensors, in the slot if they are large and there is room."""
-        first, size = tensors[0], len(tensors) * tensors[0].nbytes
-        if size <= _SMALL or first.device.type != "cpu" or not all(map(_is_simple, tensors)):
+        first = tensors[0]
+        is_large = _is_simple(first) and len(tensors) * first.nbytes > _SMALL
+        if not is_large or not all(map(_is_simple, tensors)):
             return torch.stack(tensors)
         place = self._allocate(first.dtype, (len(tensors), *first.shape))
         return torch.stack(tensors) if place is None else torch.stack(tensors, out=place)
@@ -327,8 +328,14 @@ class _Slot:
         return place
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a value is an ordinary tensor on the CPU, with a stride for each dimension."""
+    is_strided = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided
+    return is_strided and not (value.is_nested or value.is_quantized or value.requires_grad)
+
+
 def _is_simple(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and tensor.is_contiguous() and not tensor.requires_grad
+    return _is_plain(tensor) and tensor.is_contiguous()
 
 
 def pack(value: Any, *, share_above: float = math.inf, slot: _Slot | None = None) -> memoryview:
@@ -358,8 +365,7 @@ class _Pickler(ForkingPickler):
         self._share_above, self._slot = share_above, slot
 
     def reducer_override(self, value: Any) -> Any:
-        plain = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided
-        if not plain or value.requires_grad or value.is_quantized:
+        if not _is_plain(value):
             return NotImplemented
         is_dense = value.is_contiguous() and not value.is_conj() and not value.is_neg()
         own = value if is_dense else value.resolve_conj().resolve_neg().clone()  # with the strides of a dense original

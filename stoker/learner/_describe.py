@@ -70,6 +70,7 @@ def identity_of(fit: Fit, learner: "Learner", lr: Any) -> dict[str, Any]:
         "order": f"{train.shuffle}, computed while it is read" if "LazyOrder(" in train.orders else train.shuffle,
         "generators": ", ".join(train.generator_states()) or None,  # of a DataLoader
         "sampling": _checksum_weights(train.sampling_weights),
+        "buckets": None if train.bucket_by is None or train.sharded else _checksum_orders(train),
         "sources": _describe_sources(train) if isinstance(train.source, Combination) else None,
         "sharded": fit.ranks.data_world.size if _has_own_position(train) else None,
         "seed": fit.ctx.seed,
@@ -230,9 +231,13 @@ def _checksum_weights(weights: Any) -> str | None:
     return f"{zlib.crc32(torch.as_tensor(weights, dtype=torch.float64, device='cpu').numpy().tobytes()):08x}"
 
 
+def _checksum_orders(loader: Loader) -> str:
+    return f"{zlib.crc32(loader.orders.encode()):08x}"
+
+
 def _describe_sources(loader: Loader) -> str:
     """Several sources and their orders."""
-    return f"{loader.describe()} (order {zlib.crc32(loader.orders.encode()):08x})"
+    return f"{loader.describe()} (order {_checksum_orders(loader)})"
 
 
 def _has_own_position(loader: Loader) -> bool:

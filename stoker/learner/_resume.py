@@ -21,7 +21,9 @@ from stoker.record import Control, Event, Record, Run
 _ALONE = World()
 _FOLDER = "checkpoints"
 _MARGIN = 15.0  # seconds that an orderly end takes besides saving
-_BATCHES = {"samples", "batches", "batch_size", "order", "generators", "seed", "accumulate"}  # settings they depend on
+_BATCHES = {  # settings that they depend on
+    *("samples", "batches", "batch_size", "order", "generators", "sampling", "buckets", "sources", "seed", "accumulate")
+}
 
 
 def find_run(arguments: FitArguments, world: World = _ALONE) -> Run | None:

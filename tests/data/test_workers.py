@@ -114,6 +114,20 @@ def test_workers_stack_large_samples_as_torch_does():
         batch.zero_()  # it is writable
 
 
+def nest(samples):
+    return torch.nested.nested_tensor(samples)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse invariant checks")
+def test_workers_send_sparse_and_nested_tensors():
+    samples = [torch.eye(100) * number for number in (1, 2)]
+    (sparse,) = Loader([sample.to_sparse() for sample in samples], batch_size=2, workers=1)
+    assert sparse.is_sparse and same(sparse.to_dense(), torch.stack(samples))
+    rows = [torch.ones(2), torch.zeros(3)]
+    (nested,) = Loader(rows, batch_size=2, batcher=nest, workers=1)
+    assert nested.is_nested and plain(list(nested.unbind())) == plain(rows)
+
+
 def test_tensors_beyond_32_megabytes_of_a_batch_are_shared_and_not_copied():
     samples = [(torch.rand(2**22), torch.rand(2**22)) for _ in range(2)]
     (batch,) = Loader(samples, batch_size=2, workers=1)

@@ -114,6 +114,33 @@ def test_a_signal_stops_after_the_group_and_the_run_resumes_to_the_same_bits(gro
     assert_identical(results_of(run(feature, run=tmp_path / "run", resume=True)), results_of(whole))
 
 
+def test_an_exception_of_a_signal_handler_inside_of_a_group_ends_the_fit(groups, monkeypatch, tmp_path):
+    whole = run(many_features(), run=tmp_path / "whole")
+
+    def compile_graph(graph, inputs, **_):
+        calls = iter(range(10**9))
+
+        def call(tensors):
+            if next(calls) == 20:  # in the group of the second epoch
+                os.kill(os.getpid(), signal.SIGALRM)
+            return graph(*tensors)
+
+        return call
+
+    def handle(number, frame):
+        raise TimeoutError("a limit of the user's own")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_compiled, "compile_graph", compile_graph)
+        before = signal.signal(signal.SIGALRM, handle)
+        try:
+            with pytest.raises(TimeoutError, match="a limit of the user's own"):
+                run(many_features(), run=tmp_path / "run")
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    assert_identical(results_of(run(many_features(), run=tmp_path / "run", resume=True)), results_of(whole))
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_nan_inside_of_a_group_stops_before_it_and_keeps_the_weights(accumulate, groups, tmp_path):
     def samples_with(bad):

@@ -264,6 +264,30 @@ def test_a_dataloader_for_training_with_other_generators_needs_force(tmp_path, e
     assert forced.epochs == 3 and len(forced.history["train/loss"]) == 3
 
 
+@pytest.mark.parametrize("is_zipped", [False, True])
+def test_other_buckets_or_weights_of_samples_need_force(tmp_path, is_zipped):
+    (x, y), many = samples(1200), range(1200)
+
+    def loader(by):
+        options = {"sampling_weights": by, "shuffle": 3} if is_zipped else {"bucket_by": by, "shuffle": 3}
+        own = stoker.data.Loader(list(zip(x, y, strict=True)), batch_size=200, **options)
+        return stoker.data.Loader(stoker.data.zip(a=own, b=own)) if is_zipped else own
+
+    def step(model, batch):
+        x, y = batch["a"] if is_zipped else batch
+        return F.cross_entropy(model(x), y)
+
+    settings = {"of": learner(loss=None, step=step, lr=RATE), "valid": None, "batch_size": None}
+    before = loader([1 + number % 5 for number in many])
+    now = loader([1 + number % 5 + (number == 600) for number in many])  # as a tensor, its repr is the same
+    left, _ = killed_run(tmp_path, data=before, **settings)
+    line = "sources: .* before" if is_zipped else r"buckets: \w{8} before, \w{8} now"
+    with pytest.raises(StateMismatch, match=line):
+        fit(left, data=now, **settings)
+    forced = fit(left, data=now, resume="force", **settings)
+    assert "epoch 2 starts again: its batches have changed" in texts(forced.record)
+
+
 def test_validation_metrics_may_change(tmp_path):
     left, whole = killed_run(tmp_path)
     resumed = fit(left, **changed(metrics=[metrics.Accuracy(on="valid"), metrics.Throughput()]))

@@ -323,8 +323,8 @@ class Compiled(Executor):
             random = torch.default_generator.get_state()
             try:
                 is_done = self._call_programs(group, rows, rates, after_update)
-            except Exception:
-                pass  # it comes again when the batches run one by one
+            except (RuntimeError, IndexError):
+                pass  # of an operation: it comes again when the batches run one by one, and then names its batch
             finally:
                 if not is_done:
                     _foreach_copy_(group.written, group.copies)

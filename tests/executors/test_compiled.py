@@ -185,6 +185,19 @@ def _take_only(rows):
     return rows[0]
 
 
+def test_programs_are_compiled_for_fixed_sizes(monkeypatch):
+    """Programs for any size take longer to compile, run slower, and for some models can't be made."""
+    sizes = []
+
+    def inner_compile(graph, inputs, **settings):
+        sizes.extend(size for each in inputs for size in (*each.shape, *each.stride()))
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", inner_compile)
+    run(Feature(batch_norm_net), epochs=1)
+    assert sizes and {type(size) for size in sizes} == {int}
+
+
 @pytest.mark.soak
 def test_batches_of_more_shapes_than_programs_run_eagerly(monkeypatch):
     def lengths():

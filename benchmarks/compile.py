@@ -26,6 +26,8 @@ EPOCHS, UPDATES = 4, 4  # of one fit; the last epoch is watched by the profiler 
 
 def make_workload(name, device, size):
     """A workload of four batches; on a CPU in a size that takes seconds."""
+    from torch import nn
+
     from benchmarks._models import GPT, ResNet18, ViT
     from benchmarks._workloads import pictures, token_rows, workload
 
@@ -40,6 +42,7 @@ def make_workload(name, device, size):
         "vit": {"batch": 16, "net": lambda: ViT(depth=4, width=128, heads=4)},
     }
     tiny = {
+        "digits": {"net": lambda: nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 10))},  # compiled in seconds
         "gpt": {"batch": 4, "make": lambda: token_rows(16, 16, 128), "net": lambda: GPT(128, 16, 2, 32, 2)},
         "resnet": {"batch": 4, "net": lambda: ResNet18(width=4)},
         "vit": {"batch": 4, "net": lambda: ViT(depth=1, width=32, heads=2)},

@@ -31,7 +31,7 @@ COMMANDS = {
     "examples": (["--device", "cpu", "--tiny", "--example", "detection,gan,vae"], "one operation after the other"),
     "sweep": (["--quick", "accumulate"], "stoker × indexing"),
     "own_loop": (["toy", "--passes", "1", "--rounds", "1", "--no-file"], "stoker's parts, fused Adam"),
-    "compile": (["vit", "--quick"], "ratio"),
+    "compile": (["digits", "--quick"], "ratio"),
     "samples": (["small", "--rounds", "1", "--no-file"], "list of tuples"),
     "save": (["--quick"], "stoker, background=True"),
     "record": (["--quick"], "Follower, msgspec"),

@@ -312,7 +312,7 @@ class Loader:
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes that `resident` allocates, or None if there are no columns in memory."""
+        """Bytes that `resident` allocates, or None without columns in memory."""
         columns = [leaf for leaf in leaves_of(self._batches) if isinstance(leaf, ColumnBatches)]
         is_fixed = not isinstance(self._batches, EpochFunctionBatches)
         return sum(resident_bytes(leaf.view) for leaf in columns) if columns and is_fixed else None

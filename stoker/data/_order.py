@@ -84,9 +84,12 @@ class Cycled(Order):
     def draw(self, epoch: int) -> Tensor:
         length = self.passes.length
         start, stop = epoch * self.count, (epoch + 1) * self.count
-        first, last = start // length, -(-stop // length)
-        passes = [self.passes.draw_all(number) for number in range(first, last)]
-        return torch.cat(passes)[start - first * length : stop - first * length]
+        parts: list[Tensor] = []
+        for number in range(start // length, -(-stop // length)):
+            first, last = max(start - number * length, 0), min(stop - number * length, length)
+            order = self.passes.draw(number)
+            parts.append(torch.arange(first, last, device="cpu") if order is None else order[first:last])
+        return torch.cat(parts)
 
 
 def repeat_order(order: Order, count: int) -> Cycled:

@@ -42,6 +42,11 @@ def permutation(size: int, seed: int, *, epoch: int = 0, purpose: int = ORDER) -
     return torch.randperm(size, generator=generator, device="cpu")
 
 
+_PART = 2**16  # numbers that are computed at once
+_ROUNDS, _WORD, _HALF = 8, np.uint64(64), np.uint64(32)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # the constants of splitmix64
+
+
 @dataclass(frozen=True)
 class LazyPermutation:
     """The numbers below `size` in an order that `key` determines; any part of it is computed without the rest.
@@ -65,9 +70,10 @@ class LazyPermutation:
 
     def __getitem__(self, places: slice) -> Tensor:
         """Returns the numbers at these places: int64, on the CPU."""
-        start, stop, _ = places.indices(self.size)
+        start, stop, step = places.indices(self.size)
+        assert step == 1
         found = np.empty(max(stop - start, 0), np.int64)
-        for first in range(start, stop, _PART):  # of a size that stays in the cache
+        for first in range(start, stop, _PART):  # in parts that stay in the cache
             last = min(first + _PART, stop)
             found[first - start : last - start] = self._numbers_at(np.arange(first, last, dtype=np.uint64))
         return torch.from_numpy(found)
@@ -87,10 +93,6 @@ class LazyPermutation:
             left ^= _hash(right, self.key, number) >> (_WORD - high)
             right ^= _hash(left, self.key, number + 1) >> (_WORD - low)
         return left << low | right
-
-
-_PART, _ROUNDS, _WORD = 2**16, 8, np.uint64(64)
-_FIRST, _SECOND, _HALF = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(32)
 
 
 def _hash(numbers: Any, key: int, place: int) -> Any:

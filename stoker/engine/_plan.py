@@ -28,7 +28,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 
 @dataclass
 class Plan:
-    r"""The mode of a training step, and what there is to say about it.
+    r"""The mode of a training step, why it is not a faster one, and notes for the user.
 
     >>> plan = Plan("eager", reason="Log.on_train_batch_after_loss comes between forward and step")
     >>> print(*plan.lines(), sep="\n")

@@ -14,7 +14,7 @@ from stoker.distributed import Agreement, World
 from stoker.engine._rng import seed_of_rank, seed_rng
 from stoker.engine._state import TrainState, is_storable
 from stoker.engine._totals import merge_states
-from stoker.errors import BadData, StateMismatch
+from stoker.errors import BadData, InvalidArgument, StateMismatch
 from stoker.gradients import GradientReducer
 from stoker.metrics import Metric
 
@@ -96,6 +96,20 @@ class RankSync:
                 raise BadData("the data of a rank is empty, and the data of another is not: every rank needs a part")
             last = last if batch is _END else batch
             yield PaddingBatch(last) if batch is _END else batch
+
+    def check_trained(self, model: nn.Module, epoch: int) -> None:
+        """Raises if ranks do not train the same parameters: gloo would abort, as their gradients differ in size."""
+        if self.data_world.size == 1 or self.model_is_distributed:
+            return
+        own = [name for name, parameter in named_parameters(model).items() if parameter.requires_grad]
+        if self.data_world.combine([own], lambda one, other: one if one == other else []):
+            return  # all are equal
+        first, *others = self.data_world.all_gather(own)
+        rank, theirs = next((rank, each) for rank, each in enumerate(others, start=1) if each != first)
+        raise InvalidArgument(
+            f"rank {rank} trains other parameters than rank 0 in epoch {epoch}, for example "
+            f"{min(set(first) ^ set(theirs))}: freeze and unfreeze the same ones on every rank"
+        )
 
     def check_replicas(self, model: nn.Module, epoch: int) -> None:
         """Raises if a rank's weights differ from rank 0's. The sums of the parameters' bits are compared.

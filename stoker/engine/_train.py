@@ -42,6 +42,7 @@ def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
         if progress.stage == "closed":
             _begin_epoch(fit)
         if progress.stage == "train":
+            fit.ranks.check_trained(fit.state.trained, ctx.epoch)
             train_epoch(fit, executor, selects_rows=selects_rows)
         if fit.settings.validate_every is None or _validation_is_due(fit):
             validate(fit, executor)
@@ -100,9 +101,9 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
     ctx.batch = ctx.pred = ctx.output = ctx.loss = None
     totals = state.totals.merge_ranks(fit.ranks.data_world)
     _check_that_some_updates_were_applied(fit, totals)
-    values = totals.values("train")
-    ctx.metrics |= split_matrices(values)[0]
-    fit.recorder.write_training(state.totals, values, totals.losses)
+    results = totals.values("train")
+    ctx.metrics |= split_matrices(results)[0]
+    fit.recorder.write_training(state.totals, results, totals.losses)
     fire("on_train_end", ctx)
     keep_best_of_training(fit)
     state.progress.stage = "validate"

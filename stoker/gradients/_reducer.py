@@ -3,7 +3,7 @@
 import math
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -191,15 +191,13 @@ class GradientReducer:
         """
         if part is not None and not _are_equal(self._world.sum(torch.tensor(_checksums(part))).tolist(), self._world):
             _raise_different(part, self._world)
-        message, is_mean, flag = (
-            self._message(own, part, is_wide=is_weighted),
-            self.reduction == "mean",
-            self.request_flag,
-        )
+        message = self._message(own, part, is_wide=is_weighted)
+        is_mean, flag = self.reduction == "mean", self.request_flag
         header = Header(weight, message.checksum, is_finite, flag is not None and flag.own)
         # For a share that counts for nothing zeros are sent: NaN times zero would be NaN.
         tensors = own if is_weighted or weight else {}
-        arrived = message.exchange(tensors, own, header, factor=1 if is_weighted or not is_mean else weight)
+        factor = 1 if is_weighted or not is_mean else weight
+        arrived = message.exchange(header, tensors, factor=factor, reached=own)
         headers = arrived.headers
         _check_layouts(headers)
         if flag is not None:
@@ -315,10 +313,10 @@ class Message:
 
     @torch.no_grad()
     def exchange(
-        self, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], header: Header, *, factor: float
+        self, header: Header, tensors: Mapping[str, Tensor], *, factor: float, reached: Collection[str]
     ) -> Arrived:
         """Sends tensors times a factor, zeros for missing ones, and which parameters this process has gradients of."""
-        first = header.encode(self._world, [name in own for name in self.names], self._header_type)
+        first = header.encode(self._world, [name in reached for name in self.names], self._header_type)
         sent: list[Tensor] = []
         waits: list[Callable[[], Any]] = []
         for number, indices in enumerate(self._buckets):
@@ -331,8 +329,8 @@ class Message:
             waits.append(self._world.start_sum(sent[-1]))
         for wait in waits:
             wait()
-        headers, reached = Header.decode_all(sent[0][: len(first)], self._world)
-        return Arrived(headers, reached, [sent[0][len(first) :], *sent[1:]])
+        headers, reached_anywhere = Header.decode_all(sent[0][: len(first)], self._world)
+        return Arrived(headers, reached_anywhere, [sent[0][len(first) :], *sent[1:]])
 
     def read(self, arrived: Arrived, *, divisor: float) -> dict[str, Tensor]:
         """The sums, divided, for parameters that any process has a gradient of."""

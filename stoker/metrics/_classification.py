@@ -371,7 +371,7 @@ class ConfusionMatrix(_Counts):
         weights, width = scored.float_weights(), scored.scores.shape[1]
         self._check_labels(2 if scored.task == "binary" else width, scored.task)
         if scored.task == "multiclass":
-            truth = scored.classes().where(weights != 0, 0)  # a target with weight 0 may be no class
+            truth = scored.classes().where(weights != 0, 0)  # a target with weight 0 need not be a class
             counts = weighted_bincount(truth * width + scored.scores.argmax(1), weights, width * width)
             return {**self.check_scores(state, scored), "counts": add(state["counts"], counts.view(width, width))}
         choices = scored.predicted_labels(self.threshold)

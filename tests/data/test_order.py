@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 import stoker
-from stoker.data import Loader, concat, split, take, windows
+from stoker.data import Loader, concat, mix, split, take, windows
 from stoker.data._rng import LazyPermutation
 from stoker.errors import BadData, InvalidArgument, StateMismatch, WrongType
 from tests.data.batches import plain
@@ -129,6 +129,16 @@ def test_a_billion_samples_are_shuffled_without_an_order_of_all_of_them():
     assert hashlib.sha256(repr(flat(batches)).encode()).hexdigest() == (
         "d6e37c4532b627bacc09d3095d226343d636ead3b2e1812ba77f621d33dcbe0e"
     )
+
+
+def test_a_mix_with_a_billion_samples_draws_only_those_that_an_epoch_reads():
+    sources = {"many": Numbers(10**9), "few": Numbers(100)}
+    mixed = Loader(
+        mix(**sources, weights={"many": 0.9, "few": 0.1}, by="sample", length=200), batch_size=200, shuffle=3
+    )
+    epochs = torch.stack([next(iter(mixed.at(epoch=epoch))) for epoch in range(3)])
+    many = epochs[epochs >= 100]
+    assert len(many.unique()) == len(many) >= 3 * 180 - 1 and many.max() > 10**8
 
 
 def test_a_run_on_a_billion_samples_resumes_in_its_order_and_not_in_that_of_an_earlier_version(tmp_path, monkeypatch):

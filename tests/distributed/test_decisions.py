@@ -210,6 +210,9 @@ def fit_diverging(rank, size, folder):
         fit(ChangeOneRate(), run=f"{folder}/alone", epochs=4)
     texts.append(str(other.value))
     x, y = samples(96)
+    freeze = at(1, 2, 0, lambda ctx: ctx.model.requires_grad_(False), event="epoch_begin")
+    with pytest.raises(InvalidArgument, match="rank 1 trains other parameters than rank 0 in epoch 2, for example "):
+        fit(freeze)
     with pytest.raises(NotFinite, match="every update of epoch 1 was skipped"):
         fit(data=(x * float("nan"), y), of=learner(on_nan="skip"), run=f"{folder}/skipped")
     stoker.barrier()

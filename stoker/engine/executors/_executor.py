@@ -20,7 +20,7 @@ PoolContext = Callable[[], AbstractContextManager[None]]
 class Executor:
     """Runs training steps. A subclass defines `run`, and the other methods if it has anything in flight or cached."""
 
-    largest_group = 0  # batches that `run_group` takes
+    largest_group = 0  # updates that `run_group` takes at most; 0 as long as it takes none
 
     def __init__(self, step: TrainStep) -> None:
         self._step = step
@@ -71,7 +71,7 @@ class Eager(Executor):
 
     def __init__(self, step: TrainStep) -> None:
         super().__init__(step)
-        self.run = step.run_eagerly
+        self.run = step.run_eagerly  # without a call between
 
 
 class StepsInFlight:

@@ -333,7 +333,7 @@ class ProgramCache:
         return fingerprint_batch(step, batch, lr)
 
     def _prepare_first_step(self, flat: FlatBatch, lr: Any) -> bool:
-        """Whether there are no steps, and the first one need not run eagerly."""
+        """Prepares the first step of a fit; returns whether it can be compiled. A CUDA graph needs an eager step."""
         is_whole = self._plan.mode == "compiled"
         return (is_whole or self._plan.mode == "compiled_backward") and prepare_first_step(
             self._step, flat, lr, is_whole=is_whole

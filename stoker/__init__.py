@@ -13,13 +13,13 @@ Names are imported on first use, so that programs that only read runs (`stoker.r
 torch.
 """
 
-import gc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoker import errors as _errors
+from stoker._lazy import import_on_use as _import_on_use
 from stoker.errors import *  # noqa: F403
 
-if TYPE_CHECKING:  # what a type checker sees; a test compares it with _NAMES and _PACKAGES
+if TYPE_CHECKING:  # what a type checker sees; a test compares it with _MODULES
     from stoker import burn as burn
     from stoker import callbacks as callbacks
     from stoker import checkpoint as checkpoint
@@ -71,62 +71,34 @@ if TYPE_CHECKING:  # what a type checker sees; a test compares it with _NAMES an
 
 __version__ = "0.1.0"
 
-_PACKAGES = (
-    "burn",
-    "callbacks",
-    "checkpoint",
-    "data",
-    "distributed",
-    "gradients",
-    "hub",
-    "learner",
-    "lightning",
-    "metrics",
-    "optim",
-    "optuna",
-    "record",
-    "schedule",
-    "sklearn",
-    "steps",
-    "view",
-    "weights",
-)
-_NAMES = {
+_MODULES = {
     "_export": "export",
     "_select": "freeze select unfreeze",
-    "callbacks": "Callback",
-    "checkpoint": "Checkpoint",
+    "burn": "burn",
+    "callbacks": "callbacks Callback",
+    "checkpoint": "checkpoint Checkpoint",
     "config": "Config",
-    "distributed": "Parallel barrier rank_zero world",
-    "gradients": "Accumulator Gradients backward",
-    "learner": "Fitted Learner load_for_inference lr_find",
-    "record": "Record",
-    "steps": ("ClassificationOutput MultiLabelOutput Objective Output RegressionOutput SequenceOutput summary valid"),
-    "weights": "load load_torch save",
+    "data": "data",
+    "distributed": "distributed Parallel barrier rank_zero world",
+    "gradients": "gradients Accumulator Gradients backward",
+    "hub": "hub",
+    "learner": "learner Fitted Learner load_for_inference lr_find",
+    "lightning": "lightning",
+    "metrics": "metrics",
+    "optim": "optim",
+    "optuna": "optuna",
+    "record": "record Record",
+    "schedule": "schedule",
+    "sklearn": "sklearn",
+    "steps": (
+        "steps ClassificationOutput MultiLabelOutput Objective Output RegressionOutput SequenceOutput summary valid"
+    ),
+    "view": "view",
+    "weights": "weights load load_torch save",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 # Without `sklearn`, which imports scikit-learn: `from stoker import *` has to work where that is not installed.
-__all__ = sorted({*_errors.__all__, *_MODULES, *_PACKAGES} - {"sklearn"})  # pyright: ignore[reportUnsupportedDunderAll]
-
+__all__ = sorted({*_errors.__all__, *" ".join(_MODULES.values()).split()} - {"sklearn"})  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:  # so that a type checker reports misspelt names
-
-    def __getattr__(name: str) -> Any:
-        """Imports a public name on first use; afterwards it is an ordinary attribute."""
-        if name not in _MODULES and name not in _PACKAGES:
-            raise AttributeError(f"module 'stoker' has no attribute {name!r}")
-        # A collection would visit all objects of torch, which takes longer than the import of stoker itself.
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            module = __import__(f"stoker.{_MODULES.get(name, name)}", fromlist=[name])
-        finally:
-            if was_enabled:
-                gc.enable()
-        value = getattr(module, name) if name in _MODULES else module
-        globals()[name] = value
-        return value
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = _import_on_use(__name__, _MODULES)

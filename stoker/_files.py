@@ -10,7 +10,6 @@ import io
 import json
 import operator
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -105,7 +104,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, follow
     `follow=False`, the link is.
     """
     path = Path(os.path.realpath(path)) if follow else path
-    temporary = path.with_name(f".{secrets.token_hex(8)}.part")
+    temporary = path.with_name(f".{os.urandom(8).hex()}.part")
     try:
         with temporary.open("xb") as file:
             write(file)

@@ -6,7 +6,6 @@ Sizes use decimal units (1 kB is 1000 bytes), as disks, network rates and the me
 import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from html import escape
 
 
 def format_size(bytes_: float) -> str:
@@ -148,6 +147,8 @@ def html_text(text: str) -> str:
     >>> html_text("a < b")
     '<pre style="font-family:monospace;line-height:1.35;overflow-x:auto">a &lt; b</pre>'
     """
+    from html import escape
+
     return (
         f'<pre style="font-family:monospace;line-height:1.35;overflow-x:auto">{escape(escape_surrogates(text))}</pre>'
     )
@@ -159,6 +160,7 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     >>> html_table(["name"], [["a<b"]])
     '<table><tr><th>name</th></tr><tr><td style="text-align:left;white-space:pre">a&lt;b</td></tr></table>'
     """
+    from html import escape
 
     def line(tag: str, cells: Sequence[str], style: str = "") -> str:
         parts = (f"<{tag}{style}>{escape(escape_surrogates(cell))}</{tag}>" for cell in cells)

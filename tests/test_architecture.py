@@ -33,7 +33,7 @@ PACKAGES = [
     "cli",
 ]
 # Modules at the top that every package may import. They import only those before them in this list.
-SHARED = ["errors", "_text", "_files", "config", "_tree", "_select", "_dispatch"]
+SHARED = ["_lazy", "errors", "_text", "_files", "config", "_tree", "_select", "_dispatch"]
 # Packages that never import torch, so that schedules, readers of runs and viewers start at once.
 WITHOUT_TORCH = ("schedule", "config", "errors", "record", "view", "_text", "_files")
 FILES = sorted(ROOT.rglob("*.py"))

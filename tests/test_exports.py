@@ -17,7 +17,7 @@ def visible(module):
     """The names without an underscore that are not modules; of a single file, those that it defines."""
     names = {name for name, value in vars(module).items() if name[0] != "_" and not inspect.ismodule(value)}
     if hasattr(module, "__path__"):
-        return names
+        return names - {"TYPE_CHECKING", "import_on_use"}
     return {name for name in names if getattr(vars(module)[name], "__module__", "") == module.__name__}
 
 
@@ -26,8 +26,20 @@ def test_a_package_exports_what_is_visible(module_name):
     module = importlib.import_module(module_name)
     assert len(module.__all__) == len(set(module.__all__))
     assert module.__doc__
+    assert set(module.__all__) <= set(dir(module))
     if module is not stoker:
+        for name in dir(module):  # imports those that are imported on first use
+            getattr(module, name)
         assert set(module.__all__) == visible(module)
+
+
+@pytest.mark.parametrize("package", [name for name in PACKAGES if hasattr(getattr(stoker, name, 0), "__path__")])
+def test_names_that_are_imported_on_first_use_are_those_that_type_checkers_see(package):
+    module = importlib.import_module(f"stoker.{package}")
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith(f"stoker.{package}."):
+            for alias in node.names:
+                assert getattr(module, alias.name) is getattr(importlib.import_module(node.module), alias.name)
 
 
 def test_the_lazy_names_are_those_that_type_checkers_see():

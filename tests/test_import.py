@@ -77,7 +77,7 @@ def test_import_stoker_alone_loads_only_the_errors():
         "import json, sys\nbefore = set(sys.modules)\nimport stoker\n"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )
-    assert {name for name in new if name.split(".")[0] == "stoker"} == {"stoker", "stoker.errors"}
+    assert {name for name in new if name.split(".")[0] == "stoker"} == {"stoker", "stoker._lazy", "stoker.errors"}
     assert "torch" not in new and "numpy" not in new and len(new) < 30, new
 
 
@@ -107,6 +107,22 @@ def test_any_other_package_can_be_the_first_to_be_imported():
     packages = [name for name in PACKAGES if name not in (*WITHOUT_TORCH, "cli")]
     done = subprocess.run([sys.executable, "-c", FORKS, *packages], capture_output=True, text=True)
     assert (done.returncode, done.stderr, json.loads(done.stdout)) == (0, "", [])
+
+
+def test_a_plain_fit_loads_neither_viewers_nor_trackers_nor_what_saves_a_run():
+    """Those are a third of the modules. What is imported is loaded for the first `Learner` or the first `fit`."""
+    imported, trained = in_a_fresh_process(
+        "import json, sys, torch\nbefore = set(sys.modules)\n"
+        "from stoker import Learner\nimported = set(sys.modules) - before\n"
+        "rows = torch.randn(8, 3), torch.randn(8, 1)\n"
+        "learner = Learner(torch.nn.Linear(3, 1), loss=torch.nn.MSELoss(), seed=0, device='cpu')\n"
+        "learner.fit(rows, valid=rows, epochs=1, show=False)\n"
+        "print(json.dumps([sorted(imported), sorted(set(sys.modules) - before)]))"
+    )
+    assert len(imported) <= 135, imported
+    assert {name for name in imported if name.split(".")[0] != "stoker"} == set()
+    unused = ("weights", "view", "checkpoint._store", "checkpoint._saver", "callbacks._tracker", "record._follow")
+    assert [name for name in trained if name.startswith(tuple(f"stoker.{each}" for each in unused))] == []
 
 
 def test_the_first_use_collects_no_garbage_and_training_loads_no_compiler():

@@ -14,7 +14,7 @@ from stoker.record import Best, Event, History, MediaLog, Record
 from stoker.steps import Supervised
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Requests:
     """What callbacks have requested and the training loop has not carried out yet; internal to the loop.
 

@@ -8,7 +8,6 @@ with it.
 import contextlib
 import math
 import os
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -191,7 +190,7 @@ class Tracker(Callback):
             folder = directory / type(self).__name__.lower()
         continued = self._id if ctx.update > 0 else ""
         return Tracked(
-            id=str(facts.get("id") or continued or secrets.token_hex(8)),
+            id=str(facts.get("id") or continued or os.urandom(8).hex()),
             name=self.name or (directory.name if directory is not None else "fit"),
             folder=folder,
             config=_read_run_file(ctx, "config.json") or None,

@@ -5,15 +5,22 @@ them on a thread while the training continues. `model_state` and `random_state` 
 checkpoint runs no code, and damaged ones are skipped with a message.
 """
 
-from stoker.checkpoint._encoding import State
+from typing import TYPE_CHECKING
+
+from stoker._lazy import import_on_use
 from stoker.checkpoint._frozen import Frozen, choose_left_out, count_bytes, fingerprint_tensors, is_plain
 from stoker.checkpoint._manifest import Moment, Place, Saved
 from stoker.checkpoint._model_state import has_extra_state, load_model_state, model_state
 from stoker.checkpoint._policy import Checkpoint, Policy
 from stoker.checkpoint._rng import RandomSnapshot, RandomWatch, random_state, set_random_state
-from stoker.checkpoint._saver import Saver
-from stoker.checkpoint._store import Found, Store
 from stoker.checkpoint._unsaved import Unsaved
+
+if TYPE_CHECKING:
+    from stoker.checkpoint._encoding import State
+    from stoker.checkpoint._saver import Saver
+    from stoker.checkpoint._store import Found, Store
+else:  # what a plain fit does not use
+    __getattr__, __dir__ = import_on_use(__name__, {"_encoding": "State", "_saver": "Saver", "_store": "Found Store"})
 
 __all__ = [
     "Checkpoint",

@@ -6,10 +6,10 @@ The manifest is a JSON file with the place, and the size and checksum of every o
 import json
 import math
 import re
-import secrets
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from os import urandom
 from typing import Any, NamedTuple
 
 from stoker._files import parse_json
@@ -47,7 +47,7 @@ def sort_key(name: str) -> tuple[int, int] | None:
 
 def temporary_name(kind: str, name: str) -> str:
     """The name of a checkpoint while it is being written ("part") or deleted ("gone")."""
-    return f".{kind}-{name}-{secrets.token_hex(4)}"
+    return f".{kind}-{name}-{urandom(4).hex()}"
 
 
 def is_leftover(name: str) -> bool:

@@ -90,7 +90,7 @@ def field_values(instance: Any) -> dict[str, Any]:
     return {name: getattr(instance, name) for name in field_types(type(instance))}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Converter:
     """Converts values: `json` also accepts JSON's form of a value, `exact` no int as a float."""
 

@@ -4,15 +4,22 @@ A source is a tensor, an array, a tuple or mapping of them, a table, a list, a t
 `DataLoader`. `Loader` gives batches with the structure of the samples.
 """
 
+from typing import TYPE_CHECKING
+
+from stoker._lazy import import_on_use
 from stoker.data._batch import PaddingBatch, RowSelection, batchable, move_batch
 from stoker.data._batching import RowSelections
 from stoker.data._combine import Combination, Zip, by_epoch, cycle, mix, zip
-from stoker.data._dataset_files import cifar10, idx, read_idx
-from stoker.data._digits import digits
 from stoker.data._loader import EpochBatches, Loader, is_batched
 from stoker.data._prefetch import prefetch
 from stoker.data._source import Source
 from stoker.data._views import concat, mapped, shuffled, split, take, windows
+
+if TYPE_CHECKING:
+    from stoker.data._dataset_files import cifar10, idx, read_idx
+    from stoker.data._digits import digits
+else:  # what a plain fit does not use
+    __getattr__, __dir__ = import_on_use(__name__, {"_dataset_files": "cifar10 idx read_idx", "_digits": "digits"})
 
 __all__ = [
     "Combination",

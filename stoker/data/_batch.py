@@ -71,7 +71,7 @@ class RowSelection:
         return replace(self, source=self.source.with_columns(iter(columns)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BatchTransform:
     """A function that `batchable` marks as one of batches."""
 
@@ -151,7 +151,7 @@ class Task(NamedTuple):
     places: range | None = None  # of the samples in the order of the epoch, if it may have a sample twice
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Recipe:
     """How a task becomes a batch: a pure function of (seed, epoch, sample numbers)."""
 

@@ -111,7 +111,7 @@ def check_sharding(source: Any, share: Share) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class NumberedBatches:
     """Numbered samples, so that an epoch can start anywhere; its order is a pure function of (seed, epoch)."""
 
@@ -159,7 +159,7 @@ class NumberedBatches:
                 yield start + low, start + high, is_padding
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ColumnBatches(NumberedBatches):
     """Columns in memory: a batch is a slice or one gather."""
 
@@ -296,7 +296,7 @@ def _with_equal_dtypes(batches: Iterator[Any]) -> Iterator[Any]:
         del batch  # so that its memory can be used for the next one
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SampleBatches(NumberedBatches):
     """Samples that are read one by one, here or in workers."""
 
@@ -327,7 +327,7 @@ class SampleBatches(NumberedBatches):
             yield Task(epoch, place, numbers, None, self.share.rank, is_padding, places)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StreamBatches:
     """An iterable, read by one reader in the main process, so that the order does not depend on the workers."""
 
@@ -427,7 +427,7 @@ class StreamBatches:
 Generator = Any  # a generator of torch, numpy or Python
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class DataLoaderBatches:
     """The batches of a torch DataLoader, as it gives them."""
 

@@ -28,14 +28,14 @@ class Combination:
     """Several sources for a `Loader` or `fit`, as `zip`, `mix`, `cycle` and `by_epoch` return them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Zip(Combination):
     """What `zip` returns: sources for a `Loader` or `fit`."""
 
     sources: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mix(Combination):
     """What `mix` returns: sources for a `Loader` or `fit`."""
 
@@ -45,14 +45,14 @@ class Mix(Combination):
     by: Literal["batch", "sample"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cycle(Combination):
     """What `cycle` returns: a source inside of `zip`."""
 
     source: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ByEpoch(Combination):
     """What `by_epoch` returns: a source for a `Loader` or `fit`."""
 
@@ -156,7 +156,7 @@ def _check_sources(name: str, sources: Mapping[str, Any]) -> Mapping[str, Any]:
 # --- batches of several sources
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Composite:
     """Batches that are made of those of other sources."""
 
@@ -192,7 +192,7 @@ def leaves_of(batches: Any) -> list[Any]:
     return [leaf for part in batches.parts.values() for leaf in leaves_of(part)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ZipBatches(Composite):
     """A batch of every source at a time; `length` is None if a stream decides when an epoch ends."""
 
@@ -238,7 +238,7 @@ class ZipBatches(Composite):
         return {name: state for name, state in states.items() if state is not None} or None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MixBatches(Composite):
     """A batch of one source at a time; every epoch has `counts` of them."""
 
@@ -271,7 +271,7 @@ class MixBatches(Composite):
             yield PaddingBatch({name: value.batch}) if isinstance(value, PaddingBatch) else {name: value}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PassBatches(Composite):
     """One source that can't be read at any position, pass after pass if it `repeats`.
 
@@ -322,7 +322,7 @@ class PassBatches(Composite):
         return epoch + number if self.repeats else epoch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EpochFunctionBatches(Composite):
     """The batches of the source that a function returns for an epoch; the part is that of epoch 0."""
 
@@ -344,7 +344,7 @@ class EpochFunctionBatches(Composite):
         return made.iterate(epoch, batch)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PaddedBatches(Composite):
     """The batches of a rank that has its own part of the data, with padding up to the rank that has the most."""
 

@@ -403,7 +403,7 @@ class Loader:
         return f"Loader({', '.join([type(self.source).__name__, *texts])})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class EpochBatches:
     """One epoch of a loader from a batch on, as `Loader.at` returns it.
 

@@ -14,7 +14,7 @@ from stoker.data._rng import BUCKET, DRAW, MIX, ORDER, LazyPermutation, permutat
 from stoker.errors import InvalidArgument, WrongType
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Order:
     """Every sample once: in the order of the source, or with a seed in another order in each epoch."""
 
@@ -47,7 +47,7 @@ class Order:
 _MOST_IN_A_TENSOR = 2**25
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LazyOrder(Order):
     """Every sample once in another order in each epoch, of which a rank computes what it reads."""
 
@@ -61,7 +61,7 @@ def make_order(samples: int, seed: int | None) -> Order:
     return Order(samples, seed) if seed is None or samples <= _MOST_IN_A_TENSOR else LazyOrder(samples, seed)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cycled(Order):
     """The epochs of another order one after the other, cut into epochs of `count` samples.
 
@@ -163,7 +163,7 @@ class Bucketed(Order):
         return torch.cat([batches.flatten(), order[full:]])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mixed(Order):
     """Samples of several joined sources, each with its own number of samples in every epoch, in a random order."""
 

@@ -66,7 +66,7 @@ def _length_of(sample: Any, bucket_by: Any, number: int) -> Any:
 # --- padding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Padding:
     """Pads the samples of a batch to one of a few lengths; unlike a `PaddingBatch`, the batch counts."""
 

@@ -47,7 +47,7 @@ _ROUNDS, _WORD, _HALF = 8, np.uint64(64), np.uint64(32)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # the constants of splitmix64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LazyPermutation:
     """The numbers below `size` in an order that `key` determines; any part of it is computed without the rest.
 

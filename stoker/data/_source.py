@@ -55,7 +55,7 @@ class EpochOfStream:
             self.current.reset(token)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Stream:
     """An iterable of samples, which starts again in each epoch and always has one reader."""
 

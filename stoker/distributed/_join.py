@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import secrets
 import time
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -19,7 +18,7 @@ _LAUNCHER_TIMEOUT = timedelta(seconds=30)
 _POLL = 0.02  # seconds between two looks into the store, for up to `MANY_RANKS`
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Membership:
     """What this process has joined. Torch's process groups are global, and so is this."""
 
@@ -153,7 +152,7 @@ def _agree_on_prefix(store: Any, rank: int, size: int, timeout: timedelta) -> st
         tokens = [_wait_for_key(store, f"{prefix}/here/{other}", deadline, _POLL) for other in range(1, size)]
         store.set(f"{prefix}/seen", " ".join(tokens))
         return prefix
-    token = secrets.token_hex(8)
+    token = os.urandom(8).hex()
     pause = _POLL * max(1.0, size / MANY_RANKS)  # one process answers all ranks
     while True:
         prefix = _wait_for_key(store, "stoker/start", deadline, pause)

@@ -9,7 +9,7 @@ from stoker.data import RowSelection
 from stoker.steps import count_samples
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Batch:
     """A batch of training data, and what the training step has to know about it.
 

@@ -4,16 +4,19 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.callbacks import Requests
-from stoker.checkpoint import Moment, Place, Saver, Unsaved
+from stoker.checkpoint import Moment, Place, Unsaved
 from stoker.engine._rank_sync import RankSync
 from stoker.engine._signals import StopSignals
 from stoker.engine._state import ResumePoint, TrainState, is_storable
 from stoker.engine._weights import ModelWithLoss
 from stoker.errors import CheckpointFailed, NotFinite
 from stoker.record import Event
+
+if TYPE_CHECKING:
+    from stoker.checkpoint import Saver
 
 _RESUME_POINTS = 4  # that are kept: a step that is not finite may be noticed some batches later
 _NOT_SAVED = "the weights had changed since the last batch was done: that state was not saved"
@@ -29,7 +32,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        saver: Saver | None,
+        saver: "Saver | None",
         state: TrainState,
         ranks: RankSync,
         signals: StopSignals,
@@ -103,7 +106,7 @@ class Checkpointer:
         if reason is not None:
             self._save(saver, reason)
 
-    def _reason_to_save(self, saver: Saver, moment: Moment, *, at_fixed_place: bool) -> str | None:
+    def _reason_to_save(self, saver: "Saver", moment: Moment, *, at_fixed_place: bool) -> str | None:
         world = self._ranks.world
         if not self._ranks.must_agree:
             return saver.save_reason(moment)
@@ -191,7 +194,7 @@ class Checkpointer:
         is_unchanged = self._weights_are_unchanged or (point is not None and self._state.is_unchanged_since(point))
         return point if self._ranks.world.all(point is not None and is_unchanged) else None
 
-    def _wait_for_earlier(self, saver: Saver) -> None:
+    def _wait_for_earlier(self, saver: "Saver") -> None:
         """Waits for the checkpoint that is being written; its failure does not prevent the next one."""
         try:
             with self._signals.held():
@@ -202,7 +205,7 @@ class Checkpointer:
 
     def _save(
         self,
-        saver: Saver,
+        saver: "Saver",
         reason: str,
         *,
         ended: str | None = None,
@@ -254,7 +257,7 @@ class Checkpointer:
         position = {"epoch": ctx.epoch, "batch": ctx.batch_number, "update": ctx.update}
         return {**position, "minutes": minutes, "values": values}
 
-    def _report_finished(self, saver: Saver) -> None:
+    def _report_finished(self, saver: "Saver") -> None:
         """Records the checkpoints that have been written."""
         for saved in saver.take_finished():
             extra = {"name": saved.name, "reason": saved.reason, "bytes": saved.bytes}

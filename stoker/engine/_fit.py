@@ -23,7 +23,7 @@ from stoker.engine._totals import RunningTotals
 from stoker.metrics import Meter, Metric
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Fit:
     """The parts of one fit: settings, data, state, step, plan, and the collaborators of the loop."""
 

@@ -25,7 +25,7 @@ from stoker.errors import NotFinite
 _SHARE_FOR_DATA = 0.4  # of the device's free memory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Ending:
     """What `continue_` needs of a fit that has ended."""
 

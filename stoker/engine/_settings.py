@@ -7,7 +7,7 @@ from stoker.checkpoint import Frozen
 from stoker.record import Direction
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Settings:
     """The settings of a fit that the engine reads, as `Learner` and `fit` take them or the learner completes them."""
 

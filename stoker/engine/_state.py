@@ -73,7 +73,7 @@ _OLD_NAMES = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Progress:
     """Counters that callbacks do not see. Those that they see are in `Context`."""
 
@@ -115,7 +115,7 @@ class ResumePoint(NamedTuple):
         return self.progress["epoch"], self.progress["batch"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class TrainState:
     """Owns everything that a checkpoint saves: model, optimizer, accumulators, totals, counters, random numbers.
 

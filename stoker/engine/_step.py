@@ -41,7 +41,7 @@ HOOKS_BETWEEN_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_updat
 _NO_CONTEXT = nullcontext()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StepResult:
     """What a training step did with a batch."""
 
@@ -71,7 +71,7 @@ class LocalGradients(NamedTuple):
     result: StepResult
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class TrainStep:
     """The training step of a fit."""
 

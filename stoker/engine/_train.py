@@ -244,7 +244,7 @@ def _begin_epoch(fit: Fit) -> None:
     fit.state.progress.stage = "train"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class EpochReadings:
     """What meters are read from at the end of an epoch."""
 

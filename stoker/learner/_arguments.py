@@ -64,7 +64,7 @@ def check_keywords_of_init(cls: type[T]) -> type[T]:
     return cls
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FitArguments:
     """The arguments of `Learner.fit`, which has their defaults, without `show`."""
 

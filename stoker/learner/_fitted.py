@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._text import pluralize
-from stoker.checkpoint import Found, load_model_state, model_state
+from stoker.checkpoint import load_model_state, model_state
 from stoker.data import Loader
 from stoker.distributed import World, as_parallel, data_world, join, propagate_failures, run_on_rank_zero
 from stoker.engine import (
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from stoker.checkpoint import Found
     from stoker.learner._learner import Learner
     from stoker.record import Size
     from stoker.view.report import Evaluation, Kind
@@ -368,7 +369,7 @@ def load_for_inference(run: str | os.PathLike[str], model: nn.Module) -> nn.Modu
     return model
 
 
-def _newest_checkpoint(run: Run) -> Found:
+def _newest_checkpoint(run: Run) -> "Found":
     found = store_of(run).newest()
     if found.saved is None:
         reason = "\n  ".join(["", *found.problems]) if found.problems else " It was not saved, or ended too early"

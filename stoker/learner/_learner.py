@@ -23,7 +23,6 @@ from stoker.learner._arguments import (
     describe_model,
     hparams_of,
 )
-from stoker.learner._explain import explain
 from stoker.learner._fitted import Fitted
 from stoker.learner._run import run_fit
 from stoker.optim import AdamW
@@ -165,6 +164,8 @@ class Learner:
             if name not in defaults:
                 hint = did_you_mean(name, defaults)
                 raise WrongType(f"explain takes the arguments of fit; {name!r} is not one{hint}")
+        from stoker.learner._explain import explain
+
         return explain(self, FitArguments(train, **{**defaults, **fit}))
 
     def __repr__(self) -> str:

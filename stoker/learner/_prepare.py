@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from stoker.callbacks import CSV, Context, Hooks, Requests, Tracker
+from stoker.callbacks import Context, Hooks, Requests
 from stoker.checkpoint import Checkpoint
 from stoker.data import Zip
 from stoker.distributed import Parallel, World, as_parallel, find_blocks, is_distributed, is_sharded
@@ -62,7 +62,7 @@ _MANY_PARAMETERS, _MANY_ELEMENTS = 32, 2**20  # tensors and elements; the update
 _LIGHTNING = ("lightning", "pytorch_lightning")  # whose base class has methods that do nothing
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Prepared:
     """A fit, and what the learner has to know about it before and after it runs."""
 
@@ -102,6 +102,8 @@ def prepare(
     metrics = make_metrics(learner.metrics)
     callbacks = arguments.callbacks
     if not world.is_first:  # only rank 0 writes the metrics somewhere
+        from stoker.callbacks import CSV, Tracker
+
         callbacks = [callback for callback in callbacks if not isinstance(callback, CSV | Tracker)]
     hooks = Hooks(callbacks)
     parallel = as_parallel(learner.parallel)

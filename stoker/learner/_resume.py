@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stoker.checkpoint import Found, Saved, Saver, Store, model_state
+from stoker.checkpoint import Saved, model_state
 from stoker.distributed import World, is_sharded, run_on_rank_zero
 from stoker.engine import Checkpointer, Ending, Fit, SystemMetrics, upgrade_state, use_best_weights
 from stoker.errors import BadFile, StateMismatch, StokerError
@@ -17,6 +17,9 @@ from stoker.learner._arguments import FitArguments
 from stoker.learner._describe import facts_of, limits_of, list_changes
 from stoker.learner._prepare import Prepared
 from stoker.record import Control, Event, Record, Run
+
+if TYPE_CHECKING:
+    from stoker.checkpoint import Found, Store
 
 _ALONE = World()
 _FOLDER = "checkpoints"
@@ -40,8 +43,10 @@ def seed_of(run: Run | None) -> int | None:
     return seed if isinstance(seed, int) else None
 
 
-def store_of(run: Run, world: World = _ALONE) -> Store:
+def store_of(run: Run, world: World = _ALONE) -> "Store":
     """The checkpoints of a run."""
+    from stoker.checkpoint import Store
+
     return Store(run.path / _FOLDER, run=run.id, world=world)
 
 
@@ -57,7 +62,7 @@ def explain_bad_state() -> Iterator[None]:
 
 
 @explain_bad_state()
-def _find_checkpoint(fit: Fit, run: Run, accepts: Callable[[Saved], bool] = lambda saved: True) -> Found:
+def _find_checkpoint(fit: Fit, run: Run, accepts: Callable[[Saved], bool] = lambda saved: True) -> "Found":
     """The newest complete checkpoint, with the state that this rank continues from."""
     model = fit.state.model
     found = store_of(run, fit.ranks.world).newest(accepts, like=model if is_sharded(model) else None)
@@ -94,7 +99,7 @@ def load_finished(prepared: Prepared, run: Run, arguments: FitArguments) -> list
 
 
 @explain_bad_state()
-def is_finished(fit: Fit, found: Found) -> bool:
+def is_finished(fit: Fit, found: "Found") -> bool:
     """Whether a checkpoint is the result of a fit, and the present limits do not ask for more."""
     if found.saved is None or found.saved.ended is None:
         return False
@@ -179,6 +184,8 @@ def _create(arguments: FitArguments, directory: Any, **contents: Any) -> Run:
     """Creates a run. A kill in its first moments may have left a directory without run.json, which is used."""
     if not (arguments.should_resume and os.path.exists(directory / "events.jsonl")):
         return Run.create(directory, **contents)
+    from stoker.checkpoint import Store
+
     if problems := Store(directory / _FOLDER).newest(lambda saved: False).problems:
         raise BadFile(
             f"there are checkpoints in {str(directory)!r} ({problems[0]}), but its run.json, which identifies the "
@@ -196,6 +203,8 @@ def _set_up_checkpoints(fit: Fit, arguments: FitArguments, run: Run, complete: s
     names = [saved.name for saved in store.saved() if saved.resumable]
     damaged = names[names.index(complete) + 1 :] if complete in names else names
     policy = settings.policy(fit.ctx.record.direction, fit.settings.monitor)
+    from stoker.checkpoint import Saver
+
     saver = Saver(store, policy, background=settings.background, ignored=damaged)
     fit.checkpointer = Checkpointer(saver, fit.state, fit.ranks, fit.signals, fit.requests, is_timed=policy.uses_clock)
     fit.requests.can_save = True
@@ -203,7 +212,7 @@ def _set_up_checkpoints(fit: Fit, arguments: FitArguments, run: Run, complete: s
     fit.signals.deadline = None if deadline is None else deadline - _MARGIN
 
 
-def _record_resume(fit: Fit, found: Found | None, warnings: list[str]) -> None:
+def _record_resume(fit: Fit, found: "Found | None", warnings: list[str]) -> None:
     """Cuts the record back to the checkpoint, and adds warnings; `found` is None for a new run."""
     record, ctx = fit.ctx.record, fit.ctx
     if found is None:

@@ -32,7 +32,6 @@ from stoker.learner._ranks import check_ranks_agree, describe_arguments
 from stoker.learner._rates import Planned, complete_rates, find_early_ends, make_learning_rates
 from stoker.learner._resume import find_run, load_finished, open_run, seed_of
 from stoker.record import Event, Record, Run
-from stoker.view.console import console
 
 if TYPE_CHECKING:
     from stoker.learner._learner import Learner
@@ -202,6 +201,8 @@ def _console(record: Record, show: bool) -> Iterator[None]:
     if not show:
         yield
         return
+    from stoker.view.console import console
+
     listener = console(record)
     unsubscribe = record.subscribe(listener)
     try:
@@ -213,6 +214,7 @@ def _console(record: Record, show: bool) -> Iterator[None]:
 
 def _write_log(run: Run) -> None:
     """Writes the plain lines of the console to the log of the run, which itself writes notes, warnings and errors."""
+    from stoker.view.console import console
 
     class Log(io.TextIOBase):
         def write(self, text: str, /) -> int:

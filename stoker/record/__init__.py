@@ -6,19 +6,12 @@ a `Follower` reads such a directory from another process while it grows. `Number
 have in common: names, curves, messages, directions and units. Nothing here imports torch.
 """
 
-from stoker.record._annotations import (
-    Annotations,
-    read_annotations,
-    remove_run,
-    restore_run,
-    write_annotations,
-)
+from typing import TYPE_CHECKING
+
+from stoker._lazy import import_on_use
 from stoker.record._columns import Best, Direction, Numbers, Points, Source
-from stoker.record._command import is_python, python_target, read_command, resume_command
 from stoker.record._control import Action, Control, Request, send_request
 from stoker.record._event import Event
-from stoker.record._export import export
-from stoker.record._follow import CheckpointInfo, Follower, find_runs, list_checkpoints
 from stoker.record._history import History
 from stoker.record._matrix import Matrix, matrix_sizes, split_matrices
 from stoker.record._media import MEDIA_TYPES, MediaLimits, MediaLog, media_path, read_media
@@ -36,6 +29,28 @@ from stoker.record._plot import (
 from stoker.record._record import Listener, Record
 from stoker.record._run import Run, flatten_config, run_settings
 from stoker.record._summary import Status, fraction_done
+
+if TYPE_CHECKING:
+    from stoker.record._annotations import (
+        Annotations,
+        read_annotations,
+        remove_run,
+        restore_run,
+        write_annotations,
+    )
+    from stoker.record._command import is_python, python_target, read_command, resume_command
+    from stoker.record._export import export
+    from stoker.record._follow import CheckpointInfo, Follower, find_runs, list_checkpoints
+else:  # what a plain fit does not use
+    __getattr__, __dir__ = import_on_use(
+        __name__,
+        {
+            "_annotations": "Annotations read_annotations remove_run restore_run write_annotations",
+            "_command": "is_python python_target read_command resume_command",
+            "_export": "export",
+            "_follow": "CheckpointInfo Follower find_runs list_checkpoints",
+        },
+    )
 
 __all__ = [
     "MEDIA_TYPES",

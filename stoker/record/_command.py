@@ -1,7 +1,6 @@
 """The command that continues a run, as `stoker resume`, the console and the page of runs show it."""
 
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ def resume_command(path: str | os.PathLike[str], facts: Mapping[str, Any]) -> st
         option, target = python_target(command[1:])
         if target is None or option == "-c" or (option == "-m" and target.startswith("ipykernel")):
             return None
+    import shlex
+
     return f"stoker resume {shlex.quote(str(path))}"
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ def send_request(path: str | os.PathLike[str], action: Action, *, by: str = "") 
     directory = find_directory(path)
     if not is_being_written(directory / EVENTS):
         raise InvalidArgument(f"{str(directory)!r} can't be asked to {action}: the run has no living process")
-    request = {"ask": action, "id": secrets.token_hex(8), "time": time.time(), "by": by}
+    request = {"ask": action, "id": os.urandom(8).hex(), "time": time.time(), "by": by}
     draft = directory / f".{CONTROL}.{request['id']}.part"  # a unique name: two viewers may ask at once
     try:
         draft.write_text(json.dumps(request) + "\n", encoding="utf-8")

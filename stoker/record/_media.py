@@ -11,7 +11,6 @@ import os
 import re
 import struct
 import time
-import wave
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -376,6 +375,8 @@ def _cell(value: Any) -> Any:
 
 
 def _encode_audio(samples: Any, rate: int) -> Encoded:
+    import wave
+
     array = _to_array(samples, "log_audio")
     if array.ndim not in (1, 2) or not array.size:
         raise InvalidArgument(f"log_audio: got the shape {list(array.shape)}; expected [T] or [C, T]")

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import secrets
 import subprocess
 import sys
 import time
@@ -106,7 +105,7 @@ class Run(MediaLog):
                 if config is not None and not (path / CONFIG).exists():
                     write_json(path / CONFIG, _to_json(config))
                 known = to_json_value({**_facts_of_this_process(), **facts, **known})
-                known |= {"id": secrets.token_hex(8), "path": str(path.absolute())}
+                known |= {"id": os.urandom(8).hex(), "path": str(path.absolute())}
                 write_json(path / FACTS, known)
             run = cls(path, record, config=_read_config(path), facts=known)
         except BaseException:

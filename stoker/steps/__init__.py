@@ -6,6 +6,9 @@
 validation.
 """
 
+from typing import TYPE_CHECKING
+
+from stoker._lazy import import_on_use
 from stoker.steps._loss_count import LossCount
 from stoker.steps._losses import LossFunction, mixed_mean, per_sample, weighted_mean
 from stoker.steps._outputs import (
@@ -25,9 +28,13 @@ from stoker.steps._outputs import (
 )
 from stoker.steps._samples import count_samples
 from stoker.steps._step_function import OwnForward, StepFunction, Steps
-from stoker.steps._summary import Layer, Summary, summary
 from stoker.steps._supervised import Columns, Parts, Supervised, SupervisedOutput
 from stoker.steps._valid import clone_model, valid
+
+if TYPE_CHECKING:
+    from stoker.steps._summary import Layer, Summary, summary
+else:  # what a plain fit does not use
+    __getattr__, __dir__ = import_on_use(__name__, {"_summary": "Layer Summary summary"})
 
 __all__ = [
     "KNOWN_PARTS",

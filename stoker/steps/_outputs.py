@@ -247,7 +247,7 @@ def _expand_weight(weight: Tensor | None, counted: torch.Size, *, like: Tensor) 
     return wide.reshape(wide.shape + (1,) * (len(counted) - wide.ndim)).expand(counted)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Objective:
     """A loss for a part of the model. A `train_step` yields objectives; each is differentiated and its part updated.
 
@@ -262,7 +262,7 @@ class Objective:
     loss: Tensor
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class BareLoss:
     """The output of a step that returned nothing but a loss."""
 

@@ -308,7 +308,7 @@ def _describe(answer: Any) -> str:
     return type(answer).__name__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Steps:
     """How a fit calls its model in training, validation and prediction.
 

@@ -52,10 +52,11 @@ def test_memory_and_open_files_do_not_grow_with_the_updates(tmp_path):
     assert done.returncode == 0, done.stderr
     readings, updates, losses = json.loads(done.stdout)
     assert updates == UPDATES
-    (bytes_early, files_early, objects_early, _), *_, (bytes_late, files_late, objects_late, events) = readings
+    # The first reading is left out: the allocator takes about 1.5 MB once, before the second.
+    _, (bytes_early, files_early, objects_early, _), *_, (bytes_late, files_late, objects_late, events) = readings
     assert files_late == files_early
     assert objects_late - objects_early < 8 * events + 500, "objects grow with the updates"
-    assert bytes_late - bytes_early < 50 * (UPDATES - 8_000), "memory grows with the updates"
+    assert bytes_late - bytes_early < 50 * (UPDATES - 16_000), "memory grows with the updates"
     again = Record.open(run)
     assert again.series("train/loss") == losses and len(losses) == 40
     assert len(Store(run / "checkpoints", run=Run.open(run).id).saved()) == 2

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from stoker.learner._learner import Learner
 
 _ALONE = World()
-_MANY_PARAMETERS, _MANY_ELEMENTS = 32, 2**20  # tensors and elements; the update of a smaller model is compiled
+_MANY_PARAMETERS, _MANY_ELEMENTS = 32, 2**17  # tensors and elements; the update of a smaller model is compiled
 _LIGHTNING = ("lightning", "pytorch_lightning")  # whose base class has methods that do nothing
 
 

@@ -289,10 +289,12 @@ def test_the_first_batch_is_compiled_too_unless_the_state_starts_with_a_gradient
 
 def test_the_update_of_many_parameters_is_a_fused_kernel_after_the_program(monkeypatch):
     feature = Feature(deep_net, settings=lambda: {"clip_norm": 1.0, "ema": 0.9})
-    eager = run(feature, eager=True, epochs=1)
+    eager = run(feature, eager=True, epochs=2)
     interpret_graphs(monkeypatch)
-    compiled = run(feature, epochs=1)
+    programs = count_programs(monkeypatch)
+    compiled = run(feature, epochs=2, callbacks=[callbacks.on(epoch_end=lambda ctx: None)])
     assert plan_of(compiled).mode == "compiled_backward" and not warnings_of(compiled)
+    assert len(programs) == feature.programs
     assert "the update is one fused kernel, which is not compiled" in plan_of(compiled).notes
     assert_close(results_of(compiled), results_of(eager), **CLOSE)
 

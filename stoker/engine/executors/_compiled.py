@@ -101,19 +101,19 @@ class Trace:
         return _from_tree(self.answer, unflatten(self.outputs, tensors))
 
 
-def trace(step: TrainStep, flat: FlatBatch, run: Callable[[Batch], Any]) -> Trace:
-    """Traces `run(batch)`. Nothing is computed, and no tensor is written."""
+def trace(step: TrainStep, flat: FlatBatch, lr: Any, *, whole: bool) -> Trace:
+    """Traces a step, or its part up to the gradients. Nothing is computed, and no tensor is written."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    fixed = step_tensors(step)
+    fixed = step_tensors(step, whole=whole)
     before = HostState(step).tensor_ids()
     found: dict[str, Any] = {}
 
     def function(*inputs: Tensor) -> list[Tensor]:
         table = {id(real): traced for real, traced in zip(fixed, inputs, strict=False)}
         with SubstituteTensors(table), torch.enable_grad():
-            answer = run(flat.with_tensors(inputs[len(fixed) :]))
+            answer = _run(step, flat.with_tensors(inputs[len(fixed) :]), lr, whole=whole)
         tensors, found["outputs"] = flatten(_as_tree(answer))
         found["answer"] = answer
         return tensors
@@ -139,6 +139,15 @@ def trace(step: TrainStep, flat: FlatBatch, run: Callable[[Batch], Any]) -> Trac
             "the step reads a value on the host, in the optimizer or in your own code (.item(), float())"
         )
     return Trace(graph, fixed, **found)
+
+
+def _run(step: TrainStep, batch: Batch, lr: Any, *, whole: bool) -> StepResult | LocalGradients:
+    if not whole:
+        computed = step.run_until_gradients(batch)
+        return computed._replace(result=detach_outputs(computed.result, wanted=step.wants_output))
+    result = detach_outputs(step.run(batch, lr, sync=False), wanted=step.wants_output)
+    step.flags.end_step()
+    return result
 
 
 def _as_tree(answer: StepResult | LocalGradients) -> Any:
@@ -203,21 +212,11 @@ def _count_ends(graph: torch.fx.GraphModule) -> tuple[int, int]:
     return inputs, len(outputs) if isinstance(outputs, list | tuple) else 1
 
 
-def run_traced(step: TrainStep, batch: Batch, lr: Any, *, whole: bool) -> StepResult | LocalGradients:
-    """What is traced: the whole step, or its part up to the gradients."""
-    if not whole:
-        computed = step.run_until_gradients(batch)
-        return computed._replace(result=detach_outputs(computed.result, wanted=step.wants_output))
-    result = detach_outputs(step.run(batch, lr, sync=False), wanted=step.wants_output)
-    step.flags.end_step()
-    return result
-
-
 def trace_and_compile(
-    step: TrainStep, plan: Plan, flat: FlatBatch, run: Callable[[Batch], Any], *, is_saved: bool
+    step: TrainStep, plan: Plan, flat: FlatBatch, lr: Any, *, whole: bool, is_saved: bool
 ) -> tuple[Trace, CompiledFunction]:
     """Traces and compiles a step, and tells how long that took."""
-    traced = trace(step, flat, run)
+    traced = trace(step, flat, lr, whole=whole)
     again = " for another kind of batch" if any(note.startswith("compiled in") for note in plan.notes) else ""
     step.ctx.note(f"compiling the training step{again}: this takes a while, and less the next time")
     started = time.monotonic()
@@ -421,12 +420,8 @@ class Compiled(Executor):
         return found
 
     def _compile(self, flat: FlatBatch, lr: Any) -> Program:
-        step, whole = self._step, self._plan.mode == "compiled"
-
-        def run(batch: Batch) -> Any:
-            return run_traced(step, batch, lr, whole=whole)
-
-        traced, compiled = trace_and_compile(step, self._plan, flat, run, is_saved=self._is_saved)
+        whole = self._plan.mode == "compiled"
+        traced, compiled = trace_and_compile(self._step, self._plan, flat, lr, whole=whole, is_saved=self._is_saved)
 
         def launch(tensors: list[Tensor]) -> Any:
             with torch.no_grad():

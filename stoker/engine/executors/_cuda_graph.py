@@ -17,7 +17,7 @@ from stoker.engine._batch import Batch
 from stoker.engine._plan import Plan
 from stoker.engine._replayable import CannotReplay, explain_failure
 from stoker.engine._step import StepResult, TrainStep
-from stoker.engine.executors._compiled import run_traced, trace_and_compile
+from stoker.engine.executors._compiled import trace_and_compile
 from stoker.engine.executors._executor import Executor, PoolContext, StepsInFlight
 from stoker.engine.executors._graph_memory import (
     GraphPool,
@@ -192,9 +192,6 @@ class CudaGraph(Executor):
         """What to record: a compiled program if the plan says so and it can be made, otherwise the step itself."""
         step, wanted, whole = self._step, self._step.wants_output, self._step.compiles_update
 
-        def run(batch: Batch) -> Any:
-            return run_traced(step, batch, lr, whole=whole)
-
         def run_operations(batch: Batch, tensors: list[Tensor]) -> StepResult:
             result = detach_outputs(step.run(batch, lr, sync=False), wanted=wanted)
             step.flags.end_step()
@@ -204,7 +201,7 @@ class CudaGraph(Executor):
             return run_operations
         effects, before = side_effects_of(step), HostState(step)
         try:
-            traced, compiled = trace_and_compile(step, self._plan, flat, run, is_saved=self._is_saved)
+            traced, compiled = trace_and_compile(step, self._plan, flat, lr, whole=whole, is_saved=self._is_saved)
         except NewState:
             raise
         except Exception as error:

@@ -80,14 +80,17 @@ def flatten_batch(batch: Batch) -> FlatBatch:
 # --- what a program depends on
 
 
-def step_tensors(step: TrainStep) -> list[Tensor]:
-    """Every tensor that a step writes, each once, the learning rates, and class weights that it counts by."""
+def step_tensors(step: TrainStep, *, whole: bool = True) -> list[Tensor]:
+    """Every tensor that a step writes, each once, the learning rates, and class weights that it counts by.
+
+    Without `whole`, those of its part up to the gradients: what the update writes is left out.
+    """
     state, count = step.state, step.steps.loss_count
     tensors = [
         *(tensor for module in step.modules for tensor in (*module._parameters.values(), *module._buffers.values())),
-        *_optimizer_tensors(state.optimizer.state_tensors()),
-        *(tensor for window in state.accumulators.values() for tensor in window.tensors()),
-        *(tensor for norm in state.gradient_norms.values() for tensor in norm.values()),
+        *(_optimizer_tensors(state.optimizer.state_tensors()) if whole else []),
+        *(tensor for window in state.accumulators.values() if whole for tensor in window.tensors()),
+        *(tensor for norm in state.gradient_norms.values() if whole for tensor in norm.values()),
         *([] if state.ema is None else state.ema.tensors()),
         *state.totals.tensors(),
         *step.flags.tensors(),
@@ -101,9 +104,9 @@ def _optimizer_tensors(rules: Sequence[Mapping[str, Mapping[str, Tensor | None]]
     return [tensor for rule in rules for state in rule.values() for tensor in state.values()]
 
 
-def fingerprint_step(step: TrainStep) -> Any:
+def fingerprint_step(step: TrainStep, *, whole: bool = True) -> Any:
     """What the step's Python depends on, except for what differs from batch to batch."""
-    return fingerprint_modules(step.modules, step_tensors(step), step.callables())
+    return fingerprint_modules(step.modules, step_tensors(step, whole=whole), step.callables())
 
 
 def fingerprint_batch(step: TrainStep, batch: Batch, lr: Any) -> Any:
@@ -314,7 +317,8 @@ class ProgramCache:
             for reason in find_user_hooks(self._step.state.model):
                 raise CannotReplay(reason)
             self._is_prepared = self._is_prepared or self._step.ctx.update > 0 or self._prepare_first_step(flat, lr)
-            self._fingerprint = self._fingerprints.setdefault(fingerprint_step(self._step), len(self._fingerprints))
+            fingerprint = fingerprint_step(self._step, whole=self._plan.mode != "compiled_backward")
+            self._fingerprint = self._fingerprints.setdefault(fingerprint, len(self._fingerprints))
         program = self._find_or_make(flat, lr, state)
         if program is None:
             return None

@@ -490,17 +490,7 @@ def _make_single(loader: Loader, source: Any, order: Order | None = None) -> Bat
     recipe = Recipe(samples, transform, loader.batcher, seed, pad)
     workers = Workers(recipe, loader.workers) if loader.workers else None
     if isinstance(source, Stream):
-        if loader.shuffle is not None:
-            raise InvalidArgument(
-                f"a {type(loader.source).__name__} gives its samples in its own order, which shuffle= can't change; "
-                "shuffle inside it, or pass a source that has len() and indexing"
-            )
-        if loader.sampling_weights is not None:
-            raise InvalidArgument("sampling_weights need numbered samples, which a stream does not have")
-        if loader.bucket_by is not None:
-            raise InvalidArgument(
-                "bucket_by needs numbered samples, which a stream does not have; pad_to= works for it"
-            )
+        _check_options_of_stream(loader)
         return StreamBatches(
             stream=source,
             size=size,
@@ -536,6 +526,19 @@ def _make_single(loader: Loader, source: Any, order: Order | None = None) -> Bat
                 "device= to move the batches, or use workers=0"
             )
     return SampleBatches(**plan, recipe=recipe, workers=workers)
+
+
+def _check_options_of_stream(loader: Loader) -> None:
+    """Raises if an option needs samples that have numbers."""
+    if loader.shuffle is not None:
+        raise InvalidArgument(
+            f"a {type(loader.source).__name__} gives its samples in its own order, which shuffle= can't change; "
+            "shuffle inside it, or pass a source that has len() and indexing"
+        )
+    if loader.sampling_weights is not None:
+        raise InvalidArgument("sampling_weights need numbered samples, which a stream does not have")
+    if loader.bucket_by is not None:
+        raise InvalidArgument("bucket_by needs numbered samples, which a stream does not have; pad_to= works for it")
 
 
 def _check_gives_samples(source: Any) -> None:

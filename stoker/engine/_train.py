@@ -66,7 +66,7 @@ def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
 
 def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
     """One pass over the training data."""
-    ctx, state, checkpointer, fire = fit.ctx, fit.state, fit.checkpointer, fit.hooks.fire
+    ctx = fit.ctx
     watches_batches = any(map(fit.hooks.has, HOOKS_BETWEEN_BATCHES))
     is_watched = watches_batches or any(map(fit.hooks.has, HOOKS_INSIDE_BATCHES))
     executor.invalidate()
@@ -87,15 +87,23 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
                 executor.invalidate()  # a callback may have changed the model
         batch = done
         _validate_if_due(fit, executor)
-        fit.between_batches(state.totals)
-        checkpointer.save_if_due()
+        fit.between_batches(fit.state.totals)
+        fit.checkpointer.save_if_due()
+    _end_training(fit, executor, batch)
+
+
+def _end_training(fit: Fit, executor: Executor, last: Batch | None) -> None:
+    """After the last batch of an epoch, or the one at which the fit stops: applies open windows, records the totals."""
+    ctx, state, checkpointer = fit.ctx, fit.state, fit.checkpointer
     if ctx.stopping is not None and ctx.batch_number != ctx.batches:  # an uninterrupted fit does not end the epoch here
         executor.synchronize()
         _check_weights_are_finite(fit)
         checkpointer.save_resumable_position()
     state.progress.needs_validation = False
     executor.synchronize()
-    if batch is not None and fit.step.flush_windows(batch, ctx.lr):  # windows that a stream's end or a stop left open
+    if last is None:  # a resumed fit may have trained on the last batch before it was stopped
+        last = Batch(None, epoch=ctx.epoch, number=ctx.batch_number)
+    if fit.step.flush_windows(last, ctx.lr):  # windows that a stream's end or a stop left open
         _record_update(fit)
         state.progress.needs_validation = True
     ctx.batch = ctx.pred = ctx.output = ctx.loss = None
@@ -104,7 +112,7 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
     results = totals.values("train")
     ctx.metrics |= split_matrices(results)[0]
     fit.recorder.write_training(state.totals, results, totals.losses)
-    fire("on_train_end", ctx)
+    fit.hooks.fire("on_train_end", ctx)
     keep_best_of_training(fit)
     state.progress.stage = "validate"
     checkpointer.take_resume_point()

@@ -173,7 +173,7 @@ STOPS = {
     "mid-epoch, signal": [Stop("int", "on_train_batch_end", 2, 3)],
     "mid-epoch, exception": [Stop("raise", "on_train_batch_after_loss", 2, 4)],
     "mid-epoch, kill": [Stop("kill", "on_train_batch_end", 2, 5)],
-    "last batch": [Stop("term", "on_train_batch_begin", 2, 6)],
+    "last batch": [Stop("term", "on_train_batch_begin", 2, 8)],
     "epoch end": [Stop("raise", "on_epoch_begin", 2)],
     "epoch end, kill": [Stop("kill", "on_epoch_begin", 3)],
     "before the first batch": [Stop("int", "on_train_begin", 2)],
@@ -283,6 +283,12 @@ def test_an_open_accumulation_window_resumes(kind, stops, tmp_path, references, 
     script = script_of(kind, accumulate=3)
     attempts = run_with_stops(script, tmp_path / "run", STOPS[stops])
     assert_same(attempts, references(f"{kind}, windows", script))
+
+
+def test_a_window_that_the_end_of_a_stream_leaves_open_is_applied_after_a_resume(tmp_path, references, fast):
+    script = script_of("a stream", accumulate=3)  # of eight batches
+    attempts = run_with_stops(script, tmp_path / "run", [Stop("int", "on_train_batch_end", 1, 8)])
+    assert_same(attempts, references("a stream, windows", script))
 
 
 VALID = {

@@ -173,7 +173,7 @@ STOPS = {
     "mid-epoch, signal": [Stop("int", "on_train_batch_end", 2, 3)],
     "mid-epoch, exception": [Stop("raise", "on_train_batch_after_loss", 2, 4)],
     "mid-epoch, kill": [Stop("kill", "on_train_batch_end", 2, 5)],
-    "last batch": [Stop("term", "on_train_batch_begin", 2, 8)],
+    "mid-epoch, SIGTERM": [Stop("term", "on_train_batch_begin", 2, 6)],
     "epoch end": [Stop("raise", "on_epoch_begin", 2)],
     "epoch end, kill": [Stop("kill", "on_epoch_begin", 3)],
     "before the first batch": [Stop("int", "on_train_begin", 2)],

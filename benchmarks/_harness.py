@@ -83,6 +83,16 @@ class Clock:
             self._synchronize()
         self.marks.append(time.perf_counter() - self._zero)
 
+    @property
+    def needs_calls(self):
+        """Whether time stamps that a library notes itself can't replace the calls."""
+        return self._synchronize is not None
+
+    def add_stamps(self, stamps):
+        """Adds marks from the time stamps (`time.time()`) of epochs that have ended."""
+        zero = time.time() - time.perf_counter() + self._zero
+        self.marks += [stamp - zero for stamp in stamps]
+
     def seconds_per_epoch(self, warm_up, most=5):
         """Splits the time after the first `warm_up` epochs into at most `most` parts; seconds per epoch in each."""
         marks = self.marks[warm_up - 1 :]

@@ -69,7 +69,8 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
     ctx = fit.ctx
     watches_batches = any(map(fit.hooks.has, HOOKS_BETWEEN_BATCHES))
     is_watched = watches_batches or any(map(fit.hooks.has, HOOKS_INSIDE_BATCHES))
-    executor.invalidate()
+    if len(fit.hooks) or fit.valid or ctx.epoch <= 2:  # metrics may get their lasting tensors when they are first reset
+        executor.invalidate()  # a callback or a validation may have changed the model
     ctx.phase = ctx.set_name = "train"
     _validate_if_due(fit, executor)  # a resumed fit may have been stopped before or in it
     values = _values_on_device(fit, selects_rows=selects_rows) if ctx.stopping is None else iter(())

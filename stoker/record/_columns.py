@@ -433,44 +433,46 @@ def read_points(columns: Any) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndar
 class Numbers:
     """What a `Record` and a `Follower` can be asked about the numbers of a run."""
 
-    _columns: Columns
+    def _read_columns(self) -> Columns:
+        """The events so far."""
+        raise NotImplementedError
 
     @property
     def names(self) -> list[str]:
         """The names of all numbers, in order of first appearance; matrices are in `matrices`."""
-        return list(self._columns.series)
+        return list(self._read_columns().series)
 
     @property
     def matrices(self) -> list[str]:
         """The names of all matrices (confusion matrices, say), in order of first appearance."""
-        return list(self._columns.matrices)
+        return list(self._read_columns().matrices)
 
     def matrix(self, name: str, epoch: int | None = None) -> Matrix | None:
         """A matrix as it was in an epoch; by default in the one with the best monitored number, else the latest.
 
         `None` for an unknown name, or an epoch without one.
         """
-        return self._columns.matrix(name, epoch, self._columns.find_monitor())
+        return self._read_columns().matrix(name, epoch, self._read_columns().find_monitor())
 
     def matrix_epochs(self, name: str) -> list[int]:
         """The epochs that have this matrix."""
-        return list(dict.fromkeys(matrix.epoch for _, matrix in self._columns.matrices.get(name, ())))
+        return list(dict.fromkeys(matrix.epoch for _, matrix in self._read_columns().matrices.get(name, ())))
 
     @property
     def media(self) -> list[Event]:
         """The "media" events, in order; of several with the same file, the last. `media_path` finds the file."""
-        media = (event for _, event in self._columns.events if event.kind == "media" and is_media(event))
+        media = (event for _, event in self._read_columns().events if event.kind == "media" and is_media(event))
         return sorted({event.extra["file"]: event for event in media}.values(), key=lambda event: event.time)
 
     @property
     def begin(self) -> Event | None:
         """The latest "begin" event: the plan, and what is known about the metrics."""
-        return self._columns.begin
+        return self._read_columns().begin
 
     @property
     def messages(self) -> list[Event]:
         """Notes, warnings, stops, errors, resumes and checkpoints, in order."""
-        return [event for _, event in self._columns.events if event.kind in _MESSAGES]
+        return [event for _, event in self._read_columns().events if event.kind in _MESSAGES]
 
     def points(self, name: str, *, source: Source = "all") -> Points:
         """The values of a number over the run, in order of update; empty for an unknown name.
@@ -479,17 +481,17 @@ class Numbers:
         mean over the updates since the one before. "all" gives a curve: the running values of a number that has them,
         else those of the epochs, and every validation.
         """
-        return self._columns.points(name, source)
+        return self._read_columns().points(name, source)
 
     def count(self, name: str) -> int:
         """How many values of a number there are, running ones included."""
-        series = self._columns.series.get(name)
+        series = self._read_columns().series.get(name)
         return len(series.rows) + len(series.point_numbers) if series is not None else 0
 
     def direction(self, name: str) -> Direction | None:
         """Whether less ("min") or more ("max") is better, as the metric declared it; for a loss less is."""
-        return self._columns.direction(name)
+        return self._read_columns().direction(name)
 
     def unit(self, name: str) -> str:
         """The unit of a number, as its metric declared it."""
-        return self._columns.unit(name)
+        return self._read_columns().unit(name)

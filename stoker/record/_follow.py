@@ -132,6 +132,9 @@ class Follower(Numbers):
         """Asks the run to stop or to save; raises if it has no living process."""
         send_request(self.path, action, by=by)
 
+    def _read_columns(self) -> Columns:
+        return self._columns
+
     def _summarize(self) -> None:
         summary = summarize(self._columns, alive=self._alive)
         self.summary = {"name": self.name, "path": str(self.path), **summary}

@@ -48,7 +48,8 @@ class Record(Numbers):
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._events: list[Event] = []
         self._rows: dict[int, dict[str, float]] = {}  # the final numbers of each epoch
-        self._columns = Columns()
+        self._columns = Columns()  # of the events that are not new
+        self._new: deque[Event] = deque()  # events that nobody has asked for yet
         self._progress_time = -math.inf  # of the last progress event that was kept
         self._listeners: list[Listener] = []
         self._undelivered: deque[Event] = deque()
@@ -84,7 +85,8 @@ class Record(Numbers):
         if event.kind != "progress" or not is_soon or "window" in event.extra:
             self._store(event)
         else:
-            self._columns.progress = self._columns.last_progress = event  # for `status`; it gets no row
+            columns = self._read_columns()
+            columns.progress = columns.last_progress = event  # for `status`; it gets no row
         if self._listeners:
             self._deliver(event)
 
@@ -182,7 +184,7 @@ class Record(Numbers):
     @property
     def columns(self) -> list[str]:
         """The names of the numbers that epochs have, in order of first appearance."""
-        return list(self._columns.epoch_names)
+        return list(self._read_columns().epoch_names)
 
     @property
     def rows(self) -> Mapping[int, Mapping[str, float]]:
@@ -191,16 +193,16 @@ class Record(Numbers):
 
     def series(self, name: str) -> list[float]:
         """One value per epoch, NaN for an epoch without one."""
-        return [row.get(name, float("nan")) for row in self._rows.values()] if name in self._columns.epoch_names else []
+        return [row.get(name, float("nan")) for row in self._rows.values()] if name in self.columns else []
 
     def all(self, name: str) -> list[tuple[int, float]]:
         """Every final `(update, value)` of a number, also several validations in one epoch."""
-        points = self._columns.final_points(name)
+        points = self._read_columns().final_points(name)
         return list(zip(points.update.astype(int).tolist(), points.value.tolist(), strict=True))
 
     def last(self, name: str) -> float | None:
         """The latest value of a number."""
-        return self._columns.last(name)
+        return self._read_columns().last(name)
 
     def best(self, name: str, direction: Direction | None = None) -> Best | None:
         """The best value of a number, the first of equal ones, never NaN; `direction` defaults to the metric's own."""
@@ -208,12 +210,12 @@ class Record(Numbers):
             raise InvalidArgument(f'direction={direction!r}: expected "min" or "max"')
         if direction is None and self.direction(name) is None:
             raise InvalidArgument(f'is a low or a high {name!r} better? Say direction="min" or direction="max"')
-        return self._columns.best(name, direction)
+        return self._read_columns().best(name, direction)
 
     @property
     def monitor(self) -> str | None:
         """The number that epochs are compared by: the one the run declared, else a loss."""
-        return self._columns.find_monitor()
+        return self._read_columns().find_monitor()
 
     def summary(self, *, alive: bool = True) -> dict[str, Any]:
         """The run in a few plain values: its state, how far it came, its best and its last numbers.
@@ -223,11 +225,12 @@ class Record(Numbers):
         `[batches done, batches]` of one that was cut short. `last` has the numbers of the last complete epoch. `alive`
         says whether its process is; a run that has no end and is not alive has "died".
         """
-        return summarize(self._columns, alive=alive)
+        return summarize(self._read_columns(), alive=alive)
 
     def status(self) -> Status:
         """The progress of the run, for a display."""
-        return status_of(self._columns, summarize(self._columns))
+        columns = self._read_columns()
+        return status_of(columns, summarize(columns))
 
     def plot(self, *names: str, ax: "Axes | None" = None) -> "Figure":
         """Draws the numbers over the epochs, as `History.plot` does; needs matplotlib (`stoker[plot]`).
@@ -252,7 +255,7 @@ class Record(Numbers):
             return
         if self._journal.is_open:
             with suppress(OSError):  # a full disk: viewers read the record itself
-                write_index(self._journal.path, self._events, self._columns)
+                write_index(self._journal.path, self._events, self._read_columns())
         self._journal.close()
 
     def _load(self, events: Iterable[Event]) -> None:
@@ -286,7 +289,13 @@ class Record(Numbers):
             self._media.add(event.extra["file"])
         self._events.append(event)
         self._add_to_row(event)
-        self._columns.add(event)
+        self._new.append(event)
+
+    def _read_columns(self) -> Columns:
+        """The events as columns; a fit that nobody watches does not wait for them."""
+        while self._new:
+            self._columns.add(self._new.popleft())
+        return self._columns
 
     def _add_to_row(self, event: Event) -> None:
         if event.kind in _FINAL and event.epoch > 0 and event.values:

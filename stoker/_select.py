@@ -87,6 +87,14 @@ def modules_of(model: Models) -> list[nn.Module]:
     return [model] if isinstance(model, nn.Module) else [each for _, each in named_models(model)]
 
 
+def has_compiled_modules(model: nn.Module) -> bool:
+    """Whether the model or a module inside of it is compiled by itself (`torch.compile`, `module.compile`)."""
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
 def select(model: Models, selector: Selector) -> dict[str, nn.Parameter]:
     """Returns the parameters that a selector matches, by name, in the order of the model.
 

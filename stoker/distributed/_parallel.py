@@ -147,8 +147,8 @@ def _inherits(thing: object, names: tuple[str, ...]) -> bool:
     return any(base.__name__ in names for base in type(thing).__mro__)
 
 
-def shard_model(model: nn.Module, parallel: Parallel, world: World) -> None:
-    """Shards a model in place with torch's `fully_shard`.
+def shard_model(model: nn.Module, parallel: Parallel, world: World, *, compile: bool = False) -> None:
+    """Shards a model in place with torch's `fully_shard`; `compile`: compiles what each of its blocks computes.
 
     All ranks must have the same weights. A model that is sharded already is left as it is.
     """
@@ -168,6 +168,11 @@ def shard_model(model: nn.Module, parallel: Parallel, world: World) -> None:
     }
     for module in (*reversed(blocks), model):  # inner before outer
         fully_shard(module, **options)
+    if compile:
+        for block in blocks:
+            if not any(_inherits(part, ("FSDPModule",)) for part in block.modules() if part is not block):
+                # One program for each size, by rules instead of timing: a resumed run gets the same ones.
+                block.compile(dynamic=False, options={"deterministic": True})
 
 
 def _check_memory_format(model: nn.Module) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from stoker._select import has_compiled_modules
 from stoker.callbacks import Context
 from stoker.data import Loader, PaddingBatch, move_batch
 from stoker.distributed import World, is_sharded, reshard
@@ -424,15 +425,12 @@ def check_valid_sets(fit: Fit) -> None:
 
 def _is_plain(fit: Fit) -> bool:
     """Whether nothing but the model and the loss decides what is made of a batch."""
-    is_compiled = any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in fit.state.model.modules()
-    )
     changes_model = any(
         "on_fit_begin" in vars(callback) or not type(callback).__module__.startswith("stoker.")
         for callback in fit.hooks.listeners("on_fit_begin")
     )
     is_changed = changes_model or any(map(fit.hooks.has, _BATCH_HOOKS))
+    is_compiled = has_compiled_modules(fit.state.model)
     return not (is_compiled or is_changed or fit.ranks.model_is_distributed or fit.parallel.mode == "fsdp")
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import nn
 
+from stoker._select import has_compiled_modules
+from stoker.distributed import find_blocks, is_sharded
 from stoker.engine._replayable import find_user_hooks
 from stoker.engine._step import HOOKS_AFTER_GRADIENTS, HOOKS_BEFORE_GRADIENTS
 from stoker.gradients import needs_backward
@@ -72,7 +74,10 @@ def plan_fit(fit: "Fit") -> Plan:
         return Plan("eager", wanted="compiled")
     wanted: StepMode = "compiled" if compile else "captured"
     plan = Plan(wanted, wanted=wanted)
-    if reason := next(_reasons_against_replay(fit), ""):
+    if compile and _has_compiled_blocks(fit):
+        plan.mode = "eager"
+        plan.notes.append("the blocks of the sharded model are compiled, each by itself: messages come between them")
+    elif reason := next(_reasons_against_replay(fit), ""):
         plan.fall_back("eager", reason)
     elif reason := next(_reasons_against_update(fit), ""):
         plan.fall_back("compiled_backward" if compile else "eager", reason)
@@ -127,8 +132,8 @@ def _reasons_against_replay(fit: "Fit") -> Iterator[str]:
         yield "precision='fp16' reads every update to find its scale; bf16 needs none"
     if fit.settings.on_nan == "skip":
         yield "on_nan='skip' reads every batch before it continues"
-    is_sharded = fit.ranks.model_is_distributed or fit.parallel.mode == "fsdp"
-    if is_sharded or needs_backward(model, model.parameters()):
+    is_distributed = fit.ranks.model_is_distributed or fit.parallel.mode == "fsdp"
+    if is_distributed or needs_backward(model, model.parameters()):
         yield (
             "the model is distributed over processes, and sends messages inside of its forward and backward pass; call "
             "compile() of its blocks before the fit to compile those"
@@ -143,6 +148,14 @@ def _reasons_against_replay(fit: "Fit") -> Iterator[str]:
         yield "the model is on several devices"
     if any(hasattr(module, "_orig_mod") for module in model.modules()) and fit.settings.compile:
         yield "the model is compiled already"
+
+
+def _has_compiled_blocks(fit: "Fit") -> bool:
+    """Whether stoker shards the model and compiles its blocks; in a dry run, whether it would."""
+    model, parallel = fit.state.model, fit.parallel
+    if parallel.mode != "fsdp":
+        return False
+    return has_compiled_modules(model) if is_sharded(model) else bool(find_blocks(model, parallel.wrap))
 
 
 def _reasons_against_update(fit: "Fit") -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from stoker._select import describe, named_parameters
+from stoker._select import describe, has_compiled_modules, named_parameters
 from stoker._text import pluralize
 from stoker.data import Combination, Loader
 from stoker.engine import Fit, ModelWithLoss, Plan, length_of
@@ -52,10 +52,7 @@ def identity_of(fit: Fit, learner: "Learner", lr: Any) -> dict[str, Any]:
         name: f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}{'' if each.requires_grad else ', frozen'}"
         for name, each in named_parameters(fit.state.trained).items()
     }
-    is_compiled = learner.compile or any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+    is_compiled = learner.compile or has_compiled_modules(model)
     norms = [meter for meter in fit.meters if isinstance(meter, GradientNorm)]
     fixed = {
         "model": parameters,

@@ -143,7 +143,7 @@ def prepare(
     if learner.compile and world.size == 1 and (yields or not updates_many(algorithm, trained)):
         algorithm = choose_fused(learner.optimizer, trained, device, compile=True)
     recomputed = find_recomputed_modules(learner, model, parallel)
-    ema = distribute_model(trained, parallel, world, ema=learner.ema, dry=dry)
+    ema = distribute_model(trained, parallel, world, ema=learner.ema, compile=learner.compile, dry=dry)
     averaged = trained if ema is None else ema.model
     optimizer = init(algorithm, trained)
     if optimizer.needs_closure:

@@ -28,11 +28,12 @@ _MAX_LENGTH = 200  # characters of a value in an error message
 
 
 def distribute_model(
-    model: nn.Module, parallel: Parallel, world: World, *, ema: float | None, dry: bool = False
+    model: nn.Module, parallel: Parallel, world: World, *, ema: float | None, compile: bool = False, dry: bool = False
 ) -> EMA | None:
     """Gives every rank the weights of rank 0, shards the model if requested, and creates its EMA.
 
-    A model that is already distributed stays as it is. With `dry`, nothing is sent or sharded.
+    A model that is already distributed stays as it is. With `compile`, the blocks of a model that is sharded here are
+    compiled. With `dry`, nothing is sent or sharded.
     """
     if isinstance(model, ModelWithLoss) and (parallel.mode == "fsdp" or is_distributed(model.model)):
         raise InvalidArgument(
@@ -44,7 +45,7 @@ def distribute_model(
     if dry or is_sharded(model) or parallel.mode != "fsdp":
         return None if ema is None else EMA(model, ema)
     averaged = None if ema is None else clone_model(model)  # a sharded model cannot be copied
-    shard_model(model, parallel, world)
+    shard_model(model, parallel, world, compile=compile)
     if ema is None or averaged is None:
         return None
     shard_model(averaged, parallel, world)

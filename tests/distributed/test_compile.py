@@ -39,21 +39,19 @@ def tokens(**settings):
 
 
 def shards(compile=False):
-    """Can't be compiled: FSDP sends messages inside of the forward and backward pass."""
+    """FSDP sends messages inside of the forward and backward pass, so its blocks are compiled."""
     return learner(network(), compile=compile, parallel="fsdp" if compile else "auto").fit(
-        samples(37), batch_size=12, epochs=2, show=False
+        samples(37), valid=samples(11), batch_size=12, epochs=2, show=False
     )
 
 
-def shards_of_compiled_blocks(compile=False):
-    model = network()
-    if compile:
-        for block in model:
-            block.compile()
-    return learner(model, parallel="fsdp" if compile else "auto").fit(samples(37), batch_size=12, epochs=2, show=False)
+def recomputed_shards(compile=False):
+    parallel = stoker.Parallel(mode="fsdp", wrap=nn.Linear, recompute=True) if compile else "auto"
+    of = learner(network(), compile=compile, parallel=parallel, accumulate=2)
+    return of.fit(samples(37), batch_size=12, epochs=2, show=False)
 
 
-FITS = (plain, windows, tokens, shards, shards_of_compiled_blocks)
+FITS = (plain, windows, tokens, shards, recomputed_shards)
 
 
 def both(rank, size):
@@ -79,7 +77,7 @@ def test_two_compiled_processes_give_what_one_eager_process_gives():
         assert "2 processes" not in found["tokens"][2], found["tokens"][2]
         assert found["plain"][2] == "2 processes add up their gradients between backward and step"
         assert any("compiled in" in note for note in found["plain"][3])
-        assert "call compile() of its blocks before the fit" in found["shards"][2]
+        assert "blocks of the sharded model are compiled" in found["shards"][3][0] and not found["shards"][2]
 
 
 # --- a NaN on one rank
@@ -105,27 +103,30 @@ def test_all_compiled_ranks_refuse_an_update_with_a_nan_on_one():
 # --- resuming
 
 
-def cut_and_whole(rank, size, folder):
-    interpret_graphs(pytest.MonkeyPatch())  # the test above runs the compiler
+def cut_and_whole(rank, size, folder, parallel):
+    if parallel == "ddp":
+        interpret_graphs(pytest.MonkeyPatch())  # the test above runs the compiler
 
     def fit(name, **more):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 4))
         x, y = samples(64)
         durable = {"run": f"{folder}/{name}", "resume": True, "checkpoint": Checkpoint(every=3, background=False)}
-        of = learner(model, compile=True)
+        of = learner(model, compile=True, parallel=parallel)
         return of.fit((x.float(), y), batch_size=16, epochs=3, show=False, **durable, **more)
 
     # A callback on batches changes the program, so both fits have one.
     assert exit_code_of(fit, name="cut", callbacks=[terminate(1, 2, 2)]) == 143
     found = [fit(name, callbacks=[terminate(1, 9, 9)]) for name in ("cut", "whole")]
-    assert [each._prepared.fit.plan.mode for each in found] == ["compiled_backward"] * 2
+    mode = "compiled_backward" if parallel == "ddp" else "eager"  # the blocks are compiled
+    assert [each._prepared.fit.plan.mode for each in found] == [mode] * 2
     return [results_of(each) for each in found]
 
 
 @pytest.mark.soak
-def test_a_compiled_run_of_two_processes_resumes_to_the_same_bits(tmp_path):
-    for cut, whole in run(cut_and_whole, 2, str(tmp_path)):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_compiled_run_of_two_processes_resumes_to_the_same_bits(parallel, tmp_path):
+    for cut, whole in run(cut_and_whole, 2, str(tmp_path), parallel):
         assert cut["history"] == whole["history"]
         assert all(torch.equal(value, whole["weights"][name]) for name, value in cut["weights"].items())
 

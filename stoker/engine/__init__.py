@@ -26,7 +26,7 @@ from stoker.engine._state import Progress, TrainState, upgrade_state
 from stoker.engine._step import StepResult, TrainStep
 from stoker.engine._system import SystemMetrics
 from stoker.engine._totals import RunningTotals
-from stoker.engine._train import train, train_epoch
+from stoker.engine._train import train
 from stoker.engine._weights import EMA, ModelWithLoss, WeightCopy, copy_weights, join_loss, restore_weights
 from stoker.engine.executors import Executor
 
@@ -71,7 +71,6 @@ __all__ = [
     "seed_rng",
     "split_batch",
     "train",
-    "train_epoch",
     "upgrade_state",
     "use_best_weights",
     "validate",

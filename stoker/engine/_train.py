@@ -40,7 +40,7 @@ def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
     _stop_at_limits(fit)
     while ctx.stopping is None or progress.stage != "closed":  # an open epoch is finished
         if progress.stage == "closed":
-            _begin_epoch(fit)
+            _begin_epoch(fit, executor)
         if progress.stage == "train":
             fit.ranks.check_trained(fit.state.trained, ctx.epoch)
             train_epoch(fit, executor, selects_rows=selects_rows)
@@ -69,8 +69,6 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
     ctx = fit.ctx
     watches_batches = any(map(fit.hooks.has, HOOKS_BETWEEN_BATCHES))
     is_watched = watches_batches or any(map(fit.hooks.has, HOOKS_INSIDE_BATCHES))
-    if len(fit.hooks) or fit.valid or ctx.epoch <= 2:  # metrics may get their lasting tensors when they are first reset
-        executor.invalidate()  # a callback or a validation may have changed the model
     ctx.phase = ctx.set_name = "train"
     _validate_if_due(fit, executor)  # a resumed fit may have been stopped before or in it
     values = _values_on_device(fit, selects_rows=selects_rows) if ctx.stopping is None else iter(())
@@ -242,14 +240,18 @@ def _switch_to_training(fit: Fit, *, is_resumed: bool) -> None:
         )
 
 
-def _begin_epoch(fit: Fit) -> None:
+def _begin_epoch(fit: Fit, executor: Executor) -> None:
     ctx, fire = fit.ctx, fit.hooks.fire
     fit.state.begin_epoch()
     fire("on_epoch_begin", ctx)
+    before = fit.state.totals.tensors()
     fit.state.reset_totals()
+    has_new_tensors = list(map(id, before)) != list(map(id, fit.state.totals.tensors()))
     ctx.phase = ctx.set_name = "train"
     fit.step.remember_buffers()
     fire("on_train_begin", ctx)
+    if len(fit.hooks) or fit.valid or has_new_tensors:
+        executor.invalidate()  # a callback or a validation may have changed the model
     fit.state.progress.stage = "train"
 
 

@@ -215,7 +215,9 @@ class Recipe:
     def _keys(self, task: Task) -> list[int]:
         """The seed of each sample; one that comes again in an epoch draws other numbers."""
         key = random_key(SAMPLE, self.seed, task.epoch)
-        return random_keys(key, task.numbers) if task.places is None else random_keys(key, task.numbers, task.places)
+        if task.places is None:
+            return random_keys(key, task.numbers)
+        return [random_key(key, *numbers) for numbers in zip(task.numbers, task.places, strict=True)]
 
 
 _ADVICE = "Loader(..., collate_fn=fn) defines how a list of samples becomes a batch (with padding, for example)"

@@ -19,7 +19,7 @@ from benchmarks._harness import collect, save_results, use_one_thread, versions
 
 ACCUMULATE = 4
 EPOCHS = 600
-CONTENDERS = {"plain": "plain torch, indexing, fused Adam", "stoker": "stoker"}
+CONTENDERS = {"plain": "plain torch, indexing, fused Adam", "stoker": "stoker", "compiled": "stoker, compile=True"}
 
 
 def measure(contender, accumulate):
@@ -28,8 +28,10 @@ def measure(contender, accumulate):
     from benchmarks._workloads import workload
 
     work, ends = workload("toy"), []
-    fit = {"plain": _fit_plain, "stoker": _fit_stoker}[contender]
-    fit(work, accumulate, lambda *_: ends.append(time.perf_counter()))
+    if contender == "plain":
+        _fit_plain(work, accumulate, lambda: ends.append(time.perf_counter()))
+    else:
+        ends += _fit_stoker(work, accumulate, compile=contender == "compiled")
     return min(end - start for start, end in pairwise(ends)) / work.updates * 1e6
 
 
@@ -49,12 +51,13 @@ def _fit_plain(work, accumulate, end_epoch):
         end_epoch()
 
 
-def _fit_stoker(work, accumulate, end_epoch):
+def _fit_stoker(work, accumulate, *, compile):
+    """The times at which epochs ended."""
     from benchmarks.peers.stoker import make_learner
-    from stoker.callbacks import on
 
-    learner = make_learner(work, accumulate=accumulate)
-    learner.fit(work.data(), epochs=EPOCHS, batch_size=work.batch, callbacks=[on(epoch_end=end_epoch)], show=False)
+    learner = make_learner(work, accumulate=accumulate, compile=compile)
+    fitted = learner.fit(work.data(), epochs=EPOCHS, batch_size=work.batch, show=False)
+    return [event.time for event in fitted.record.events_of("epoch")]
 
 
 def run(passes):

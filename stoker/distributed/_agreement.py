@@ -50,7 +50,8 @@ class Agreement:
     `every`: the flag is sent after so many batches. gloo's all-reduce is a ring, with 2 · 1023 hops of about 30 µs for
     1024 ranks, so the default is one batch per 64 ranks.
 
-    `flag`: it is sent with the gradients, if those of the last batch took it along.
+    `flag`: a `GradientReducer` can send it with the gradients of a batch; then it needs no message of its own. If those
+    of the last batch have brought one, the next ones are expected to.
     """
 
     def __init__(self, world: World, *, every: int | None = None) -> None:

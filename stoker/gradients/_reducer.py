@@ -136,7 +136,7 @@ class GradientReducer:
         if self._is_on_cpu:
             own = {name: to_local(grad.to_dense() if grad.is_sparse else grad) for name, grad in tensors.items()}
             factor, is_finite = float(weight), math.isfinite(loss.item())
-            return self._sum_in_one_message(own, factor, part, is_finite=is_finite, is_weighted=False)
+            return self._sum_in_one_message(own, factor, part, is_finite=is_finite, are_sums=False)
         share = self._share(weight, loss)
         own = {name: share.apply_(_dense_copy(grad)) for name, grad in tensors.items()}
         return Gradients._of(self._sum_by_name(own, part=part), self._parameters, self._model)
@@ -152,7 +152,7 @@ class GradientReducer:
         weight, sums = window.take_sums()
         if self._is_on_cpu:
             own = {name: to_local(added.to_dense() if added.is_sparse else added) for name, added in sums.items()}
-            grads = self._sum_in_one_message(own, float(weight), None, is_finite=True, is_weighted=True)
+            grads = self._sum_in_one_message(own, float(weight), None, is_finite=True, are_sums=True)
             return grads, self.weight
         total = self._world.sum(_as_tensor(weight, next(iter(self._parameters.values())).device))
         # If everything has weight 0 the sums are zeros, and stay so.
@@ -181,22 +181,22 @@ class GradientReducer:
         return Share(factor, own == 0 if isinstance(weight, Tensor) else weight == 0)
 
     def _sum_in_one_message(
-        self, own: Mapping[str, Tensor], weight: float, part: str | None, *, is_finite: bool, is_weighted: bool
+        self, own: Mapping[str, Tensor], weight: float, part: str | None, *, is_finite: bool, are_sums: bool
     ) -> Gradients:
         """The mean (or sum) of every process's tensors on the CPU, with everything else that processes have to know.
 
-        `is_weighted`: they come from an accumulator, which has multiplied them by their weights, in 32 bits. Every
+        `are_sums`: they come from an accumulator, which has multiplied them by their weights, in 32 bits. Every
         process sends a tensor for each parameter that is trained, zeros if it has none, so that all messages are alike.
         Sets `self.weight`.
         """
         if part is not None and not _are_equal(self._world.sum(torch.tensor(_checksums(part))).tolist(), self._world):
             _raise_different(part, self._world)
-        message = self._message(own, part, is_wide=is_weighted)
+        message = self._message(own, part, is_wide=are_sums)
         is_mean, flag = self.reduction == "mean", self.request_flag
         header = Header(weight, message.checksum, is_finite, flag is not None and flag.own)
         # For a share that counts for nothing zeros are sent: NaN times zero would be NaN.
-        tensors = own if is_weighted or weight else {}
-        factor = 1 if is_weighted or not is_mean else weight
+        tensors = own if are_sums or weight else {}
+        factor = 1 if are_sums or not is_mean else weight
         arrived = message.exchange(header, tensors, factor=factor, reached=own)
         headers = arrived.headers
         _check_layouts(headers)

@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from stoker.learner._learner import Learner
 
 _ALONE = World()
-_MANY_PARAMETERS, _MANY_ELEMENTS = 32, 2**17  # tensors and elements; the update of a smaller model is compiled
+# Tensors and elements of a model whose update is not compiled, by device.
+_MANY = {"cpu": (0, 2**17), "cuda": (32, 2**20)}
 _LIGHTNING = ("lightning", "pytorch_lightning")  # whose base class has methods that do nothing
 
 
@@ -140,7 +141,7 @@ def prepare(
             module.to(device)
     algorithm = choose_fused(learner.optimizer, trained, device)
     yields = steps.train is not None and steps.train.yields(model)
-    if learner.compile and world.size == 1 and (yields or not updates_many(algorithm, trained)):
+    if learner.compile and world.size == 1 and (yields or not updates_many(algorithm, trained, device)):
         algorithm = choose_fused(learner.optimizer, trained, device, compile=True)
     recomputed = find_recomputed_modules(learner, model, parallel)
     ema = distribute_model(trained, parallel, world, ema=learner.ema, compile=learner.compile, dry=dry)
@@ -350,12 +351,13 @@ def choose_fused(optimizer: Any, model: nn.Module, device: torch.device, *, comp
     return fused if plain and not sparse and not any(map(fused.parameter_problem, parameters)) else optimizer
 
 
-def updates_many(algorithm: Any, model: nn.Module) -> bool:
+def updates_many(algorithm: Any, model: nn.Module, device: torch.device) -> bool:
     """Whether one fused kernel updates so many parameters that compiling the update would take longer than it saves."""
     configs = algorithm.values() if isinstance(algorithm, Mapping) else [algorithm]
     fused = all(getattr(each, "fused", False) and isinstance(each, Adam | SGD) for each in configs)
     sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
-    return fused and len(sizes) > _MANY_PARAMETERS and sum(sizes) > _MANY_ELEMENTS
+    tensors, elements = _MANY.get(device.type, _MANY["cuda"])
+    return fused and len(sizes) > tensors and sum(sizes) > elements
 
 
 def choose_device(given: torch.device | str | None, model: nn.Module) -> torch.device:

@@ -69,15 +69,15 @@ def draw_mask(shape: torch.Size, p: float) -> Tensor:
         return torch.rand(shape) < p
     seeds = [torch.randint(-(2**31), 2**31, (), dtype=torch.int32) for _ in range(2)]
     index = torch.arange(shape.numel(), dtype=torch.int32).reshape(shape)
-    # Inductor writes out a value for each of its uses, so every round doubles the code before it: there are only three.
-    number = _mix_bits(index * _ODD + seeds[0], 16, _FIRST) ^ seeds[1]
-    number = _mix_bits(_mix_bits(number, 13, _SECOND), 16, _FIRST)
-    return _shift_right(number, 32 - _BITS) < round(p * 2**_BITS)  # a product mixes its upper bits best
+    hashed = _mix_bits(_mix_bits(index * _ODD + seeds[0]) ^ seeds[1])
+    return (hashed & (2**_BITS - 1)) < round(p * 2**_BITS)
 
 
-def _mix_bits(number: Tensor, bits: int, factor: int) -> Tensor:
-    """The upper bits go into the lower ones, and by the multiplication back into the upper ones."""
-    return (number ^ _shift_right(number, bits)) * factor
+def _mix_bits(number: Tensor) -> Tensor:
+    """Every bit of the result depends on every bit of the number."""
+    number = (number ^ _shift_right(number, 16)) * _FIRST
+    number = (number ^ _shift_right(number, 13)) * _SECOND
+    return number ^ _shift_right(number, 16)
 
 
 def _shift_right(number: Tensor, bits: int) -> Tensor:

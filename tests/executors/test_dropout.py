@@ -8,7 +8,7 @@ from torch import nn
 
 import stoker
 from stoker import callbacks
-from stoker.engine.executors._operations import _mix_bits, draw_mask, fast_dropout
+from stoker.engine.executors._operations import draw_mask, fast_dropout, hash_elements
 from tests.executors.fits import plan_of
 
 MANY = 2**18
@@ -100,5 +100,10 @@ def test_a_compiled_fit_draws_a_new_mask_for_each_step_and_the_same_masks_for_th
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch, when it imports its compiler
 def test_the_compiled_hash_equals_the_eager_one():
     """The products overflow on purpose; in C++ the overflow of signed integers is undefined."""
-    numbers = torch.arange(1037, dtype=torch.int32) * -1640531535 + 77  # 1037 is not a multiple of the vector width
-    assert torch.equal(torch.compile(_mix_bits)(numbers), _mix_bits(numbers))
+
+    def mask(values, seeds):
+        return values * (hash_elements(values.shape, *seeds) < 2**23)
+
+    seeds = torch.tensor([77, -1234567891], dtype=torch.int32)
+    for values in torch.ones(5, 7), torch.ones(1037):  # their sizes are not multiples of the vector width
+        assert torch.equal(torch.compile(mask, dynamic=False)(values, seeds), mask(values, seeds))

@@ -68,9 +68,14 @@ def draw_mask(shape: torch.Size, p: float) -> Tensor:
     if shape.numel() >= 2**31:
         return torch.rand(shape) < p
     seeds = [torch.randint(-(2**31), 2**31, (), dtype=torch.int32) for _ in range(2)]
+    return hash_elements(shape, *seeds) < round(p * 2**_BITS)
+
+
+def hash_elements(shape: torch.Size, first: Tensor, second: Tensor) -> Tensor:
+    """Hashes the number of each element with two seeds; the results have `_BITS` bits."""
     index = torch.arange(shape.numel(), dtype=torch.int32).reshape(shape)
-    hashed = _mix_bits(_mix_bits(index * _ODD + seeds[0]) ^ seeds[1])
-    return (hashed & (2**_BITS - 1)) < round(p * 2**_BITS)
+    # Not index * _ODD + first: inductor would make that a loop variable, and gcc assumes that none overflows.
+    return _mix_bits(_mix_bits((index ^ first) * _ODD) ^ second) & (2**_BITS - 1)
 
 
 def _mix_bits(number: Tensor) -> Tensor:

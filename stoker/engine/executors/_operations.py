@@ -75,14 +75,15 @@ def hash_elements(shape: torch.Size, first: Tensor, second: Tensor) -> Tensor:
     """Hashes the number of each element with two seeds; the results have `_BITS` bits."""
     index = torch.arange(shape.numel(), dtype=torch.int32).reshape(shape)
     # Not index * _ODD + first: inductor would make that a loop variable, and gcc assumes that none overflows.
-    return _mix_bits(_mix_bits((index ^ first) * _ODD) ^ second) & (2**_BITS - 1)
+    number = _mix_bits((index ^ first) * _ODD, 16, _FIRST) ^ second
+    # Inductor writes a value out for each of its uses, so every round doubles the code before it: there are only three.
+    number = _mix_bits(_mix_bits(number, 13, _SECOND), 16, _FIRST)
+    return _shift_right(number, 32 - _BITS)  # a product mixes its upper bits best
 
 
-def _mix_bits(number: Tensor) -> Tensor:
-    """Every bit of the result depends on every bit of the number."""
-    number = (number ^ _shift_right(number, 16)) * _FIRST
-    number = (number ^ _shift_right(number, 13)) * _SECOND
-    return number ^ _shift_right(number, 16)
+def _mix_bits(number: Tensor, bits: int, factor: int) -> Tensor:
+    """The upper bits go into the lower ones, and by the multiplication back into the upper ones."""
+    return (number ^ _shift_right(number, bits)) * factor
 
 
 def _shift_right(number: Tensor, bits: int) -> Tensor:

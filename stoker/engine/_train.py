@@ -164,8 +164,13 @@ def _run_group(fit: Fit, executor: Executor, selections: RowSelections) -> Batch
         if (update := ctx.update + place + 1) in points:
             readings.append((update, rates[place], TotalsReading(state.totals)))
 
-    if not executor.run_group(first, rows, rates, read_totals if points else None):
-        ctx.batch_number = before
+    is_done = False
+    try:
+        is_done = executor.run_group(first, rows, rates, read_totals if points else None)
+    finally:
+        if not is_done:
+            ctx.batch_number = before
+    if not is_done:
         return None
     selections.skip(len(rows))
     fit.recorder.add_points(readings)

@@ -249,7 +249,7 @@ class _Group:
     """The programs of one update, which can run many times in a row, and copies of all that they write."""
 
     programs: list[Program]
-    rates: list[int]  # where the learning rates are in `Program.fixed`
+    rate_places: list[int]  # where the learning rates are in `Program.fixed`
     written: list[Tensor]
     copies: list[Tensor]
 
@@ -347,7 +347,7 @@ class Compiled(Executor):
             program = group.programs[place % accumulate]
             inputs = [*program.fixed, each, *program.columns]
             if stacked is not None:
-                for index, rate in zip(group.rates, stacked[place // accumulate], strict=True):
+                for index, rate in zip(group.rate_places, stacked[place // accumulate], strict=True):
                     inputs[index] = rate
             assert program.function is not None
             program.function(inputs)
@@ -377,9 +377,9 @@ class Compiled(Executor):
             and first.source is not None
             and all(each.source is first.source and each.size == first.size for each in programs)
         ):
-            rates = [next(place for place, each in enumerate(fixed) if each is rate) for rate in step.rates.all()]
+            places = [next(place for place, each in enumerate(fixed) if each is rate) for rate in step.rates.all()]
             written = [each for each in fixed if 0 not in each.stride()]  # an expanded tensor can't be written
-            self._groups[id(first)] = _Group(programs, rates, written, [each.detach().clone() for each in written])
+            self._groups[id(first)] = _Group(programs, places, written, [each.detach().clone() for each in written])
             self.largest_group = _LARGEST_GROUP
 
     def _stop_grouping(self) -> None:
@@ -414,6 +414,7 @@ class Compiled(Executor):
             return None
         self._plan.fall_back("compiled_backward", reason)
         self._programs.clear()
+        self._stop_grouping()
         found = self._find(batch, lr)
         if not self._programs.is_disabled:
             self._programs.report_fall_back()

@@ -314,7 +314,7 @@ class ProgramCache:
         except OpaqueValue as error:
             raise CannotReplay(f"a batch holds a {error}, which can't be separated into tensors") from None
         if self._fingerprint is None:
-            for reason in find_user_hooks(self._step.state.model):
+            if reason := next(find_user_hooks(self._step.state.model), None):
                 raise CannotReplay(reason)
             self._is_prepared = self._is_prepared or self._step.ctx.update > 0 or self._prepare_first_step(flat, lr)
             fingerprint = fingerprint_step(self._step, whole=self._plan.mode != "compiled_backward")

@@ -91,7 +91,7 @@ def main():
         update, micro = found[contender].values()
         print(f"{label:<36} {update:8.1f} {micro:12.1f} {micro / update:9.2f}")
     if not arguments.no_file:
-        save_results("accumulate", versions("torch", "stoker"), accumulate=ACCUMULATE, µs=found)
+        save_results("accumulate", versions("torch", "stoker"), accumulate=ACCUMULATE, microseconds=found)
 
 
 if __name__ == "__main__":

@@ -122,14 +122,15 @@ def main():
 def report(work_name, found):
     """Prints a table with ratios."""
     print(f"\n{work_name:<10}{'start, s':>10}{'second, s':>11}{'memory, MB':>12}{'µs/update':>12}")
-    rows = {name: _numbers(each) for name, each in found.items()}
+    rows = {name: numbers(each) for name, each in found.items()}
     for name, (start, second, memory, update) in rows.items():
         print(f"{name:<10}{start:10.1f}{second:11.1f}{memory:12.1f}{update:12.0f}", flush=True)
     ratios = [own / other for own, other in zip(rows["stoker"], rows["plain"], strict=True)]
     print(f"{'ratio':<10}{ratios[0]:10.2f}{ratios[1]:11.2f}{ratios[2]:12.2f}{ratios[3]:12.2f}", flush=True)
 
 
-def _numbers(each):
+def numbers(each):
+    """Start, second start, memory and µs per update of one contender."""
     memory = each["memory, MB"]
     return (
         each["start, s"],

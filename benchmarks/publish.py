@@ -11,8 +11,10 @@ import json
 import statistics
 from functools import reduce
 
+from benchmarks import compile
 from benchmarks._compare import CONTENDERS, check_targets
 from benchmarks._harness import RESULTS, fill_page, merged
+from benchmarks.accumulate import CONTENDERS as ACCUMULATING
 from benchmarks.own_loop import CONTENDERS as OWN_LOOPS
 from benchmarks.ragged import CONTENDERS as RAGGED
 from benchmarks.samples import SOURCES
@@ -150,7 +152,7 @@ def _panel(axis, bars):
 
 def tables(measured, folder):
     """The lines of every table, by page and name."""
-    names = "own_loop", "record", "viewers", "save", "samples", "ragged"
+    names = "own_loop", "record", "viewers", "save", "samples", "ragged", "compile", "accumulate"
     newest = {name: _read_all(folder, f"{name}-2*.json")[-1] for name in names}
     return {
         ROOT / "README.md": {"ratios": ratio_table(measured)},
@@ -160,6 +162,8 @@ def tables(measured, folder):
             "own loop": own_loop_table(newest["own_loop"]["µs per update"]["toy"]),
             "samples": samples_table(newest["samples"]["µs per batch"]),
             "ragged": ragged_table(newest["ragged"]["bert"]),
+            "compile": compile_table(newest["compile"]["workloads"]),
+            "accumulate": accumulate_table(newest["accumulate"]["microseconds"]),
             "record": record_table(newest["record"]["us_written"]),
             "viewers": viewers_table(newest["viewers"]["viewers"]),
             "save": save_table(newest["save"]["ms"]),
@@ -209,6 +213,28 @@ def ragged_table(found):
         time = statistics.median(each["seconds"])
         numbers = f"{time:.2f}", f"{time / base:.2f}", f"{each['tokens']:.2f}", each["shapes"]
         lines.append(_row(RAGGED[name], *numbers))
+    return lines
+
+
+def compile_table(found):
+    heads = "start, s", "second start, s", "memory of an epoch, MB", "update, ms"
+    lines = [_row("stoker / `torch.compile`", *heads), "|---|" + "--:|" * len(heads)]
+    for name, by_contender in found.items():
+        plain, own = (compile.numbers(by_contender[each]) for each in ("plain", "stoker"))
+        scale = 1, 1, 1, 1e-3
+        cells = (
+            f"{own * unit:.1f} / {other * unit:.1f} = **{own / other:.2f}**"
+            for own, other, unit in zip(own, plain, scale, strict=True)
+        )
+        lines.append(_row(name, *cells))
+    return lines
+
+
+def accumulate_table(found):
+    lines = ["| µs | update | micro-batch | × |", "|---|--:|--:|--:|"]
+    for name, label in ACCUMULATING.items():
+        update, micro = found[name]["update"], found[name]["micro-batch"]
+        lines.append(_row(label, _microseconds(update), _microseconds(micro), f"{micro / update:.2f}"))
     return lines
 
 

@@ -55,7 +55,7 @@ def make_learner(work, **settings):
 
 
 def _fit(learner, work, epochs, clock):
-    # After a callback stoker looks whether the model has changed: about 60 µs an epoch, and most fits have none.
+    # After a callback stoker looks whether the model has changed: about 0.12 ms an epoch, and most fits have none.
     callbacks = [on(epoch_end=clock)] if clock.needs_calls else []
     fitted = learner.fit(work.data(), epochs=epochs, batch_size=work.batch, callbacks=callbacks, show=False)
     if not clock.needs_calls:

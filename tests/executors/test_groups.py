@@ -138,6 +138,8 @@ def test_an_exception_of_a_signal_handler_inside_of_a_group_ends_the_fit(groups,
                 run(many_features(), run=tmp_path / "run")
         finally:
             signal.signal(signal.SIGALRM, before)
+    error = stoker.Record.open(tmp_path / "run").events_of("error")[0]
+    assert (error.epoch, error.batch) == (2, 0)  # the group is undone
     assert_identical(results_of(run(many_features(), run=tmp_path / "run", resume=True)), results_of(whole))
 
 

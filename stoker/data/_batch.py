@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stoker._tree import is_namedtuple, map_leaves
-from stoker.data._rng import BATCH, SAMPLE, Draws, preserve_generators, random_key, random_keys, seed_generators
+from stoker.data._rng import BATCH, SAMPLE, Draws, preserve_generators, random_key, seed_generators
 from stoker.data._source import Source, View, is_of_package
 from stoker.errors import BadData, WrongType
 
@@ -216,7 +216,7 @@ class Recipe:
         """The seed of each sample; one that comes again in an epoch draws other numbers."""
         key = random_key(SAMPLE, self.seed, task.epoch)
         if task.places is None:
-            return random_keys(key, task.numbers)
+            return [random_key(key, number) for number in task.numbers]
         return [random_key(key, *numbers) for numbers in zip(task.numbers, task.places, strict=True)]
 
 

@@ -36,23 +36,6 @@ def random_key(purpose: int, *numbers: int) -> int:
     return state
 
 
-def random_keys(key: int, numbers: Sequence[int]) -> list[int]:
-    """`random_key(key, number)` for each of the numbers, without a call for each.
-
-    >>> random_keys(7, [1, 2]) == [random_key(7, 1), random_key(7, 2)]
-    True
-
-    In a loader numpy takes longer: its code has left the cache of the processor while the samples were read.
-    """
-    start, keys = key + 0x9E3779B97F4A7C15 & _MASK, []
-    for number in numbers:
-        state = start ^ number
-        state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ state >> 27) * 0x94D049BB133111EB) & _MASK
-        keys.append(state ^ state >> 31)
-    return keys
-
-
 def permutation(size: int, seed: int, *, epoch: int = 0, purpose: int = ORDER) -> Tensor:
     """Returns the numbers below `size` in an order that (seed, epoch) determines: int64, on the CPU."""
     generator = torch.Generator("cpu").manual_seed(random_key(purpose, seed, epoch))
@@ -133,11 +116,8 @@ class TorchGenerator:
         state = torch.default_generator.get_state()
         return _TorchMemory.from_address(state.data_ptr()).raw
 
-    save = staticmethod(torch.default_generator.get_state)  # without a copy that compares
-
     def restore(self, state: Any) -> None:
-        words = state if isinstance(state, Tensor) else torch.frombuffer(bytearray(state), dtype=torch.uint8)
-        torch.default_generator.set_state(words)
+        torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 _TorchMemory = c_char * torch.default_generator.get_state().nbytes
@@ -177,8 +157,6 @@ class NumpyGenerator:
             self._known = None  # using the cached number changes neither words nor position
         return known
 
-    save = read
-
     def restore(self, state: Any) -> None:
         words, position = np.frombuffer(state[0][:_BYTES], np.uint32), int.from_bytes(state[0][_BYTES:], sys.byteorder)
         np.random.set_state(("MT19937", words, position, *state[1:]))
@@ -205,8 +183,6 @@ class PythonGenerator:
         if self._memory is None:
             return random.getstate()
         return self._memory.raw, self._generator.gauss_next
-
-    save = read
 
     def restore(self, state: Any) -> None:
         random.setstate(state if self._memory is None else self._as_state(state))
@@ -272,7 +248,7 @@ class Draws:
             else:
                 drawn, others, seed = self._drawn, self._others, self._choose_seed()
             watched = [each.read() for each in others]
-            preserved = [each.save() for each in drawn] if preserve and drawn else ()
+            preserved = [each.read() for each in drawn] if preserve and drawn else ()
             built: Any = None
             failure: Exception | None = None
             try:

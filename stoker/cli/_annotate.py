@@ -7,9 +7,7 @@ from pathlib import Path
 
 from stoker.cli._screen import find_run, new_screen
 from stoker.errors import InvalidArgument, MissingFile
-from stoker.record import read_annotations, remove_run, restore_run, write_annotations
-
-_TRASH = ".trash"
+from stoker.record import TRASH, find_removed_runs, read_annotations, remove_run, restore_run, write_annotations
 
 
 def tag_run(name: str, tags: Sequence[str], *, remove: bool) -> None:
@@ -66,16 +64,11 @@ def remove_runs(names: Sequence[str], *, undo: bool) -> None:
 
 
 def _find_trashed(name: str | None, folder: str = "runs") -> Path:
-    """The run in the trash that was removed last, of this name or path."""
+    """The run that was removed last, of this name or path."""
     places = [Path(folder), *([Path(name).parent, Path(folder, name).parent] if name else [])]
+    directories = {*places, *(trash.parent for trash in Path(folder).glob(f"**/{TRASH}"))}
     wanted = Path(name).name if name else None
-    trashes = {place / _TRASH for place in places} | set(Path(folder).glob(f"**/{_TRASH}"))
-    found: list[tuple[str, Path]] = []
-    for trash in trashes:
-        for entry in os.scandir(trash) if trash.is_dir() else ():
-            original, _, moment = entry.name.rpartition("-20")  # name-20260131-120000-000000
-            if entry.is_dir() and wanted in (None, original, entry.name):
-                found.append((moment, Path(entry.path)))
+    found = [removed for directory in directories for removed in find_removed_runs(directory, wanted)]
     if not found:
         what = f"no run {wanted!r}" if wanted else "nothing"
         raise MissingFile(f"there is {what} in the trash of {folder!r} and its subdirectories")

@@ -1,7 +1,7 @@
 """Deterministic kernels for the length of a fit, and a warning if a run that is saved uses others."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +13,22 @@ from stoker.engine._fit import Fit
 from stoker.errors import InvalidArgument
 
 _WORKSPACES = (":4096:8", ":16:8")
-_IF_ACCUMULATING = {"index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put", "put", "put_"}
+_SUMS = ("sum", "add", "mean", "prod", "multiply")
+# Operations that do so only with some arguments.
+_ATOMIC_IF: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    **dict.fromkeys(("put", "put_"), lambda given: bool(given.get("accumulate"))),
+    **dict.fromkeys(
+        ("scatter", "scatter_", "scatter_reduce", "scatter_reduce_"), lambda given: given.get("reduce") in _SUMS
+    ),
+    "_embedding_bag_backward": lambda given: given["mode"] == 2,  # the maximum
+    "bincount": lambda given: given.get("weights") is not None,
+}
 # Operations whose kernels on a GPU add up floating-point numbers in an order that differs from run to run: from the
-# list of `torch.use_deterministic_algorithms`, and the backward passes of attention, which are not in it.
+# list of `torch.use_deterministic_algorithms`, and the backward passes of attention, which are not in it. An
+# accumulating `index_put` sorts its indices on a GPU, and is not among them.
 _ATOMIC = {
-    *_IF_ACCUMULATING,
-    *("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"),
+    *_ATOMIC_IF,
+    *("index_add", "index_add_", "scatter_add", "scatter_add_"),
     *("cumsum", "cumsum_", "nll_loss2d_forward", "_ctc_loss_backward", "max_unpool2d", "max_unpool3d"),
     *("_scaled_dot_product_efficient_attention_backward", "_efficient_attention_backward"),
     *("_scaled_dot_product_flash_attention_backward", "_flash_attention_backward"),
@@ -82,12 +92,11 @@ class AtomicOperations(WatchingMode):
 
 def _adds_floats(func: Any, name: str, args: Any, kwargs: Any) -> bool:
     """Whether the operation adds up floating-point numbers: the sum of integers does not depend on their order."""
-    if not (args and isinstance(args[0], Tensor) and args[0].is_floating_point()):
-        return False
-    if name not in _IF_ACCUMULATING:
-        return True
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-    return bool(given.get("accumulate"))
+    tensors = [value for value in given.values() if isinstance(value, Tensor)]
+    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
+        return False
+    return name not in _ATOMIC_IF or _ATOMIC_IF[name](given)
 
 
 @contextmanager

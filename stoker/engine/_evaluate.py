@@ -26,7 +26,7 @@ from stoker.engine._predictions import join_predictions, to_plain
 from stoker.engine._rank_sync import length_of
 from stoker.engine._rng import preserve_rng
 from stoker.engine._step import as_objective
-from stoker.engine._totals import RunningTotals, loss_weight
+from stoker.engine._totals import RunningTotals, TotalsReading, loss_weight
 from stoker.engine._undo import is_out_of_memory
 from stoker.engine.executors import Executor
 from stoker.errors import BadData, InvalidArgument, NoSuchMetric, did_you_mean
@@ -334,7 +334,8 @@ def _check_monitor(fit: Fit, phase: str, hook: str) -> None:
     if monitor == _default_monitor(fit):
         if fit.settings.keep == "last":
             return
-        if not any(name.partition("/")[2] in fit.state.totals.losses for name in measured):
+        losses = TotalsReading(fit.state.totals).losses()
+        if not any(name.partition("/")[2] in losses for name in measured):
             raise _no_loss(measured)
         text = (
             f"validation measures no {monitor!r}, so the last weights are kept; to keep the best ones, choose a metric"
@@ -419,7 +420,8 @@ def check_valid_sets(fit: Fit) -> None:
                 if fit.settings.micro_batch != "auto" or not is_out_of_memory(error):
                     raise
                 continue  # the validation splits it
-            if fit.settings.keep == "best" and fit.settings.monitor == f"{name}/loss" and not totals.losses:
+            is_monitored = fit.settings.keep == "best" and fit.settings.monitor == f"{name}/loss"
+            if is_monitored and not TotalsReading(totals).losses():
                 raise _no_loss(list(split_matrices(totals.values(name))[0]))
 
 

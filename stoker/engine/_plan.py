@@ -166,6 +166,10 @@ def _reasons_against_update(fit: "Fit") -> Iterator[str]:
     yield from _listeners(fit, HOOKS_AFTER_GRADIENTS)
     if not optimizer.is_functional:
         yield f"{optimizer!r} wraps an optimizer with its own step"
+    elif fit.step.rates.are_recorded and fit.step.rates_vary:
+        yield f"{optimizer!r} reads the learning rate on the host, and it may differ from update to update"
+    elif fit.step.rates.are_recorded and fit.settings.compile:
+        yield f"{optimizer!r} reads the learning rate on the host"
 
 
 def _can_defer_check(fit: "Fit") -> bool:

@@ -6,7 +6,6 @@ in a CUDA graph, or compiled. CUDA graphs, whole compiled programs and `Deferred
 is read on the host (no `.item()`), and the device decides whether an update is applied, by `FiniteFlags`.
 """
 
-import ctypes
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -83,7 +82,7 @@ class TrainStep:
     ctx: Context  # for hooks inside of the step
     ranks: RankSync
     reducer: GradientReducer | None = None  # adds up gradients over ranks
-    records_rates: bool = False  # a recorded step holds the learning rates as numbers: a new rate needs a new recording
+    rates_vary: bool = True  # whether learning rates may differ from batch to batch
     supervised: Supervised | None = field(init=False)  # None if a step computes the loss
     flags: FiniteFlags = field(init=False)
     rates: "LearningRates" = field(init=False)
@@ -99,7 +98,8 @@ class TrainStep:
     def __post_init__(self) -> None:
         self.supervised = self.steps.supervised
         self.flags = FiniteFlags(self.device)
-        self.rates = LearningRates(self.device)
+        takes_tensors = self.state.optimizer.takes_rate_tensors(compiled=self.compiles_update)
+        self.rates = LearningRates(self.device, are_recorded=self.device.type == "cuda" and not takes_tensors)
         self._has_forward_hooks = any(map(self.hooks.has, HOOKS_BEFORE_GRADIENTS))
         self._has_gradient_hooks = any(map(self.hooks.has, HOOKS_AFTER_GRADIENTS))
         self._is_watched = self._has_gradient_hooks or any(map(self.hooks.has, HOOKS_BETWEEN_BATCHES))
@@ -509,12 +509,16 @@ class TrainStep:
         copy_all(targets, values)
 
     def rates_of_update(self, lr: Any, *, sync: bool = True) -> Any:
-        """The learning rates: numbers, or tensors on the device that do not change the recorded operations."""
+        """The learning rates as the optimizer gets them: on a GPU as tensors, since torch computes other formulas then.
+
+        An optimizer that would read such a tensor on the host gets numbers, in recorded steps too.
+        """
         if not sync and self.rates.tensors is not None:
-            return self.rates.tensors
-        if self.records_rates or self.device.type != "cuda":
+            return self.rates.tensors  # set before the recorded step
+        if self.device.type != "cuda" or self.rates.are_recorded:
             return lr
-        return {key: _as_float32(rate) for key, rate in lr.items()} if isinstance(lr, Mapping) else _as_float32(lr)
+        self.rates.set(lr)
+        return self.rates.tensors
 
     # --- values that are not finite
 
@@ -631,16 +635,17 @@ class LearningRates:
     tensor(0.5000, dtype=torch.float64)
     """
 
-    __slots__ = ("_device", "last", "tensors")
+    __slots__ = ("_device", "are_recorded", "last", "tensors")
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, are_recorded: bool = False) -> None:
         self._device = device
+        self.are_recorded = are_recorded  # recorded steps hold them as numbers: a new rate needs a new recording
         self.tensors: Any = None  # one tensor, or one for each selector; None until the first `set`
         self.last: Any = None
 
     def set(self, lr: Any) -> None:
         """Writes the learning rates of this update, if they are not those of the last one."""
-        if lr == self.last and type(lr) is float:
+        if type(lr) is float and lr == self.last:
             return
         by_name = isinstance(lr, Mapping)
         if self.tensors is None or (tuple(lr) if by_name else None) != (
@@ -685,11 +690,6 @@ def _zero_if_not_counted(loss: LossTerm) -> LossTerm:
     if isinstance(weight, Tensor):
         return loss._replace(value=torch.where(weight.to(value.device) > 0, value, 0))
     return loss._replace(value=value if weight else torch.zeros_like(value))
-
-
-def _as_float32(rate: Any) -> Any:
-    """A rate rounded to float32, as a GPU tensor holds it, so that eager and captured steps give the same bits."""
-    return rate if isinstance(rate, Tensor) else ctypes.c_float(rate).value
 
 
 def as_objective(objective: Any, step: StepFunction) -> Objective:

@@ -215,26 +215,14 @@ class RunningTotals:
         """The metrics that are counted besides the losses."""
         return self._metrics
 
-    @property
-    def has_losses(self) -> bool:
-        """Whether a loss with a weight was added."""
-        return any(float(weight) for weight in self._weights.values())
-
-    @property
-    def losses(self) -> list[str]:
-        """The names of the losses so far: "loss", or those of the objectives."""
-        names = [name for name in self._sums if not name.startswith(_NUMBER)]
-        return [name for name in names if len(names) == 1 or float(self._weights[name])]
-
-    def values(self, phase: str, *, losses_only: bool = False) -> dict[str, float]:
-        """The values so far, as `phase/name`; waits for the device."""
-        values = {f"{phase}/{name}": _mean(self._sums[name], self._weights[name]) for name in self.losses}
-        if not losses_only:
-            for key in self._sums:
-                if key.startswith(_NUMBER):
-                    values[f"{phase}/{key.removeprefix(_NUMBER)}"] = _mean(self._sums[key], self._weights[key])
-            for metric, state in zip(self._metrics, self._states, strict=True):
-                values.update(flatten_value(f"{phase}/{metric.name}", metric.compute(state)))
+    def values(self, phase: str, reading: "TotalsReading | None" = None) -> dict[str, float]:
+        """The values so far, as `phase/name`; losses and numbers as in `reading`, if given. Waits for the device."""
+        reading = TotalsReading(self) if reading is None else reading
+        sums = reading.sums()
+        shown = [*reading.losses(), *(name for name in sums if name not in reading.all_losses)]
+        values = {f"{phase}/{name}": _mean(*sums[name]) for name in shown}
+        for metric, state in zip(self._metrics, self._states, strict=True):
+            values.update(flatten_value(f"{phase}/{metric.name}", metric.compute(state)))
         return values
 
     def empty_copy(self) -> "RunningTotals":
@@ -325,13 +313,15 @@ class RunningTotals:
 
 
 class TotalsReading:
-    """The sums and weights of all losses at some moment, while they are being copied from the device."""
+    """The sums and weights of all losses and numbers at some moment, while they are being copied from the device."""
 
-    __slots__ = ("_arrived", "_copied", "_names", "_values")
+    __slots__ = ("_arrived", "_copied", "_names", "_values", "all_losses")
 
     def __init__(self, totals: RunningTotals) -> None:
-        self._names = list(totals._sums)
-        values = [each for name in self._names for each in (totals._sums[name], totals._weights[name])]
+        keys = list(totals._sums)
+        self._names = [key.removeprefix(_NUMBER) for key in keys]
+        self.all_losses = [key for key in keys if not key.startswith(_NUMBER)]  # also those that have not counted
+        values = [each for key in keys for each in (totals._sums[key], totals._weights[key])]
         on_gpu = [each for each in values if isinstance(each, Tensor) and each.is_cuda]
         self._copied = None
         self._arrived = None
@@ -346,13 +336,17 @@ class TotalsReading:
         return self._arrived is None or self._arrived.query()
 
     def sums(self) -> dict[str, tuple[float, float]]:
-        """The sum and the weight of each loss by name; waits for the device."""
+        """The sum and the weight of each loss and number by name; waits for the device."""
         if self._arrived is not None:
             self._arrived.synchronize()
         copied = iter(() if self._copied is None else self._copied.tolist())
         values = [next(copied) if each is None else each for each in self._values]
-        names = [name.removeprefix(_NUMBER) for name in self._names]
-        return {name: (values[2 * place], values[2 * place + 1]) for place, name in enumerate(names)}
+        return {name: (values[2 * place], values[2 * place + 1]) for place, name in enumerate(self._names)}
+
+    def losses(self) -> list[str]:
+        """The names of the losses: "loss", or those of the objectives that have counted; waits for the device."""
+        sums, names = self.sums(), self.all_losses
+        return [name for name in names if len(names) == 1 or sums[name][1]]
 
 
 def merge_states(metrics: Sequence[Metric], states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -460,9 +454,8 @@ def _copy_to(device: torch.device, value: Any, on_host: Collection[str] = ()) ->
     return map_tensors(lambda tensor: tensor.detach().to(device, copy=True), value)
 
 
-def _mean(total: float | Tensor, weight: float | Tensor) -> float:
-    whole = float(weight)
-    return float(total) / whole if whole else float("nan")
+def _mean(total: float, weight: float) -> float:
+    return total / weight if weight else float("nan")
 
 
 def loss_weight(

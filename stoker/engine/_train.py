@@ -21,7 +21,7 @@ from stoker.engine._finite import find_nonfinite
 from stoker.engine._fit import Fit
 from stoker.engine._micro_batches import run_micro_batches
 from stoker.engine._step import HOOKS_BETWEEN_BATCHES, HOOKS_INSIDE_BATCHES, StepResult
-from stoker.engine._totals import RunningTotals, TotalsReading
+from stoker.engine._totals import TotalsReading
 from stoker.engine.executors import Executor
 from stoker.errors import BadData, NotFinite
 from stoker.metrics import GradientNorm
@@ -107,10 +107,11 @@ def _end_training(fit: Fit, executor: Executor, last: Batch | None) -> None:
         state.progress.needs_validation = True
     ctx.batch = ctx.pred = ctx.output = ctx.loss = None
     totals = state.totals.merge_ranks(fit.ranks.data_world)
-    _check_that_some_updates_were_applied(fit, totals)
-    results = totals.values("train")
+    reading = TotalsReading(totals)  # one copy of all losses from the device
+    _check_that_some_updates_were_applied(fit, reading)
+    results = totals.values("train", reading)
     ctx.metrics |= split_matrices(results)[0]
-    fit.recorder.write_training(state.totals, results, totals.losses)
+    fit.recorder.write_training(state.totals, results, reading.losses())
     fit.hooks.fire("on_train_end", ctx)
     keep_best_of_training(fit)
     state.progress.stage = "validate"
@@ -395,7 +396,7 @@ def _stop_at_limits(fit: Fit) -> None:
         fit.stop(f"Completed {ctx.update} updates")
 
 
-def _check_that_some_updates_were_applied(fit: Fit, totals: RunningTotals) -> None:
+def _check_that_some_updates_were_applied(fit: Fit, reading: TotalsReading) -> None:
     """Raises if every update of the epoch was skipped, or no batch has counted: the fit would never get anywhere."""
     ctx, progress, scale = fit.ctx, fit.state.progress, fit.state.loss_scale
     updates, skipped = progress.epoch_start
@@ -406,7 +407,8 @@ def _check_that_some_updates_were_applied(fit: Fit, totals: RunningTotals) -> No
             "gradient is finite any more. Run it with on_nan='stop' to see where that begins",
             on_every_rank=True,
         )
-    if not totals.has_losses and ctx.batch_number and progress.skipped == skipped and ctx.stopping is None:
+    has_losses = any(weight for _, weight in reading.sums().values())
+    if not has_losses and ctx.batch_number and progress.skipped == skipped and ctx.stopping is None:
         raise BadData(
             f"epoch {ctx.epoch} has trained nothing: every batch has the weight 0 (sample weights of 0, or all targets "
             "masked or ignored), or train_step yields no objective"

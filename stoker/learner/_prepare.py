@@ -215,7 +215,7 @@ def prepare(
         ctx=ctx,
         ranks=ranks,
         reducer=make_reducer(trained, split, parallel, reduce),
-        records_rates=not learner.compile and is_constant(learner.lr) and not hooks.has("on_train_batch_begin"),
+        rates_vary=not is_constant(learner.lr) or hooks.has("on_train_batch_begin"),
     )
     if step.reducer is not None and not step.sums_on_each_rank:  # otherwise not every batch has a reduction
         ranks.send_requests_with(step.reducer)

@@ -130,6 +130,13 @@ class Algorithm(Config):
         """
         return False
 
+    def takes_rate_tensor(self, *, compiled: bool) -> bool:
+        """Whether a step on a GPU computes with a learning rate that is a tensor, and never reads it on the host.
+
+        `compiled`: the step is traced, or computes as if it was.
+        """
+        return bool(getattr(self, "fused", False) or getattr(self, "capturable", False))
+
     @cached_property
     def arguments(self) -> dict[str, Any]:
         """The settings by the names of `function`'s arguments."""
@@ -192,7 +199,7 @@ class Adam(Algorithm):
         is_plain = group.has_one_kind and {grad.dtype for grad in grads} == {parameters[0].dtype}
         columns = [parameters, grads, *state.values()]  # in the order of `state_names`
         if skip is None:
-            if not is_plain or isinstance(lr, Tensor):
+            if not is_plain or (isinstance(lr, Tensor) and lr.device != parameters[0].device):
                 return False
             steps = state["step"]
             # Of a number, torch makes a tensor for each counter on the CPU, which takes longer than the additions.
@@ -306,6 +313,9 @@ class RMSprop(Algorithm):
         used = {"grad_avg": self.centered, "momentum_buffer": self.momentum > 0}
         return tuple(name for name in self.state_lists if used.get(name, True))
 
+    def takes_rate_tensor(self, *, compiled: bool) -> bool:
+        return self.capturable and self.foreach is not False
+
 
 class Adagrad(Algorithm):
     """Divides by the root of the sum of squared gradients, as `torch.optim.Adagrad`."""
@@ -343,6 +353,9 @@ class Adadelta(Algorithm):
 
     function = staticmethod(adadelta)
     state_lists = ("square_avg", "acc_delta", "step")
+
+    def takes_rate_tensor(self, *, compiled: bool) -> bool:
+        return self.capturable and self.foreach is not False
 
 
 class Adafactor(Algorithm):
@@ -415,6 +428,9 @@ class SGD(Algorithm):
 
     def create_state(self, parameter: Tensor, lr: Rate) -> State:
         return {}  # the first gradient becomes the buffer, without dampening
+
+    def takes_rate_tensor(self, *, compiled: bool) -> bool:
+        return bool(self.fused) or compiled
 
     def update(self, group: ParameterGroup, grads: list[Tensor], lr: Rate) -> None:
         parameters, buffers = group.parameters, group.state.get("momentum_buffer", [])

@@ -240,6 +240,14 @@ class Optimizer:
         """Whether a step with `when` costs no more than one without."""
         return all(isinstance(rule, FunctionalRule) and rule.skips_on_device for rule in self._rules.values())
 
+    def takes_rate_tensors(self, *, compiled: bool) -> bool:
+        """Whether steps on a GPU compute with learning rates that are tensors, and never read them on the host.
+
+        A wrapped optimizer gets numbers, as from torch's own loop.
+        """
+        rules = self._rules.values()
+        return all(isinstance(rule, FunctionalRule) and rule.takes_rate_tensor(compiled=compiled) for rule in rules)
+
     def _kinds(self) -> list[str]:
         configs = self._configs.values()
         return [config.name if isinstance(config, Wrapped) else type(config).__name__ for config in configs]
@@ -408,6 +416,10 @@ class FunctionalRule:
     def skips_on_device(self) -> bool:
         """Whether a step with `when` costs no more than one without."""
         return self._fused and type(self._algorithm).update_fused is not Algorithm.update_fused
+
+    def takes_rate_tensor(self, *, compiled: bool) -> bool:
+        """See `Algorithm.takes_rate_tensor`."""
+        return self._algorithm.takes_rate_tensor(compiled=compiled)
 
     def _make_group(self, names: tuple[str, ...], lr: Rate) -> ParameterGroup:
         parameters: list[Tensor] = [self._parameters[name] for name in names]

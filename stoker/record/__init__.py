@@ -32,7 +32,9 @@ from stoker.record._summary import Status, fraction_done
 
 if TYPE_CHECKING:
     from stoker.record._annotations import (
+        TRASH,
         Annotations,
+        find_removed_runs,
         read_annotations,
         remove_run,
         restore_run,
@@ -45,7 +47,8 @@ else:  # what a plain fit does not use
     __getattr__, __dir__ = import_on_use(
         __name__,
         {
-            "_annotations": "Annotations read_annotations remove_run restore_run write_annotations",
+            "_annotations": "Annotations TRASH find_removed_runs read_annotations "
+            "remove_run restore_run write_annotations",
             "_command": "is_python python_target read_command resume_command",
             "_export": "export",
             "_follow": "CheckpointInfo Follower find_runs list_checkpoints",
@@ -54,6 +57,7 @@ else:  # what a plain fit does not use
 
 __all__ = [
     "MEDIA_TYPES",
+    "TRASH",
     "Action",
     "Annotations",
     "Best",
@@ -80,6 +84,7 @@ __all__ = [
     "export",
     "figure_of",
     "figure_size",
+    "find_removed_runs",
     "find_runs",
     "flatten_config",
     "fraction_done",

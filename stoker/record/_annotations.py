@@ -14,7 +14,7 @@ from stoker.record._journal import EVENTS, find_directory, is_being_written
 ANNOTATIONS, TRASH = "annotations.json", ".trash"
 _MAX_TITLE, _MAX_TAG, _MAX_TAGS, _MAX_NOTE = 200, 64, 32, 64_000  # characters, characters, tags, bytes
 _MAX_FILE = 1 << 20  # bytes
-_REMOVED = re.compile(r"(.+)-\d{8}-\d{6}-\d{6}")  # the name and the time of a removed run
+_REMOVED = re.compile(r"(.+)-(\d{8}-\d{6}-\d{6})")  # the name and the time of a removed run
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,17 @@ def remove_run(run: str | os.PathLike[str]) -> Path:
         trash.mkdir(exist_ok=True)
         directory.rename(target)
     return target
+
+
+def find_removed_runs(directory: str | os.PathLike[str], name: str | None = None) -> list[tuple[str, Path]]:
+    """The runs that `remove_run` has moved to a directory's trash, or those of one name: (time, path) of each."""
+    trash = Path(directory) / TRASH
+    found: list[tuple[str, Path]] = []
+    for entry in os.scandir(trash) if trash.is_dir() else ():
+        removed = _REMOVED.fullmatch(entry.name)
+        if removed is not None and entry.is_dir() and name in (None, removed[1], entry.name):
+            found.append((removed[2], Path(entry.path)))
+    return found
 
 
 def restore_run(trashed: str | os.PathLike[str]) -> Path:

@@ -2,13 +2,14 @@
 
 import json
 import os
+from datetime import UTC, datetime
 
 import pytest
 import torch
 
 from stoker.checkpoint import Place, Store
 from stoker.cli import main
-from stoker.record import Event, Run
+from stoker.record import Event, Run, _annotations
 from tests.cli.terminals import StokerTerminal
 from tests.record.examples import METRICS, append_fit
 
@@ -126,6 +127,28 @@ def test_removed_runs_can_be_restored(sweep, capsys):
     assert main(["rm", "--undo", "nothing"]) == 1
     assert "there is no run 'nothing' in the trash of 'runs'" in capsys.readouterr().err
     assert main(["rm"]) == 1 and "rm needs the name of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime(2026, 11, 18, 20, 20, 20, 202020, UTC),  # each part of the name begins with -20
+        datetime(2026, 1, 31, 0, 0, 0, 0, UTC),
+        datetime(2120, 12, 31, 23, 59, 59, 999999, UTC),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["failed", "sweep/learning-rate-0.1-of-four", "group/run-2026"])
+def test_a_run_that_was_removed_at_any_time_can_be_restored(moment, name, sweep, capsys, monkeypatch):
+    class Clock(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return moment
+
+    monkeypatch.setattr(_annotations, "datetime", Clock)
+    Run.create("runs/group/run-2026").close()
+    assert main(["rm", name]) == 0 and main(["rm", "--undo", name]) == 0
+    assert capsys.readouterr().out.endswith(f"restored runs/{name}\n")
 
 
 def test_an_empty_directory_and_a_missing_one(tmp_path, capsys):

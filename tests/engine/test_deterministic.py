@@ -1,5 +1,7 @@
 """Deterministic kernels inside a fit, and a warning where a saved run on a GPU has others."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -84,7 +86,7 @@ def names_in(function):
 
 def test_operations_that_add_up_in_any_order_are_found_also_in_a_backward_pass():
     x, rows = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 0, 1])
-    assert names_in(lambda: x[rows].sum().backward()) == ["index_put"]
+    assert names_in(lambda: x[rows].sum().backward()) == []  # it sorts the rows
     assert names_in(lambda: x.index_select(0, rows).sum().backward()) == ["index_add"]
     assert names_in(lambda: x.gather(0, rows[:, None].expand(3, 4)).sum().backward()) == ["scatter_add"]
     assert names_in(lambda: x.cumsum(0).sum().backward()) == ["cumsum"]
@@ -96,6 +98,90 @@ def test_operations_that_add_up_in_any_order_are_found_also_in_a_backward_pass()
     assert names_in(lambda: rows.clone().index_add_(0, rows, rows)) == []
     assert names_in(lambda: torch.zeros(3).index_put_((rows,), torch.ones(3))) == []
     assert names_in(lambda: (x @ x.T).sum().backward()) == []
+
+
+def backward_of(function, *shape):
+    """A program that differentiates `function` of random numbers."""
+    return lambda: function(torch.rand(*shape, requires_grad=True)).sum().backward()
+
+
+ROWS = torch.tensor([0, 0, 1])
+TARGETS = torch.zeros(2, dtype=torch.long)
+# Every entry of torch's list of operations that are not deterministic: a program that runs it, and whether it adds up
+# floating-point numbers in any order on a GPU. The others, with the reason:
+IN_TORCHS_LIST = {
+    **{
+        f"torch.nn.{kind}{n}d": (None, "cuDNN chooses the algorithm")
+        for kind in ("Conv", "ConvTranspose")
+        for n in (1, 2, 3)
+    },
+    "torch.nn.ReplicationPad1d": (backward_of(nn.ReplicationPad1d(1), 1, 2, 4), True),
+    "torch.nn.ReplicationPad2d": (backward_of(nn.ReplicationPad2d(1), 1, 2, 4, 4), True),
+    "torch.nn.ReplicationPad3d": (backward_of(nn.ReplicationPad3d(1), 1, 2, 4, 4, 4), True),
+    "torch.nn.ReflectionPad1d": (backward_of(nn.ReflectionPad1d(1), 1, 2, 4), True),
+    "torch.nn.ReflectionPad2d": (backward_of(nn.ReflectionPad2d(1), 1, 2, 4, 4), True),
+    "torch.nn.ReflectionPad3d": (backward_of(nn.ReflectionPad3d(1), 1, 2, 4, 4, 4), True),
+    "torch.bmm": (None, "of sparse tensors"),
+    "torch.Tensor.__getitem__": (backward_of(lambda x: x[ROWS], 4, 3), "on the CPU only"),
+    "torch.Tensor.index_put": (
+        lambda: torch.zeros(4).index_put((ROWS,), torch.ones(3), accumulate=True),
+        "on the CPU only; one that assigns adds nothing up",
+    ),
+    "torch.Tensor.put_": (lambda: torch.zeros(4).put_(ROWS, torch.ones(3), accumulate=True), True),
+    "torch.Tensor.scatter_add_": (lambda: torch.zeros(4).scatter_add_(0, ROWS, torch.ones(3)), True),
+    "torch.gather": (backward_of(lambda x: x.gather(0, ROWS), 4), True),
+    "torch.index_add": (lambda: torch.zeros(4).index_add(0, ROWS, torch.ones(3)), True),
+    "torch.index_select": (backward_of(lambda x: x.index_select(0, ROWS), 4), True),
+    "torch.repeat_interleave": (backward_of(lambda x: x.repeat_interleave(ROWS, 0), 3), True),
+    "torch.Tensor.index_copy": (lambda: torch.zeros(4).index_copy(0, ROWS, torch.ones(3)), "it adds nothing up"),
+    "torch.Tensor.scatter": (lambda: torch.zeros(4).scatter(0, ROWS, torch.ones(3)), "it adds nothing up"),
+    "torch.Tensor.scatter_reduce": (lambda: torch.zeros(4).scatter_reduce(0, ROWS, torch.ones(3), "mean"), True),
+    "torch.nn.MaxPool3d": (backward_of(nn.MaxPool3d(2), 1, 2, 4, 4, 4), True),
+    "torch.nn.AvgPool3d": (backward_of(nn.AvgPool3d(2), 1, 2, 4, 4, 4), True),
+    "torch.nn.AdaptiveAvgPool2d": (backward_of(nn.AdaptiveAvgPool2d(2), 1, 2, 4, 4), True),
+    "torch.nn.AdaptiveAvgPool3d": (backward_of(nn.AdaptiveAvgPool3d(2), 1, 2, 4, 4, 4), True),
+    "torch.nn.AdaptiveMaxPool2d": (backward_of(nn.AdaptiveMaxPool2d(2), 1, 2, 4, 4), True),
+    "torch.nn.FractionalMaxPool2d": (backward_of(nn.FractionalMaxPool2d(2, output_size=2), 1, 2, 4, 4), True),
+    "torch.nn.FractionalMaxPool3d": (backward_of(nn.FractionalMaxPool3d(2, output_size=2), 1, 2, 4, 4, 4), True),
+    "torch.nn.MaxUnpool1d": (backward_of(lambda x: F.max_unpool1d(x, torch.tensor([[[0, 2]]]), 2), 1, 1, 2), True),
+    "torch.nn.MaxUnpool2d": (backward_of(lambda x: F.max_unpool2d(x, torch.tensor([[[[0]]]]), 2), 1, 1, 1, 1), True),
+    "torch.nn.MaxUnpool3d": (
+        backward_of(lambda x: F.max_unpool3d(x, torch.tensor([[[[[0]]]]]), 2), 1, 1, 1, 1, 1),
+        True,
+    ),
+    "torch.nn.functional.interpolate": (
+        backward_of(lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), 1, 2, 4, 4),
+        True,
+    ),
+    "torch.nn.NLLLoss": (
+        backward_of(lambda x: F.nll_loss(x, torch.zeros(2, 4, 4, dtype=torch.long)), 2, 3, 4, 4),
+        True,
+    ),
+    "torch.nn.CTCLoss": (
+        backward_of(
+            lambda x: F.ctc_loss(x.log_softmax(2), torch.ones(2, 2, dtype=torch.long), (5, 5), (2, 2)), 5, 2, 4
+        ),
+        True,
+    ),
+    "torch.nn.EmbeddingBag": (backward_of(lambda x: F.embedding_bag(ROWS, x, TARGETS[:1], mode="max"), 4, 3), True),
+    "torch.histc": (lambda: torch.histc(torch.rand(9)), "its sums are whole numbers"),
+    "torch.bincount": (lambda: torch.bincount(ROWS, torch.rand(3)), True),
+    "torch.median": (lambda: torch.rand(9).median(0), "it adds nothing up: any of several equal numbers is the median"),
+    "torch.nn.functional.grid_sample": (
+        backward_of(lambda x: F.grid_sample(x, torch.zeros(1, 2, 2, 2), align_corners=False), 1, 2, 4, 4),
+        True,
+    ),
+    "torch.cumsum": (lambda: torch.rand(3).cumsum(0), True),
+    "torch.Tensor.resize_": (None, "of quantised tensors"),
+}
+
+
+def test_the_operations_are_those_of_torchs_own_list():
+    listed = set(re.findall(r"\* :\w+:`([\w.]+)`", torch.use_deterministic_algorithms.__doc__))
+    assert listed == set(IN_TORCHS_LIST)
+    for name, (program, is_found) in IN_TORCHS_LIST.items():
+        if program is not None:
+            assert bool(names_in(program)) is (is_found is True), name
 
 
 # --- GPUs

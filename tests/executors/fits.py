@@ -516,7 +516,7 @@ FEATURES = {
     "unfrozen": Feature(frozen_net, callbacks=lambda: [Unfreeze()], programs=4),
     "dropout": Feature(lambda: net(nn.Dropout(0.3))),
     "callback after every batch": Feature(callbacks=lambda: [AfterEveryBatch()]),
-    "learning rate scaled each epoch": Feature(callbacks=lambda: [HalveLearningRate()], graphs=12),
+    "learning rate scaled each epoch": Feature(callbacks=lambda: [HalveLearningRate()]),
     "learning rate set each batch": Feature(callbacks=lambda: [SetLearningRate()]),
     "batch replaced": Feature(callbacks=lambda: [NegateBatches()]),
     "mixup": Feature(callbacks=lambda: [callbacks.MixUp(0.4)]),

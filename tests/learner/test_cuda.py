@@ -51,7 +51,7 @@ def test_the_model_trains_on_the_gpu_and_returns(precision):
 
 
 def test_fit_equals_a_loop_by_hand():
-    """Bit for bit, with dropout."""
+    """Bit for bit, with dropout. Like `fit`, the loop passes the learning rate as a tensor on the device."""
     x, y = samples()
     ours, theirs = net(), net()
     stoker.Learner(
@@ -61,10 +61,11 @@ def test_fit_equals_a_loop_by_hand():
     theirs.cuda()
     optimizer = optim.AdamW(fused=True).init(theirs)
     loader, done = data.Loader((x, y), batch_size=32, shuffle=3, device="cuda"), 0
+    rate = torch.tensor(1e-2, device="cuda")
     while done < 100:
         for inputs, targets in loader:
             grads = stoker.backward(nn.CrossEntropyLoss()(theirs(inputs), targets), theirs)
-            optimizer.step(grads.clip_norm(0.5), lr=1e-2)
+            optimizer.step(grads.clip_norm(0.5), lr=rate)
             done += 1
             if done == 100:
                 break

@@ -80,7 +80,7 @@ class CudaGraph(Executor):
             return step.run_eagerly(batch, lr)
         # Whether the host does nothing between the last step and this one: it reads no output, and rates are equal.
         # A saved run takes a resume point between any two steps.
-        can_group = not self._is_saved and (step.records_rates or lr == step.rates.last) and not step.wants_output
+        can_group = not self._is_saved and (step.rates.are_recorded or lr == step.rates.last) and not step.wants_output
         if self._held_back and not can_group:
             self._launch_held_back()
         try:

@@ -174,8 +174,7 @@ class DeferredEager(Executor):
         if not step.has_begun(batch):
             return step.run(batch, lr)
         in_flight.wait_for_room()
-        if not step.records_rates:
-            step.rates.set(lr)
+        step.rates.set(lr)  # its optimizers take tensors (`plan.defers_check`)
         in_flight.add(batch)
         result = step.run(batch, lr, sync=False)
         step.flags.end_step()

@@ -111,7 +111,7 @@ def fingerprint_step(step: TrainStep, *, whole: bool = True) -> Any:
 
 def fingerprint_batch(step: TrainStep, batch: Batch, lr: Any) -> Any:
     """What differs from batch to batch, and the step's Python decides by."""
-    if not step.records_rates:
+    if not step.rates.are_recorded:
         rates: Any = tuple(lr) if isinstance(lr, Mapping) else None
     else:
         rates = tuple(lr.values()) if isinstance(lr, Mapping) else lr
@@ -332,7 +332,7 @@ class ProgramCache:
         step = self._step
         if self._plan.mode == "compiled_backward":
             return step.state.model.training, batch.is_padding
-        if not step.records_rates:
+        if not step.rates.are_recorded:
             step.rates.set(lr)
         return fingerprint_batch(step, batch, lr)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker._tree import tensors_in
+from stoker.data import RowSelection
 from stoker.errors import NotFinite, PeerFailed
 
 _MAX_PARTS = 12  # of a batch, in a description
@@ -74,6 +75,11 @@ def describe_batch(value: Any) -> str:
     >>> describe_batch({"x": torch.zeros(2, 3), "y": (torch.arange(2), "text")})
     "{'x': float32 [2, 3], 'y': (int64 [2] from 0 to 1, str)}"
     """
+    if isinstance(value, RowSelection):
+        try:
+            return describe_batch(value.gather())
+        except RuntimeError:  # memory is full, or the GPU has failed
+            return f"{len(value)} rows"
     if isinstance(value, Tensor):
         kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
         is_number = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)

@@ -259,3 +259,15 @@ def test_a_batch_of_resident_columns_does_not_synchronise():
                 list(batches)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.cuda
+def test_workers_refuse_a_source_on_a_gpu():
+    with pytest.raises(InvalidArgument, match="the source is on cuda:0, which worker processes can't use"):
+        Loader(split((X.cuda(), Y.cuda()), [0.5, 0.5])[0], batch_size=4, workers=1, transform=lambda row: row)
+
+
+@pytest.mark.cuda
+def test_samples_of_a_gpu_are_collated_there():
+    batch = next(iter(Loader([(row.cuda(), 1) for row in X], batch_size=4)))
+    assert batch[0].device.type == "cuda" and torch.equal(batch[0].cpu(), X[:4])

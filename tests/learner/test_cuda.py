@@ -88,6 +88,14 @@ def test_nan_is_caught_and_data_are_moved_to_the_gpu():
     assert seen == ["cuda", "cuda"]
 
 
+def test_the_error_of_a_batch_on_a_gpu_describes_it_without_reading_it():
+    x, y = samples()
+    with pytest.raises(RuntimeError) as caught:
+        learner(net(), device="cuda").fit((x[:, :5], y), epochs=1, batch_size=32, show=False)
+    text = "in epoch 1, batch 1 of 'train', (float32 [32, 5], int64 [32]): the inputs have another width"
+    assert caught.value.__notes__[-1].startswith(text)
+
+
 @pytest.mark.parametrize("monitor", ["valid/accuracy", "train/loss"])
 def test_the_best_weights_of_a_captured_step_are_those_of_the_monitored_metric(monitor):
     seen = []

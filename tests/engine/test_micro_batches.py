@@ -1,5 +1,6 @@
 """Micro-batches give the updates of the whole batch, and "auto" continues after memory has run out."""
 
+import copy
 import math
 from collections import UserDict
 from dataclasses import dataclass
@@ -198,10 +199,12 @@ def test_auto_halves_after_memory_has_run_out_and_gives_the_same_result(most, ac
     assert limits_in(found) == {16: [], 9: [8], 3: [8, 4, 2]}[most]
 
 
-def test_a_failed_attempt_leaves_no_trace_in_buffers_random_numbers_and_attributes():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_a_failed_attempt_leaves_no_trace_in_buffers_random_numbers_and_attributes(device):
     """The same bits as if the first micro-batches had had the right size from the start."""
+    layers = nn.BatchNorm1d(8).double(), nn.Dropout(0.3)
     found, expected = (
-        fit(Limited(8, nn.BatchNorm1d(8).double(), nn.Dropout(0.3)), micro_batch=each) for each in ("auto", 8)
+        fit(Limited(8, *copy.deepcopy(layers)), micro_batch=each, settings={"device": device}) for each in ("auto", 8)
     )
     for name, value in expected.model.state_dict().items():
         assert torch.equal(found.model.state_dict()[name], value), name

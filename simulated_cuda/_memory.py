@@ -4,10 +4,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.storage
 from torch import Tensor
 
 from simulated_cuda._backend import backend
 
+_storage_to = torch.storage._to
 _SMALL_POOL, _LARGE_POOL = "small", "large"
 Device = Any
 
@@ -79,6 +82,14 @@ def _describe_segment(
         "segment_pool_id": (0, pool),
         "blocks": blocks,
     }
+
+
+def storage_to(storage: Any, device: torch.device, non_blocking: bool = False) -> Any:
+    """`UntypedStorage.to`, which `torch.load` calls: a CPU build can't make a storage for CUDA."""
+    if device.type != "cuda" or storage.device.type == "cuda":
+        return _storage_to(storage, device, non_blocking)
+    made = torch.empty(storage.size(), dtype=torch.uint8, device=device).untyped_storage()
+    return made.copy_(storage, non_blocking)
 
 
 def pin_memory(tensor: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.device import SIMULATED
+
 ROOT = Path(__file__).parents[1]
 torch.set_num_threads(1)  # a plugin may have imported torch before the environment was set
 # No deadline: a busy machine must not fail a test. CI tries the same examples every time, so that only a change can
@@ -24,7 +26,6 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-SIMULATED = bool(os.environ.get("SIMULATED_CUDA"))  # set by `python -m simulated_cuda`, for child processes too
 NOT_RUN = "no NVIDIA GPU here"
 
 

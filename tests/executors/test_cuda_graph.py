@@ -21,6 +21,7 @@ from stoker.engine.executors._cuda_graph import GROUP_SIZE, CudaGraph
 from stoker.engine.executors._graph_memory import reserve_stream
 from stoker.engine.executors._programs import ProgramCache
 from stoker.gradients import _split
+from tests.device import size
 from tests.executors.fits import (
     EPOCHS,
     FEATURES,
@@ -104,13 +105,7 @@ def test_many_features_at_once(accumulate):
     assert_identical_fits(captured(feature), fit(feature, eager=True))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.needs_gpu("sparse tensors") if name == "sparse" else ())
-        for name in UNSUPPORTED
-    ],
-)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_step_that_cannot_be_captured_runs_eagerly_and_gives_the_reason(name, tmp_path):
     case = UNSUPPORTED[name]
     eager = fit(case.feature, eager=True)
@@ -502,7 +497,8 @@ def test_training_does_not_synchronize_with_the_device(share, monkeypatch):
 
 def random_images():
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(512, 3, 48, 48, generator=generator), torch.randint(0, 10, (512,), generator=generator)
+    number, side = size((512, 48), simulated=(256, 24))
+    return torch.randn(number, 3, side, side, generator=generator), torch.randint(0, 10, (number,), generator=generator)
 
 
 def convolutional_net():
@@ -512,7 +508,6 @@ def convolutional_net():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
 
 
-@pytest.mark.needs_gpu("the speed of a GPU")
 def test_capture_works_with_cudnn_benchmark_and_warns(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     short = Feature(
@@ -537,7 +532,6 @@ def peak_memory(eager, validate):
     return torch.cuda.max_memory_reserved() / 2**20
 
 
-@pytest.mark.needs_gpu("the caching allocator")
 @pytest.mark.parametrize("validate", [False, True], ids=["training", "and validation"])
 def test_a_captured_fit_takes_little_more_memory_than_an_eager_one(validate):
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
@@ -607,7 +601,6 @@ def test_clearing_cublas_workspaces_in_validation_records_no_new_graphs():
     assert not [note for note in notes if note.startswith("recorded again")]
 
 
-@pytest.mark.needs_gpu("the caching allocator")
 def test_a_failed_capture_releases_its_memory():
     """If torch took the capture for unfinished, it would free no memory any more."""
     torch.cuda.empty_cache()

@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.device import SIMULATED
+
 ROOT = Path(__file__).parents[1]
 torch.set_num_threads(1)  # a plugin may have imported torch before the environment was set
 # No deadline: a busy machine must not fail a test. CI tries the same examples every time, so that only a change can
@@ -24,9 +26,14 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-def pytest_configure():
+NOT_RUN = "no NVIDIA GPU here"
+
+
+def pytest_configure(config):
     # A shell starts background jobs with Ctrl-C ignored, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if SIMULATED:
+        config.pluginmanager.import_plugin("simulated_cuda.pytest_plugin")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -44,8 +51,22 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("cuda"):
-            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+        needs = item.get_closest_marker("needs_gpu")
+        reason = None
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            reason = NOT_RUN
+        elif needs and SIMULATED:
+            reason = f"needs a GPU: {needs.args[0]}"
+        elif item.get_closest_marker("simulated") and not SIMULATED:
+            reason = "tests the simulated CUDA device, which is not in use"
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = terminalreporter.stats.get("skipped", [])
+    if count := sum(isinstance(each.longrepr, tuple) and NOT_RUN in each.longrepr[2] for each in skipped):
+        terminalreporter.write_line(
+            f"{count} CUDA tests were not run: {NOT_RUN}; `make test-simulated` runs them on a simulated device"
+        )

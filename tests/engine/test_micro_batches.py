@@ -16,6 +16,7 @@ import stoker
 from stoker import Callback, Checkpoint, callbacks, data, metrics, optim
 from stoker.engine import Batch, split_batch
 from stoker.errors import BadData, InvalidArgument
+from tests.device import size
 
 SAMPLES, SIZE = 53, 16  # the last batch has five samples
 
@@ -467,12 +468,13 @@ def test_other_values_are_refused(wrong):
 @pytest.mark.parametrize("captured", [True, False])
 def test_auto_finds_what_fits_on_a_gpu(captured):
     """The activations of the whole batch need more memory than the limit allows."""
+    width, batch, limit = size((1024, 16384, 900), simulated=(256, 2048, 28))  # the limit in MiB
 
     class Wide(nn.Module):
         def __init__(self):
             super().__init__()
             torch.manual_seed(0)
-            self.layers = nn.ModuleList([nn.Linear(1024, 1024) for _ in range(16)])
+            self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(16)])
 
         def forward(self, x):
             for layer in self.layers:
@@ -483,18 +485,18 @@ def test_auto_finds_what_fits_on_a_gpu(captured):
         def on_train_batch_after_loss(self, ctx):
             """Keeps the step eager."""
 
-    x, y = torch.randn(3 * 16384, 1024), torch.randint(0, 4, (3 * 16384,))
+    x, y = torch.randn(3 * batch, width), torch.randint(0, 4, (3 * batch,))
 
     def run(**more):
         learner = stoker.Learner(Wide(), loss=F.cross_entropy, optimizer=optim.SGD(), lr=0.1, seed=0, device="cuda")
-        train = data.Loader((x, y), batch_size=16384)
+        train = data.Loader((x, y), batch_size=batch)
         return learner.fit(train, epochs=3, callbacks=[] if captured else [Listens()], show=False, **more)
 
     expected = run()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     try:
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + 900 * 2**20) / total)
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + limit * 2**20) / total)
         found = run(micro_batch="auto")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -12,6 +12,7 @@ from torch import nn
 import stoker
 from stoker import Callback, metrics
 from stoker.errors import InvalidArgument, WrongType
+from tests.device import size
 
 CALLS = []  # of the forward passes of blocks
 
@@ -178,10 +179,12 @@ def test_recomputation_saves_memory_and_is_captured_if_no_random_numbers_are_dra
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         torch.manual_seed(0)
-        model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512)) for _ in range(16)])
-        x = torch.randn(8192, 512)
+        width, batch = size((512, 4096), simulated=(128, 4096))
+        blocks = [nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)) for _ in range(16)]
+        model = nn.Sequential(*blocks)
+        x = torch.randn(2 * batch, width)
         learner = stoker.Learner(model, loss=F.mse_loss, seed=0, device="cuda", **settings)
-        fitted = learner.fit((x, x), batch_size=4096, epochs=3, show=False)
+        fitted = learner.fit((x, x), batch_size=batch, epochs=3, show=False)
         return fitted, torch.cuda.max_memory_allocated()
 
     (kept, whole), (recomputed, less) = peak(), peak(recompute="[0-9]*")

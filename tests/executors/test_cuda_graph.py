@@ -21,6 +21,7 @@ from stoker.engine.executors._cuda_graph import GROUP_SIZE, CudaGraph
 from stoker.engine.executors._graph_memory import reserve_stream
 from stoker.engine.executors._programs import ProgramCache
 from stoker.gradients import _split
+from tests.device import size
 from tests.executors.fits import (
     EPOCHS,
     FEATURES,
@@ -496,7 +497,8 @@ def test_training_does_not_synchronize_with_the_device(share, monkeypatch):
 
 def random_images():
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(512, 3, 48, 48, generator=generator), torch.randint(0, 10, (512,), generator=generator)
+    number, side = size((512, 48), simulated=(256, 24))
+    return torch.randn(number, 3, side, side, generator=generator), torch.randint(0, 10, (number,), generator=generator)
 
 
 def convolutional_net():

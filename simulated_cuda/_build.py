@@ -54,7 +54,8 @@ def _compile(folder: Path) -> None:
     subprocess.run([*preload, HERE / "preload.cpp", "-ldl"], check=True)
     verbose = bool(os.environ.get("SIMULATED_CUDA_VERBOSE"))
     flags = ["-O1", "-w"]
-    load(NAME, [str(HERE / "backend.cpp")], extra_cflags=flags, build_directory=str(folder), is_python_module=False, verbose=verbose)
+    sources = [str(HERE / name) for name in ("backend.cpp", "process_group.cpp")]
+    load(NAME, sources, extra_cflags=flags, build_directory=str(folder), is_python_module=False, verbose=verbose)
 
 
 def load_backend() -> ModuleType:

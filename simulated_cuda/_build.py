@@ -54,7 +54,7 @@ def _compile(folder: Path) -> None:
     subprocess.run([*preload, HERE / "preload.cpp", "-ldl"], check=True)
     verbose = bool(os.environ.get("SIMULATED_CUDA_VERBOSE"))
     flags = ["-O1", "-w"]
-    sources = [str(HERE / name) for name in ("backend.cpp", "process_group.cpp")]
+    sources = [str(HERE / name) for name in ("backend.cpp", "process_group.cpp", "storage.cpp")]
     load(NAME, sources, extra_cflags=flags, build_directory=str(folder), is_python_module=False, verbose=verbose)
 
 

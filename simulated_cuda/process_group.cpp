@@ -5,6 +5,7 @@
 // kernel runs on aliases in host memory, and sends messages through a process group of gloo's.
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/custom_class.h>
 #include <torch/extension.h>
@@ -435,7 +436,6 @@ class DeviceGroup : public Backend {
       coalesced_are_async_ = is_own;
       coalesced_.insert(coalesced_.end(), held.begin(), held.end());
     }
-    if (!is_nccl_) guard_.synchronizeStream(on);
     return c10::make_intrusive<CollectiveWork>(rank_, type, on, std::move(held), outputs, type == c10d::OpType::BARRIER && !is_capturing);
   }
 
@@ -452,9 +452,19 @@ class DeviceGroup : public Backend {
   std::shared_ptr<std::atomic<int64_t>> count_ = std::make_shared<std::atomic<int64_t>>(0);
 };
 
+// DDP insists on a timer of the device. Times mean nothing here.
+struct NoTimer : c10d::Timer {
+  explicit NoTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
+
 struct SimulatedNCCL : DeviceGroup { explicit SimulatedNCCL(c10::intrusive_ptr<Backend> gloo) : DeviceGroup(std::move(gloo), "nccl", true) {} };
 struct DeviceGloo : DeviceGroup { explicit DeviceGloo(c10::intrusive_ptr<Backend> gloo) : DeviceGroup(std::move(gloo), "gloo", false) {} };
 }  // namespace
+
+namespace c10d {
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::DeviceType::CUDA, NoTimer)
+}
 
 namespace simulated_cuda {
 void define_process_groups(py::module& m) {

@@ -6,7 +6,7 @@ CORE := $(VENV)/.core
 READY := $(VENV)/.ready
 JOBS ?= 3  # on two cores: a third of the time, tests wait for child processes
 
-.PHONY: help demo test soak torture lint format types bench docs docs-serve release-check clean
+.PHONY: help demo test test-simulated simulated soak torture lint format types bench docs docs-serve release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## lists the targets
@@ -28,6 +28,12 @@ demo: $(CORE)  ## trains on digits drawn by code, evaluates and saves the model
 
 test: $(READY)  ## the tests that a change could plausibly break, in 5 minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not soak"
+
+test-simulated: $(READY)  ## the tests that need a GPU, on a simulated CUDA device, in 3 minutes
+	$(BIN)/python -m simulated_cuda -m pytest -n 2 --dist worksteal -m cuda
+
+simulated: $(READY)  ## any program on the simulated CUDA device: make simulated ARGS="program.py"
+	$(BIN)/python -m simulated_cuda $(ARGS)
 
 soak: $(READY)  ## the long tests: fuzzing, every resume point, several processes, kills
 	$(BIN)/python -m pytest -n 4 --dist worksteal -m soak  # most of them wait for child processes

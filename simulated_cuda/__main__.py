@@ -1,7 +1,7 @@
 """Runs a Python program, and all Python processes that it starts, with the simulated CUDA device.
 
-    python -m simulated_cuda program.py arguments...
-    python -m simulated_cuda -m pytest -m cuda
+python -m simulated_cuda program.py arguments...
+python -m simulated_cuda -m pytest -m cuda
 """
 
 import os

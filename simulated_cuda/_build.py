@@ -32,7 +32,9 @@ def build() -> None:
         return
     missing = [name for name in ("g++", "ninja") if shutil.which(name) is None]
     if missing:
-        sys.exit(f"simulated_cuda is compiled once, and needs {' and '.join(missing)}: install the packages g++ and ninja")
+        sys.exit(
+            f"simulated_cuda is compiled once, and needs {' and '.join(missing)}: install the packages g++ and ninja"
+        )
     print("compiling the simulated CUDA device: this takes a minute, once", file=sys.stderr, flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -55,7 +57,14 @@ def _compile(folder: Path) -> None:
     verbose = bool(os.environ.get("SIMULATED_CUDA_VERBOSE"))
     flags = ["-O1", "-w"]
     sources = [str(HERE / name) for name in ("backend.cpp", "process_group.cpp", "storage.cpp")]
-    load(NAME, sources, extra_cflags=flags, build_directory=str(folder), is_python_module=False, verbose=verbose)
+    load(
+        NAME,
+        sources,
+        extra_cflags=flags,
+        build_directory=str(folder),
+        is_python_module=False,
+        verbose=verbose,
+    )
 
 
 def load_backend() -> ModuleType:

@@ -24,9 +24,15 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-def pytest_configure():
+SIMULATED = bool(os.environ.get("SIMULATED_CUDA"))  # set by `python -m simulated_cuda`, for child processes too
+NOT_RUN = "no NVIDIA GPU here"
+
+
+def pytest_configure(config):
     # A shell starts background jobs with Ctrl-C ignored, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if SIMULATED:
+        config.pluginmanager.import_plugin("simulated_cuda.pytest_plugin")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -44,8 +50,22 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("cuda"):
-            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+        needs = item.get_closest_marker("needs_gpu")
+        reason = None
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            reason = NOT_RUN
+        elif needs and SIMULATED:
+            reason = f"needs a GPU: {needs.args[0]}"
+        elif item.get_closest_marker("simulated") and not SIMULATED:
+            reason = "tests the simulated CUDA device, which is not in use"
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = terminalreporter.stats.get("skipped", [])
+    if count := sum(isinstance(each.longrepr, tuple) and NOT_RUN in each.longrepr[2] for each in skipped):
+        terminalreporter.write_line(
+            f"{count} CUDA tests were not run: {NOT_RUN}; `make test-simulated` runs them on a simulated device"
+        )

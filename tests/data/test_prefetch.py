@@ -140,6 +140,7 @@ def test_a_host_that_is_ahead_does_not_fill_the_device_memory():
 
 
 @cuda
+@pytest.mark.needs_gpu("sparse tensors")
 def test_every_kind_of_part_in_a_batch():
     x = torch.arange(6.0).view(2, 3)
     on_device = torch.ones(2, device=GPU)

@@ -122,6 +122,7 @@ def warnings_of(fitted):
 
 
 @pytest.mark.cuda
+@pytest.mark.needs_gpu("memory-efficient attention")
 def test_a_saved_run_says_once_that_attention_is_not_deterministic(tmp_path):
     fitted = fit(Attention(), data=sequences(), run=tmp_path / "run", device="cuda")
     (warning,) = warnings_of(fitted)

@@ -461,6 +461,7 @@ def test_other_values_are_refused(wrong):
 
 
 @pytest.mark.cuda
+@pytest.mark.needs_gpu("the speed of a GPU")
 @pytest.mark.parametrize("captured", [True, False])
 def test_auto_finds_what_fits_on_a_gpu(captured):
     """The activations of the whole batch need more memory than the limit allows."""

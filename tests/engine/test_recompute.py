@@ -166,6 +166,7 @@ def test_a_forward_that_was_replaced_on_the_module_is_refused():
 
 
 @pytest.mark.cuda
+@pytest.mark.needs_gpu("the speed of a GPU")
 def test_recomputation_saves_memory_and_is_captured_if_no_random_numbers_are_drawn():
     def peak(**settings):
         torch.cuda.empty_cache()

@@ -104,7 +104,13 @@ def test_many_features_at_once(accumulate):
     assert_identical_fits(captured(feature), fit(feature, eager=True))
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.needs_gpu("sparse tensors") if name == "sparse" else ())
+        for name in UNSUPPORTED
+    ],
+)
 def test_a_step_that_cannot_be_captured_runs_eagerly_and_gives_the_reason(name, tmp_path):
     case = UNSUPPORTED[name]
     eager = fit(case.feature, eager=True)
@@ -506,6 +512,7 @@ def convolutional_net():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
 
 
+@pytest.mark.needs_gpu("the speed of a GPU")
 def test_capture_works_with_cudnn_benchmark_and_warns(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     short = Feature(
@@ -530,6 +537,7 @@ def peak_memory(eager, validate):
     return torch.cuda.max_memory_reserved() / 2**20
 
 
+@pytest.mark.needs_gpu("the caching allocator")
 @pytest.mark.parametrize("validate", [False, True], ids=["training", "and validation"])
 def test_a_captured_fit_takes_little_more_memory_than_an_eager_one(validate):
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
@@ -599,6 +607,7 @@ def test_clearing_cublas_workspaces_in_validation_records_no_new_graphs():
     assert not [note for note in notes if note.startswith("recorded again")]
 
 
+@pytest.mark.needs_gpu("the caching allocator")
 def test_a_failed_capture_releases_its_memory():
     """If torch took the capture for unfinished, it would free no memory any more."""
     torch.cuda.empty_cache()

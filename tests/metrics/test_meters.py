@@ -89,6 +89,7 @@ def test_nvml_is_initialised_once(monkeypatch):
 
 
 @pytest.mark.cuda
+@pytest.mark.needs_gpu("NVML")
 def test_gpu_meters_read_the_gpu():
     block = torch.ones(500_000_000, device="cuda")  # 2 GB
     assert 0 <= GPUUse().read(None)["gpu_use"] <= 100

@@ -5,6 +5,7 @@ server, and the function has to stand at the top of a module.
 """
 
 import os
+import sys
 import tempfile
 import traceback
 from datetime import timedelta
@@ -52,12 +53,20 @@ def _enter(enter, function, rank, size, folder, port, arguments):
     answer, failure = None, None
     try:
         answer = enter(function, rank, size, folder, port, arguments)
+        _check_races()
     except BaseException:
         failure = traceback.format_exc()
     finally:
         torch.save((answer, failure), Path(folder) / f"{rank}.pt")
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _check_races():
+    """On the simulated CUDA device: raises if streams of this process race."""
+    device = sys.modules.get("simulated_cuda._device")
+    races = device.B.take_races() if device else []
+    assert not races, "streams race: " + "; ".join(races)
 
 
 def _grouped(function, rank, size, folder, port, arguments):

@@ -92,13 +92,13 @@ class ForbidSynchronization(callbacks.Callback):
 
 
 def fit_without_synchronization(rank, size, parallel):
-    values = RunningTotals.values
+    merge_ranks = RunningTotals.merge_ranks
 
-    def read(totals, *args, **more):
+    def merge_and_wait(totals, *args):
         torch.cuda.set_sync_debug_mode("default")  # at the end of an epoch the host waits for its metrics
-        return values(totals, *args, **more)
+        return merge_ranks(totals, *args)
 
-    RunningTotals.values = read
+    RunningTotals.merge_ranks = merge_and_wait
     of = learner(parallel=parallel, device="cuda", clip_norm=0.1, metrics=[metrics.Accuracy(), metrics.GradientNorm()])
     fitted = of.fit(samples(96), batch_size=8, epochs=4, callbacks=[ForbidSynchronization()], show=False)
     return results_of(fitted)

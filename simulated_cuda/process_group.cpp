@@ -175,6 +175,26 @@ class CollectiveWork : public c10d::Work {
   c10::intrusive_ptr<at::ivalue::Future> future_;
 };
 
+// Gloo's receive does not block the host until somebody waits for it.
+class LateWork : public c10d::Work {
+ public:
+  using Launch = std::function<c10::intrusive_ptr<c10d::Work>()>;
+  explicit LateWork(Launch launch) : launch_(std::move(launch)) {}
+  bool wait(std::chrono::milliseconds timeout) override { return launched()->wait(timeout); }
+  void synchronize() override { launched()->synchronize(); }
+  bool isCompleted() override { return launched()->isCompleted(); }
+  std::vector<Tensor> result() override { return launched()->result(); }
+  c10::intrusive_ptr<at::ivalue::Future> getFuture() override { return launched()->getFuture(); }
+
+ private:
+  const c10::intrusive_ptr<c10d::Work>& launched() {
+    if (!work_) work_ = launch_();
+    return work_;
+  }
+  Launch launch_;
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
 // --- the process group
 
 std::string describe(const std::string& name, const Tensors& tensors, const std::string& detail = "") {
@@ -363,6 +383,7 @@ class DeviceGroup : public Backend {
         write_bytes(out[0], got[0]);
       });
     };
+    if (!is_nccl_) return c10::make_intrusive<LateWork>(call);
     if (!is_coalescing_) return call();
     receives_.push_back(call);
     return nullptr;

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from simulated_cuda._backend import backend
+
 NCCL_TIMEOUT = timedelta(minutes=10)
 
 
@@ -25,8 +27,8 @@ def make_gloo(store: Any, rank: int, size: int, options: Options) -> Any:
     return dist.ProcessGroupGloo(under, rank, size, timeout=options._timeout)
 
 
-def install(backend: Any) -> None:
-    """Makes `backend` ("nccl" and gloo for CUDA) known to `torch.distributed`."""
+def install() -> None:
+    """Makes "nccl", and gloo for CUDA tensors, known to `torch.distributed`."""
     nccl = backend.ProcessGroupNCCL
     nccl.Options = Options
     nccl._set_default_timeout = nccl.set_timeout
@@ -36,10 +38,10 @@ def install(backend: Any) -> None:
     distributed_c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = nccl
     torch._C._nccl_version = lambda: 2 << 32 | 27 << 16  # torch puts it into the texts of errors
     torch._C._nccl_version_suffix = lambda: b""
-    _give_gloo_the_device(backend)
+    _give_gloo_the_device()
 
 
-def _give_gloo_the_device(backend: Any) -> None:
+def _give_gloo_the_device() -> None:
     """A CPU build of torch has no gloo for CUDA tensors: groups of gloo get a second backend for them."""
     register = dist.ProcessGroup._register_backend
 

@@ -1,11 +1,11 @@
 """Storages of the simulated device: what FSDP, `torch.save` and `torch.load` do with them."""
 
-from typing import Any
-
 import torch
 
+from simulated_cuda._backend import backend
 
-def install(backend: Any) -> None:
+
+def install() -> None:
     """Lets storages of the device be resized and made, which a CPU build of torch does not do."""
     resize_host, move = torch.UntypedStorage.resize_, torch.UntypedStorage.to
 

@@ -3,31 +3,33 @@
 import gc
 
 import pytest
+import torch
 
-from simulated_cuda._device import B as backend
+from simulated_cuda import control
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    backend.take_races()
+    torch.cuda.synchronize()  # work of the test before this one is done
+    control.take_races()
     result = yield
-    if races := backend.take_races():
+    if races := control.take_races():
         pytest.fail("streams race: " + "; ".join(races), pytrace=False)
     return result
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    item.stash[_GRAPHS] = backend.live_graphs()
+    item.stash[_GRAPHS] = control.live_graphs()
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item):
     result = yield
-    if backend.live_graphs() > item.stash[_GRAPHS]:
+    if control.live_graphs() > item.stash[_GRAPHS]:
         gc.collect()
-        left = backend.live_graphs() - item.stash[_GRAPHS]
+        left = control.live_graphs() - item.stash[_GRAPHS]
         if left > 0:
             pytest.fail(f"the test leaves {left} CUDA graphs behind", pytrace=False)
     return result

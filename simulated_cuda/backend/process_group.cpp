@@ -1,4 +1,4 @@
-// Process groups for tensors of the simulated device: what stands for NCCL, and gloo. See README_ranks.md.
+// Process groups for tensors of the simulated device: what stands for NCCL, and gloo. See ../README_ranks.md.
 //
 // A collective is one operation, `simulated_cuda::communicate`. On tensors of the device it comes through the fallback as
 // any other operation does, which notes its reads and writes for the detection of races, and records it in a capture. Its
@@ -15,10 +15,8 @@
 #include <functional>
 #include <mutex>
 
-namespace simulated_cuda {
-bool is_capturing();                         // of backend.cpp
-void synchronize(const std::string& what);  // of backend.cpp: raises in a capture, and if synchronization is an error
-}
+#include "capture.h"
+#include "waiting.h"
 
 namespace {
 using at::Tensor;

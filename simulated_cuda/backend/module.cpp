@@ -12,6 +12,9 @@
 #include "waiting.h"
 
 namespace simulated_cuda {
+void define_process_groups(py::module&);  // of process_group.cpp
+void define_storage(py::module&);         // of storage.cpp
+
 namespace {
 
 // A child process has other threads, and the lock in the state that it was left in.
@@ -148,6 +151,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   define_graphs(module);
   define_memory(module);
   define_random_numbers(module);
+  define_process_groups(module);
+  define_storage(module);
 }
 
 }  // namespace simulated_cuda

@@ -144,8 +144,12 @@ class Accumulator:
             raise InvalidArgument(f"all {self._count} gradients in the accumulator had weight 0, so they have no mean")
         model, parameters = self._model, self._parameters
         is_mean = self._reduce == "mean"
+
+        def divide(added: Tensor) -> Tensor:  # FSDP's offloaded gradients are on the CPU, and the weight is on the GPU
+            return added / (total.to(added.device) if isinstance(total, Tensor) else total)
+
         tensors = {
-            name: (added / total).to(parameters[name].dtype) if is_mean else added.to(parameters[name].dtype, copy=True)
+            name: divide(added).to(parameters[name].dtype) if is_mean else added.to(parameters[name].dtype, copy=True)
             for name, added in self.take_sums()[1].items()
         }
         return Gradients._of(tensors, parameters, model)

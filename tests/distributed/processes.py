@@ -52,12 +52,22 @@ def _enter(enter, function, rank, size, folder, port, arguments):
     answer, failure = None, None
     try:
         answer = enter(function, rank, size, folder, port, arguments)
+        _check_races()
     except BaseException:
         failure = traceback.format_exc()
     finally:
         torch.save((answer, failure), Path(folder) / f"{rank}.pt")
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _check_races():
+    """On the simulated CUDA device: raises if streams of this process race."""
+    if os.environ.get("SIMULATED_CUDA"):
+        from simulated_cuda import control
+
+        races = control.take_races()
+        assert not races, "streams race: " + "; ".join(races)
 
 
 def _grouped(function, rank, size, folder, port, arguments):

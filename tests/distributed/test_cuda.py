@@ -15,7 +15,6 @@ from tests.distributed.test_fit import differences
 from tests.distributed.test_resume import exit_code_of, noisy, steady, terminate
 
 pytestmark = pytest.mark.cuda
-nccl = pytest.mark.needs_gpu("NCCL")
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +22,13 @@ def alone():
     return launched(results, 1, "auto", list(CASES))[0]
 
 
-@pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=nccl)])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_a_world_of_one_process_gives_the_same(alone, mode):
     (found,) = launched(results, 1, mode, list(CASES))
     for name, expected in alone.items():
         assert differences(found[name], expected, name) == []
 
 
-@nccl
 def test_two_processes_that_share_a_gpu_give_the_same(alone):
     for found in run(results, 2, "auto", list(CASES)):  # by gloo: NCCL wants a GPU for each
         for name, expected in alone.items():
@@ -46,7 +44,6 @@ def planned(rank, size, parallel):
     return lines, fitted._prepared.fit.plan.mode, found, backend
 
 
-@nccl
 @pytest.mark.parametrize(
     ("parallel", "where"),
     [
@@ -75,7 +72,6 @@ def fit_in_half_precision(rank, size):
     return of.fit((x, x[:, :4].argmax(1)), batch_size=32, epochs=8, show=False).history["train/loss"]
 
 
-@nccl
 def test_shards_compute_in_16_bits():
     (losses,) = launched(fit_in_half_precision, 1)
     assert losses[-1] < 0.9 * losses[0]
@@ -96,19 +92,18 @@ class ForbidSynchronization(callbacks.Callback):
 
 
 def fit_without_synchronization(rank, size, parallel):
-    values = RunningTotals.values
+    merge_ranks = RunningTotals.merge_ranks
 
-    def read(totals, *args, **more):
+    def merge_and_wait(totals, *args):
         torch.cuda.set_sync_debug_mode("default")  # at the end of an epoch the host waits for its metrics
-        return values(totals, *args, **more)
+        return merge_ranks(totals, *args)
 
-    RunningTotals.values = read
+    RunningTotals.merge_ranks = merge_and_wait
     of = learner(parallel=parallel, device="cuda", clip_norm=0.1, metrics=[metrics.Accuracy(), metrics.GradientNorm()])
     fitted = of.fit(samples(96), batch_size=8, epochs=4, callbacks=[ForbidSynchronization()], show=False)
     return results_of(fitted)
 
 
-@nccl
 def test_sharded_training_does_not_synchronise_with_the_device():
     (found,) = launched(fit_without_synchronization, 1, "fsdp")
     (expected,) = launched(fit_without_synchronization, 1, "auto")
@@ -134,7 +129,6 @@ def fit_with_nan(rank, size, parallel, batch):
     )
 
 
-@nccl
 @pytest.mark.parametrize("batch", [2, 5, 11, 12])
 def test_a_nan_is_located_although_it_is_checked_late(batch):
     for found in (launched(fit_with_nan, 1, "fsdp", batch), run(fit_with_nan, 2, "auto", batch)):
@@ -155,7 +149,6 @@ def gone_on(rank, size, folder, before, mode):
     return results_of(steady(f"{folder}/{before}", mode))
 
 
-@nccl
 @pytest.mark.parametrize("mode", ["auto", "fsdp"])
 @pytest.mark.parametrize("before", ["auto", "fsdp"])
 def test_a_run_resumes_sharded_or_not(tmp_path, before, mode):
@@ -177,7 +170,6 @@ def whole_and_rest(rank, size, folder):
     return {name: results_of(fitted) for name, fitted in found.items()}
 
 
-@nccl
 def test_a_sharded_run_resumes_to_the_same_bits_and_is_saved_as_one_file(tmp_path):
     launched(cut, 1, str(tmp_path))
     (found,) = launched(whole_and_rest, 1, str(tmp_path))
@@ -197,7 +189,6 @@ def in_background(rank, size, folder):
     return fitted.updates
 
 
-@nccl
 def test_shards_are_saved_in_the_background(tmp_path):
     (updates,) = launched(in_background, 1, str(tmp_path))
     assert updates == 50

@@ -1,6 +1,7 @@
-"""Runs random programs: `python -m simulated_cuda -m tests.random_programs SEED...`, or `--seconds 600 [--from SEED]`."""
+"""Runs random programs: `python -m simulated_cuda -m tests.random_programs SEED...`, or with `--seconds 600`."""
 
 import argparse
+import os
 import sys
 import time
 
@@ -19,6 +20,7 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="does not simplify programs that fail")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic=True
     first = time.time_ns() % 10**9 if arguments.first is None else arguments.first
     seeds, until, failed, count = list(arguments.seeds), time.monotonic() + arguments.seconds, 0, 0
     while seeds or time.monotonic() < until:

@@ -283,4 +283,6 @@ CALLBACKS = {
     },
 }
 
+# They set numbers or modules that are not in a checkpoint.
+CHANGES_PYTHON = {"temperature", "temperature each batch", "loss factor", "dropout", "replace module"}
 NOT_RESUMABLE = {"temperature at epochs", "freeze head at epochs", "shrink weights at epochs", "eval mode"}

@@ -141,7 +141,6 @@ MODELS = {
     "tied": Tied,
     "embedding": Embedded,
     "embedding with a largest norm": lambda: Embedded(max_norm=1.0),
-    "sparse embedding": lambda: Embedded(sparse=True),
     "convolution": lambda: LinearOf((1, 2, 3), nn.Sequential(nn.Conv2d(1, 2, 2, padding=1), nn.BatchNorm2d(2)), 24),
     "LSTM": lambda: LinearOf((3, 2), nn.LSTM(2, 3, batch_first=True), 3, _last),
     "GRU": lambda: LinearOf((3, 2), nn.GRU(2, 3, 2, batch_first=True, dropout=0.2), 3, _last),

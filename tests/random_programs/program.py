@@ -105,6 +105,8 @@ class Program:
             yield "rates_of_objectives"
         if self.double and self.precision != "fp32":
             yield "precision"
+        if self.valid == "none" and self.monitor is None and ("keep_best", True) in self.checkpoint:
+            yield "checkpoint"
         if self.double and self.metrics:
             yield "metrics"
         if self.monitor is not None and self.keep == "last":

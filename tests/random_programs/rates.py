@@ -7,7 +7,7 @@ from stoker import optim, schedule
 
 
 def _every_form(make, **settings):
-    """An algorithm in the forms in which torch runs it: its choice, a loop, foreach, and with counters on the device."""
+    """An algorithm in all forms that torch has: its choice, a loop, foreach, fused, and with counters on the device."""
     name = f"{make.__name__}({', '.join(f'{key}={value}' for key, value in settings.items())})"
     forms = {"": {}, "loop": {"foreach": False}, "foreach": {"foreach": True}}
     fields = make.__dataclass_fields__

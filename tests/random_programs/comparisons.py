@@ -196,7 +196,6 @@ def run_program(
         _warm_up(device)
     callbacks = [*([ForceEager()] if eager else []), *([] if stop is None else [Stop(*stop)])]
     outcome, simulated = Outcome(), backend()
-    gc.collect()
     before = None if simulated is None else (simulated.live_graphs(), simulated.allocated())
     if simulated is not None:
         simulated.take_races()
@@ -209,7 +208,7 @@ def run_program(
         if simulated is not None:
             simulated.set_limit(0)
     if simulated is not None:
-        _check_device(outcome, simulated, before)
+        _check_device(simulated, before)
     return outcome
 
 
@@ -217,11 +216,10 @@ _is_warm: list[str] = []  # devices on which a fit has run
 
 
 def _warm_up(device: str) -> None:
-    """Runs one fit, which creates what a process keeps; without it `gc.collect()` takes a quarter of a second."""
+    """Runs one fit, which creates what a process keeps."""
     _is_warm.append(device)
     _run_into(Outcome(), Program(), device, None, [])
     gc.collect()
-    gc.freeze()
 
 
 def _run_into(outcome: Outcome, program: Program, device: str, run: Path | None, callbacks: list[Callback]) -> None:
@@ -253,8 +251,9 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {re.sub(r'/[^ ]*/(whole|cut|run)', '…', text)}"
 
 
-def _check_device(outcome: Outcome, simulated: Any, before: tuple[int, int]) -> None:
+def _check_device(simulated: Any, before: tuple[int, int]) -> None:
     gc.collect()
+    gc.freeze()  # what is left stays; without this, each collection takes a tenth of a second
     torch.cuda.synchronize()
     races = simulated.take_races()
     if races:

@@ -68,6 +68,17 @@ class Stop(Callback):
         os.kill(os.getpid(), signal.SIGINT)
 
 
+# Errors that a program may end with, the same ones in every way that it runs.
+EXPECTED_ERRORS = [
+    r"NotFinite: .* already holds (NaN|inf)",
+    r"NotFinite: the loss .* (after|of) .*",
+    r"ValueError: raised by a callback",
+    r"ValueError: Expected more than 1 value per channel",
+    r"OutOfMemoryError: ",
+    r"(Interrupted|KeyboardInterrupt): ",
+]
+
+
 @dataclass
 class Outcome:
     """What a fit gave: values by name, as bytes, texts and numbers; or its error."""
@@ -78,6 +89,13 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     traceback: str = ""
     peak: int = 0  # bytes of the device, if it is simulated
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether the fit gave a result or an error that a program may end with."""
+        if self.error is None:
+            return "error after the fit" not in self.values
+        return any(re.match(pattern, self.error) for pattern in EXPECTED_ERRORS)
 
     @property
     def ran_out_of_memory(self) -> bool:
@@ -225,12 +243,15 @@ def _warm_up(device: str) -> None:
 def _run_into(outcome: Outcome, program: Program, device: str, run: Path | None, callbacks: list[Callback]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        learner = None
         try:
             learner = make_learner(program, device)
             fitted = fit(program, learner, run=run, callbacks=callbacks)
         except (Exception, KeyboardInterrupt) as error:
             outcome.error = _describe(error)
             outcome.traceback = "".join(traceback.format_exception(error))
+            if learner is not None:  # statistics of batch norm may have seen the batch that failed
+                outcome.values = {f"model.{name}": bits(value) for name, value in learner.model.named_parameters()}
             return
         outcome.mode = fitted._prepared.fit.plan.mode if fitted._prepared is not None else "loaded"
         outcome.notes = [event.text for event in fitted.record.events_of("note")]
@@ -273,6 +294,9 @@ def compare(what: str, one: Outcome, other: Outcome, *, ignore: str = "$^") -> N
         for name in names
         if not re.search(ignore, name) and one.values.get(name, "missing") != other.values.get(name, "missing")
     ]
+    unexpected = next((each for each in (one, other) if not each.is_expected), None)
+    if unexpected is not None and one.error == other.error:
+        raise Different(f"unexpected error {unexpected.error}\n{unexpected.traceback[-_SHOWN:]}")
     if one.error == other.error and not different:
         return
     errors = [f"  error: {each.error}" + each.traceback[-_SHOWN:] * (one.error != other.error) for each in (one, other)]

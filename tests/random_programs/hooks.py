@@ -80,7 +80,7 @@ def _temperature_each_batch(ctx):
 
 
 def _loss_factor(ctx):
-    for module in (ctx.model.loss, *ctx.model.modules()):
+    for module in (getattr(ctx.model, "loss", None), *ctx.model.modules()):
         if hasattr(module, "factor"):
             module.factor = 1.0 + ctx.epoch % 2
 

@@ -252,7 +252,7 @@ class RunningScale(nn.Module):
     def forward(self, logits, y):
         loss = F.cross_entropy(logits, y)
         if self.training:
-            self.scale.lerp_(loss.detach().to(self.scale), 0.1)
+            self.scale.lerp_(loss.detach().nan_to_num().to(self.scale), 0.1)
         return loss / (0.5 + self.scale)
 
 
@@ -427,6 +427,9 @@ DATA = {
         data.by_epoch(lambda epoch: (x[: 8 + 9 * epoch], y[: 8 + 9 * epoch])), batch_size=size, shuffle=2
     ),
 }
+
+SPLITTABLE = {"tensors", "arrays", "mapping", "TensorDataset", "data set that draws", "list"}
+UNKNOWN_LENGTH = {"stream", "more in each epoch"}  # the number of updates is not known before the fit
 
 VALID = {  # from the program's `make_samples` to the `valid` of `fit`
     "none": lambda make: None,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tests.random_programs.hooks import CALLBACKS, NOT_RESUMABLE
-from tests.random_programs.models import BAD, DATA, LOSSES, METRICS, MODELS, STEPS, VALID
-from tests.random_programs.rates import OPTIMIZERS, RATES
+from tests.random_programs.models import BAD, DATA, LOSSES, METRICS, MODELS, SPLITTABLE, STEPS, UNKNOWN_LENGTH, VALID
+from tests.random_programs.rates import OPTIMIZERS, RATES, WHOLE_FIT
 
 HOWS = ["exception", "KeyboardInterrupt", "SIGINT"]
 STOP_HOOKS = [
@@ -101,23 +101,32 @@ class Program:
 
     def _what_cannot_be(self) -> Iterator[str]:
         """Yields fields whose values are for another kind of program; they fall back to their defaults."""
-        if self.step != "objectives" and self.rates_of_objectives != "one":
-            yield "rates_of_objectives"
-        if self.double and self.precision != "fp32":
-            yield "precision"
-        if self.valid == "none" and self.monitor is None and ("keep_best", True) in self.checkpoint:
-            yield "checkpoint"
-        if self.double and self.metrics:
-            yield "metrics"
-        if self.monitor is not None and self.keep == "last":
-            yield "monitor"
-        for name in ("callbacks", "more_callbacks"):
-            if self.stops and NOT_RESUMABLE & set(getattr(self, name)):
+        names = {*self.callbacks, *self.more_callbacks}
+        has_metric = self.valid != "none" or self.monitor is not None
+        rules = {
+            "rates_of_objectives": self.step != "objectives",
+            "micro_batch": self.step == "objectives",
+            "precision": self.double,
+            "metrics": self.double,
+            "monitor": self.keep == "last" or self.step == "objectives",
+            "bad": self.bad[0] == "ignored" and self.loss == "margin",
+            "bad_valid": self.bad_valid[0] == "ignored" and self.loss == "margin",
+            "checkpoint": not has_metric and ("keep_best", True) in self.checkpoint,
+            "valid": self.valid == "fraction" and self.data not in SPLITTABLE,
+            "length": self.data in UNKNOWN_LENGTH and self.length[0] == "epochs" and self.rate in WHOLE_FIT,
+            "callbacks": (self.step != "loss" and "MixUp" in names)
+            or (self.loss in ("scaled", "class weights") and "MixUp" in names)
+            or (not has_metric and {"EarlyStopping", "ReduceLROnPlateau"} & names)
+            or (self.stops and NOT_RESUMABLE & names)
+            or set(self.callbacks) & set(self.more_callbacks),
+        }
+        for name, is_wrong in rules.items():
+            if is_wrong and getattr(self, name) != _DEFAULTS[name]:
                 yield name
-            if self.step != "loss" and "MixUp" in getattr(self, name):
-                yield name
-        if set(self.callbacks) & set(self.more_callbacks):
+        if rules["callbacks"] and self.more_callbacks:
             yield "more_callbacks"
+        if rules["length"]:
+            yield "data"
 
     def changes(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""

@@ -78,3 +78,8 @@ RATES = {
     "groups of numbers": lambda: {"head.*": 0.03, "*": 0.011},
     "groups of schedules": lambda: {"head.*": schedule.cosine(0.03), "*bias": schedule.step(0.02, every=3), "*": 0.013},
 }
+
+WHOLE_FIT = {  # they take their length from the fit
+    *("cosine", "linear", "polynomial", "trapezoid", "then", "sum and product", "torch StepLR every epoch"),
+    "groups of schedules",
+}

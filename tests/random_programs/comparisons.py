@@ -385,17 +385,27 @@ def _kept_random_state():
         torch.set_rng_state(state)
 
 
-def check_seed(seed: int, *, simplified: bool = True) -> None:
-    """Checks the program of a seed; if it fails, raises with the smallest program that fails in the same way."""
-    program = draw(seed)
+def check_and_report(program: Program, *, simplified: bool = True) -> None:
+    """Checks a program; if it fails, raises with the smallest program that fails in the same way, as a script."""
     try:
         check(program)
     except Exception as error:
-        kind = _kind(error)
+        kind, message = _kind(error), error
         smallest = simplify(program, lambda other: _kind_of_failure(other) == kind) if simplified else program
-        message = _failure_of(smallest) or error
-        text = f"seed {seed}: {message}\n\nthe smallest program that fails so:\n\n{smallest.script()}"
-        raise Different(f"{text}\nthe whole program: {program!r}") from None
+    else:
+        return
+    message = _failure_of(smallest) or message
+    raise Different(
+        f"{message}\n\nthe smallest program that fails so:\n\n{smallest.script()}\nthe whole program: {program!r}"
+    )
+
+
+def check_seed(seed: int, *, simplified: bool = True) -> None:
+    """Checks the program of a seed, as `check_and_report` does."""
+    try:
+        check_and_report(draw(seed), simplified=simplified)
+    except Different as error:
+        raise Different(f"seed {seed}: {error}") from None
 
 
 def _failure_of(program: Program) -> Exception | None:

@@ -115,6 +115,7 @@ class Program:
             "valid": self.valid == "fraction" and self.data not in SPLITTABLE,
             "length": self.data in UNKNOWN_LENGTH and self.length[0] == "epochs" and self.rate in WHOLE_FIT,
             "callbacks": (self.step != "loss" and "MixUp" in names)
+            or (self.step == "objectives" and "FreezeUntil" in names)
             or (self.loss in ("scaled", "class weights") and "MixUp" in names)
             or (not has_metric and {"EarlyStopping", "ReduceLROnPlateau"} & names)
             or (self.stops and NOT_RESUMABLE & names)

@@ -11,7 +11,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import nn
 import stoker
 from stoker import Callback
 from tests.random_programs import models
-from tests.random_programs.hooks import CALLBACKS, CHANGES_PYTHON
+from tests.random_programs.hooks import CALLBACKS, CHANGES_PYTHON, FOLLOWS_VALIDATION
 from tests.random_programs.models import DATA, LOSSES, METRICS, MODELS, STEPS, VALID
 from tests.random_programs.program import Program, draw, simplify
 from tests.random_programs.rates import OPTIMIZERS, RATES
@@ -305,13 +305,18 @@ def compare(what: str, one: Outcome, other: Outcome, *, ignore: str = "$^") -> N
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, list) and len(value) == 3 and isinstance(value[2], bytes):
-        value = tuple(value)
     if isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], bytes):
-        dtype = getattr(torch, value[0].removeprefix("torch."))
-        numbers = torch.frombuffer(bytearray(value[2]), dtype=dtype) if value[2] else torch.empty(0)
-        return f"{numbers[:4].tolist()}"
+        return f"{from_bits(value).flatten()[:4].tolist()}"
     return repr(value)[:300]
+
+
+def from_bits(value: tuple[str, tuple[int, ...], bytes]) -> torch.Tensor:
+    """The tensor that `bits` was given."""
+    dtype, shape, content = value
+    kind = getattr(torch, dtype.removeprefix("torch."))
+    return (
+        torch.frombuffer(bytearray(content), dtype=kind).reshape(shape) if content else torch.empty(shape, dtype=kind)
+    )
 
 
 # --- the comparisons
@@ -355,10 +360,66 @@ def compare_limited(program: Program, folder: Path) -> None:
     compare(f"the fit and the fit with {limit} bytes differ", whole, limited)
 
 
+def compare_without_validation(program: Program, folder: Path) -> None:
+    """Validation does not change what is trained."""
+    alone = replace(program, valid="none")
+    if program.bad_valid[0] == "none":
+        compare(
+            "the fit with validation and the one without differ",
+            run_program(program),
+            run_program(alone),
+            ignore="history.*valid|history.(a|b)/|history.prediction|history.time|evaluate|warnings",
+        )
+
+
+def compare_own_loop(program: Program, folder: Path) -> None:
+    """A fit gives the weights and buffers of a loop of the user's own, up to rounding.
+
+    With an optimizer that does not amplify it. An error that captured and eager fits have in common is found here.
+    """
+    program = replace(program, optimizer="SGD(momentum=0.5, nesterov=True, weight_decay=0.01)")
+    fitted, learner = run_program(program), make_learner(program, "cuda")
+    if fitted.error is not None:
+        return
+    model, loss = learner.model.cuda().train(), learner.loss
+    loss = loss.cuda() if isinstance(loss, nn.Module) else loss
+    optimizer = learner.optimizer.init(model)
+    train = DATA[program.data](*make_samples(program, program.samples, 5, program.bad), program.batch_size)
+    per_epoch, epochs = len(train), program.length[1]
+    rate = stoker.schedule.as_schedule(learner.lr).with_updates(per_epoch * epochs, per_epoch=per_epoch)
+    for epoch in range(epochs):
+        for number, batch in enumerate(train.at(epoch=epoch)):
+            x, y = (each.cuda() for each in models.columns(batch))
+            grads = stoker.backward(loss(model(x), y), model)
+            if program.clip_norm is not None:
+                grads = grads.clip_norm(program.clip_norm)
+            optimizer.step(grads, lr=rate(epoch * per_epoch + number))
+    for name, value in model.state_dict().items():
+        found = from_bits(fitted.values[f"model.{name}"])
+        if not torch.allclose(found, value.cpu(), rtol=1e-3, atol=1e-4):
+            raise Different(f"the fit and an own loop differ: {name} is {found} and {value.cpu()}")
+
+
+def is_plain(program: Program) -> bool:
+    """Whether a program is one that `compare_own_loop` can run."""
+    done = {"model", "optimizer", "rate", "data", "samples", "batch_size", "length", "clip_norm", "seed", "metrics"}
+    return (
+        set(program.changes()) <= done | {"saved", "stops", "memory", "checkpoint"}
+        and program.model in models.WITHOUT_RANDOM_NUMBERS
+        and program.data in models.READ_BY_POSITION
+        and program.length[0] == "epochs"
+        and "groups" not in program.rate
+    )
+
+
 def check(program: Program) -> None:
     """Makes all comparisons that a program asks for; raises `Different` for the first one that fails."""
     comparisons = [compare_eager]
     comparisons += [compare_resumed] if program.stops else []
+    follows = FOLLOWS_VALIDATION & {*program.callbacks, *program.more_callbacks}
+    if program.valid not in ("none", "fraction") and program.keep == "last" and not follows:
+        comparisons.append(compare_without_validation)
+    comparisons += [compare_own_loop] if is_plain(program) else []
     comparisons += [compare_limited] if program.memory is not None else []
     for comparison in comparisons:
         try:

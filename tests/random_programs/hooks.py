@@ -285,4 +285,6 @@ CALLBACKS = {
 
 # They set numbers or modules that are not in a checkpoint.
 CHANGES_PYTHON = {"temperature", "temperature each batch", "loss factor", "dropout", "replace module"}
+# What they do depends on the validation.
+FOLLOWS_VALIDATION = {"EarlyStopping", "ReduceLROnPlateau", "draw in validation"}
 NOT_RESUMABLE = {"temperature at epochs", "freeze head at epochs", "shrink weights at epochs", "eval mode"}

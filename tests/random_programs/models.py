@@ -154,6 +154,10 @@ MODELS = {
 }
 
 
+WITHOUT_RANDOM_NUMBERS = {"linear", "deep", "batch norm", "layer norm", "weight norm", "tied", "embedding", "RNN"}
+WITHOUT_RANDOM_NUMBERS |= {"convolution", "running mean", "batch norm with cumulative means"}
+
+
 class Net(nn.Module):
     """Samples of any length, one of the models above, and a linear head."""
 
@@ -256,12 +260,16 @@ class RunningScale(nn.Module):
         return loss / (0.5 + self.scale)
 
 
+def _wide(logits):
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
 def _squares(logits, y):
-    return F.mse_loss(logits.softmax(-1), F.one_hot(y.clamp(min=0), CLASSES).to(logits.dtype))
+    return F.mse_loss(_wide(logits).softmax(-1), F.one_hot(y.clamp(min=0), CLASSES).to(_wide(logits).dtype))
 
 
 def _focal(logits, y):
-    chosen = F.log_softmax(logits, -1).gather(1, y.clamp(min=0)[:, None])[:, 0]
+    chosen = F.log_softmax(_wide(logits), -1).gather(1, y.clamp(min=0)[:, None])[:, 0]
     return -((1 - chosen.exp()) ** 2 * chosen).mean()
 
 
@@ -277,6 +285,8 @@ LOSSES = {
     "scaled": Scaled,
     "with a buffer": RunningScale,
 }
+
+MIXABLE = {"cross-entropy", "function", "label smoothing"}  # losses that MixUp can weigh
 
 # --- metrics
 
@@ -428,6 +438,7 @@ DATA = {
     ),
 }
 
+READ_BY_POSITION = {"ordered", "shuffled", "full batches", "rows", "weighted", "padded", "buckets"}
 SPLITTABLE = {"tensors", "arrays", "mapping", "TensorDataset", "data set that draws", "list"}
 UNKNOWN_LENGTH = {"stream", "more in each epoch"}  # the number of updates is not known before the fit
 

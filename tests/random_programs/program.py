@@ -6,7 +6,18 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tests.random_programs.hooks import CALLBACKS, NOT_RESUMABLE
-from tests.random_programs.models import BAD, DATA, LOSSES, METRICS, MODELS, SPLITTABLE, STEPS, UNKNOWN_LENGTH, VALID
+from tests.random_programs.models import (
+    BAD,
+    DATA,
+    LOSSES,
+    METRICS,
+    MIXABLE,
+    MODELS,
+    SPLITTABLE,
+    STEPS,
+    UNKNOWN_LENGTH,
+    VALID,
+)
 from tests.random_programs.rates import OPTIMIZERS, RATES, WHOLE_FIT
 
 HOWS = ["exception", "KeyboardInterrupt", "SIGINT"]
@@ -116,7 +127,8 @@ class Program:
             "length": self.data in UNKNOWN_LENGTH and self.length[0] == "epochs" and self.rate in WHOLE_FIT,
             "callbacks": (self.step != "loss" and "MixUp" in names)
             or (self.step == "objectives" and "FreezeUntil" in names)
-            or (self.loss in ("scaled", "class weights") and "MixUp" in names)
+            or (self.loss not in MIXABLE and "MixUp" in names)
+            or {"MixUp", "half batches"} <= names
             or (not has_metric and {"EarlyStopping", "ReduceLROnPlateau"} & names)
             or (self.stops and NOT_RESUMABLE & names)
             or set(self.callbacks) & set(self.more_callbacks),

@@ -133,7 +133,8 @@ class Policy:
         name = self._keep_best
         if name is None or not here.values:
             return None
-        if name not in here.values and not any(name in each.values for each in saved):
+        # At a validation within an epoch, those of the training are not known yet.
+        if here.epoch_ended and name not in here.values and not any(name in each.values for each in saved):
             raise NoSuchMetric(
                 f"keep_best={name!r}: there is no such metric{did_you_mean(name, here.values)} "
                 f"(there are: {', '.join(here.values)})"

@@ -85,7 +85,7 @@ def test_a_metric_without_a_direction_is_named():
 
 
 def test_an_unknown_metric_is_named_with_the_known_ones():
-    here = moment(9, values={"valid/accuracy": 0.5, "valid/loss": 0.7})
+    here = moment(9, values={"valid/accuracy": 0.5, "valid/loss": 0.7}, epoch_ended=True)
     with pytest.raises(NoSuchMetric) as caught:
         reason(Checkpoint(keep_best="valid/acuracy"), here, [saved(1, loss=0.4)])
     assert str(caught.value) == (

@@ -104,6 +104,13 @@ def test_keep_best_with_validations_inside_an_epoch(tmp_path):
     assert saved_checkpoints(tmp_path / "run")[0].update == fitted.best.update
 
 
+def test_keep_best_of_a_training_metric_with_validations_inside_an_epoch(tmp_path):
+    """A validation inside an epoch does not have the metric yet."""
+    policy = Checkpoint(keep_last=1, keep_best=True)
+    fitted = fit(tmp_path / "run", validate_every=2, monitor="train/loss", checkpoint=policy)
+    assert saved_checkpoints(tmp_path / "run")[0].update == fitted.best.update
+
+
 def test_keep_best_of_a_logged_value_needs_a_direction(tmp_path):
     log = callbacks.on(epoch_end=lambda ctx: ctx.log("heat", float(-abs(ctx.epoch - 2))))
     with pytest.raises(InvalidArgument, match="whether a low or a high 'heat' is better"):

@@ -29,7 +29,7 @@ demo: $(CORE)  ## trains on digits drawn by code, evaluates and saves the model
 test: $(READY)  ## the tests that a change could plausibly break, in 5 minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not soak"
 
-test-simulated: $(READY)  ## the tests that need a GPU, on a simulated CUDA device, in 3 minutes
+test-simulated: $(READY)  ## the tests that need a GPU, on a simulated CUDA device
 	$(BIN)/python -m simulated_cuda -m pytest -n 2 --dist worksteal -m cuda
 
 simulated: $(READY)  ## any program on the simulated CUDA device: make simulated ARGS="program.py"

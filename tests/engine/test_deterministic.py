@@ -12,6 +12,7 @@ from stoker import Callback, Checkpoint
 from stoker.engine import check_deterministic
 from stoker.engine._deterministic import AtomicOperations
 from stoker.errors import InvalidArgument, WrongType
+from tests.device import size
 
 
 def settings():
@@ -199,7 +200,7 @@ class Attention(nn.Module):
 
 def sequences():
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(64, 512, 64, generator=generator)
+    x = torch.randn(64, size(512, simulated=128), 64, generator=generator)
     return x, x.mean((1, 2))[:, None]
 
 

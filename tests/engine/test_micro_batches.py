@@ -468,7 +468,7 @@ def test_other_values_are_refused(wrong):
 @pytest.mark.parametrize("captured", [True, False])
 def test_auto_finds_what_fits_on_a_gpu(captured):
     """The activations of the whole batch need more memory than the limit allows."""
-    width, batch, limit = size((1024, 16384, 900), simulated=(256, 2048, 28))  # the limit in MiB
+    width, batch, limit = size((1024, 16384, 900), simulated=(256, 4096, 56))  # the limit in MiB
 
     class Wide(nn.Module):
         def __init__(self):

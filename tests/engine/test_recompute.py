@@ -179,8 +179,8 @@ def test_recomputation_saves_memory_and_is_captured_if_no_random_numbers_are_dra
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         torch.manual_seed(0)
-        width, batch = size((512, 4096), simulated=(128, 4096))
-        blocks = [nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)) for _ in range(16)]
+        width, batch, depth = size((512, 4096, 16), simulated=(64, 4096, 32))
+        blocks = [nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)) for _ in range(depth)]
         model = nn.Sequential(*blocks)
         x = torch.randn(2 * batch, width)
         learner = stoker.Learner(model, loss=F.mse_loss, seed=0, device="cuda", **settings)

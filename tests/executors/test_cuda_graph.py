@@ -497,15 +497,17 @@ def test_training_does_not_synchronize_with_the_device(share, monkeypatch):
 
 def random_images():
     generator = torch.Generator().manual_seed(0)
-    number, side = size((512, 48), simulated=(256, 24))
+    number, side = size((512, 48), simulated=(256, 40))
     return torch.randn(number, 3, side, side, generator=generator), torch.randint(0, 10, (number,), generator=generator)
 
 
 def convolutional_net():
-    layers = [nn.Conv2d(3, 48, 3, padding=1), nn.ReLU()]
-    for _ in range(3):
-        layers += [nn.Conv2d(48, 48, 3, padding=1), nn.BatchNorm2d(48), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
+    # A GPU has memory beside the activations, for cuDNN; on the simulated device more layers stand for it.
+    width, depth = size((48, 3), simulated=(16, 8))
+    layers = [nn.Conv2d(3, width, 3, padding=1), nn.ReLU()]
+    for _ in range(depth):
+        layers += [nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
 
 
 def test_capture_works_with_cudnn_benchmark_and_warns(monkeypatch, tmp_path):

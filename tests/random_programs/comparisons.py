@@ -75,6 +75,7 @@ EXPECTED_ERRORS = [
     r"ValueError: raised by a callback",
     r"ValueError: Expected more than 1 value per channel",
     r"OutOfMemoryError: ",
+    r"BadData: epoch \d+ has trained nothing",
     r"(Interrupted|KeyboardInterrupt): ",
 ]
 

@@ -45,6 +45,10 @@ class Stream:
     def query(self) -> bool:
         return self.record_event().query()
 
+    def is_capturing(self) -> bool:
+        """Whether this thread is recording on the stream; torch's optimizers ask."""
+        return self.cuda_stream == backend.current_stream() and backend.is_capturing()
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
 

@@ -18,7 +18,7 @@ def main() -> None:
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     folder = build()
-    environment = dict(os.environ, SIMULATED_CUDA="1")
+    environment = dict(os.environ, SIMULATED_CUDA=str(folder))
     environment["LD_PRELOAD"] = _with(folder / "preload.so", environment.get("LD_PRELOAD"), ":")
     environment["PYTHONPATH"] = _with(STARTUP, environment.get("PYTHONPATH"), os.pathsep)
     # The bits of a sum depend on the number of threads, and tests run in several processes.

@@ -49,8 +49,8 @@ def build_folder() -> Path:
 
 
 def load_backend() -> ModuleType:
-    """The compiled module; the runner has built it."""
-    spec = importlib.util.spec_from_file_location(NAME, build_folder() / f"{NAME}.so")
+    """The compiled module; the runner has built it, and set where it is."""
+    spec = importlib.util.spec_from_file_location(NAME, Path(os.environ["SIMULATED_CUDA"], f"{NAME}.so"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

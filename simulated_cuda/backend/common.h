@@ -35,12 +35,12 @@ inline const c10::Device DEVICE(c10::DeviceType::CUDA, 0);
 inline const c10::Device HOST(c10::DeviceType::CPU);
 
 // One lock for all state of the device. It is recursive: memory is freed while an operation holds it.
-// Whoever holds it must not wait for the interpreter of Python, whose lock may be held by somebody who waits for this one.
+// Whoever holds it must not wait for the lock of Python's interpreter: its holder may wait for this one.
 inline std::recursive_mutex state_lock;
 using Lock = std::lock_guard<std::recursive_mutex>;
 
 inline thread_local int64_t current_stream = 0;  // 0 is the default stream
-inline thread_local int64_t current_pool = 0;    // where this thread allocates outside of a capture; 0 is the general pool
+inline thread_local int64_t current_pool = 0;    // where allocations go outside of a capture; 0 is the general pool
 
 // Calls torch's CPU kernels: below autograd and autocast, which have seen the operation on the device already.
 struct HostCall {

@@ -35,7 +35,8 @@ py::list describe_segments() {
     for (const auto& [_, piece] : segment.pieces) {
       pieces.append(py::make_tuple(reinterpret_cast<int64_t>(piece.address), piece.size, piece.is_used));
     }
-    found.append(py::make_tuple(segment.shelf.pool, segment.shelf.stream, segment.shelf.is_small, segment.size, pieces));
+    const auto& shelf = segment.shelf;
+    found.append(py::make_tuple(shelf.pool, shelf.stream, shelf.is_small, segment.size, pieces));
   }
   return found;
 }

@@ -12,13 +12,24 @@ inline const std::set<std::string> NOT_ON_CUDA = {"aten::_fused_adagrad_"};
 
 // Operations that read results on the host, beside those that torch's tags name.
 inline const std::set<std::string> SYNCHRONIZING = {
-    "aten::_local_scalar_dense", "aten::is_nonzero",  "aten::equal",   "aten::bincount",      "aten::repeat_interleave.Tensor",
-    "aten::_unique2",            "aten::unique_dim",  "aten::nonzero", "aten::masked_select", "aten::_coalesce",
-    "aten::_to_sparse",          "aten::_to_sparse.sparse_dim"};
+    "aten::_coalesce",
+    "aten::_local_scalar_dense",
+    "aten::_to_sparse",
+    "aten::_to_sparse.sparse_dim",
+    "aten::_unique2",
+    "aten::bincount",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::masked_select",
+    "aten::nonzero",
+    "aten::repeat_interleave.Tensor",
+    "aten::unique_dim",
+};
 
 // Operations that take indices of the host too, and copy them.
-inline const std::set<std::string> INDEXING = {"aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_",
-                                               "aten::index_put", "aten::index.Tensor_out"};
+inline const std::set<std::string> INDEXING = {
+    "aten::_index_put_impl_", "aten::index.Tensor", "aten::index.Tensor_out", "aten::index_put", "aten::index_put_",
+};
 
 inline bool has_mask(const IValue& indices) {
   bool found = false;
@@ -57,7 +68,8 @@ class Operation {
     run_on_host(op_, work, is_random_);
     if (writes_) aliases_.update_resized();
     const auto results = push_results(work);
-    const bool allocates = std::any_of(results.begin(), results.end(), [](const Tensor& each) { return each.defined(); });
+    const auto is_defined = [](const Tensor& result) { return result.defined(); };
+    const bool allocates = std::any_of(results.begin(), results.end(), is_defined);
     if (!allocates && !writes_ && !synchronizes) return;  // a view
     if (graph_) return record(*graph_, RecordedOperation{op_, inputs_, results, is_random_});
     note_operation(op_, inputs_, results);
@@ -96,7 +108,7 @@ class Operation {
     }
     const bool is_foreach = name_.find("foreach") != std::string::npos;
     const bool is_stack = name_.find("stack") != std::string::npos;
-    const bool is_refused = is_in_list ? is_foreach || !is_stack : false;
+    const bool is_refused = is_in_list && (is_foreach || !is_stack);
     TORCH_CHECK(tensor.dim() == 0 && !is_refused, "Expected all tensors to be on the same device, but found at least ",
                 "two devices, cuda:0 and cpu! (", name_, ")");
   }

@@ -1,8 +1,8 @@
 // Which work on the device is known to be done before other work, by vector clocks.
 //
 // Each stream counts its operations. The clock of a stream is what has to be done before its next operation starts, and
-// the clock of the host is what a thread has waited for. An operation that reads memory needs the last write to it in its
-// clock; one that writes needs all reads too. Whatever is missing may run at the same time on a GPU: a race.
+// the clock of the host is what a thread has waited for. An operation that reads memory needs the last write to it in
+// its clock; one that writes needs all reads too. Whatever is missing may run at the same time on a GPU: a race.
 #pragma once
 
 #include "common.h"

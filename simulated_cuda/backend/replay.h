@@ -10,8 +10,9 @@ inline void launch_copy_to_host(const Tensor& target, const Tensor& source, int6
 // Matrix products of the host round differently if their memory is not aligned: they get aligned copies, so that a
 // replay and an eager step give the same bits.
 inline void align_products(const c10::OperatorHandle& op, Stack& inputs) {
-  static const std::set<std::string> PRODUCTS = {"aten::mm",     "aten::addmm", "aten::bmm", "aten::baddbmm",
-                                                 "aten::mv", "aten::addmv", "aten::dot"};
+  static const std::set<std::string> PRODUCTS = {
+      "aten::addmm", "aten::addmv", "aten::baddbmm", "aten::bmm", "aten::dot", "aten::mm", "aten::mv",
+  };
   constexpr uintptr_t ALIGNMENT = 64;  // bytes
   if (!op.schema().overload_name().empty() || !PRODUCTS.count(op.schema().name())) return;
   for (auto& each : inputs) {
@@ -103,7 +104,9 @@ inline void delete_graph(int64_t id) {
 inline std::shared_ptr<Graph> find_graph(int64_t id) {
   Lock lock(state_lock);
   auto found = graphs.find(id);
-  if (found == graphs.end()) throw std::runtime_error("CUDA error: there is no graph; its capture failed or it was reset");
+  if (found == graphs.end()) {
+    throw std::runtime_error("CUDA error: there is no graph; its capture failed or it was reset");
+  }
   return found->second;
 }
 

@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 READY := $(VENV)/.ready
+GPU := $(shell command -v nvidia-smi)  # without one, tests that need it run on a simulated device
 JOBS ?= 3  # on two cores: a third of the time, tests wait for child processes
 
 .PHONY: help demo test test-simulated simulated soak torture lint format types bench docs docs-serve release-check clean
@@ -30,13 +31,14 @@ test: $(READY)  ## the tests that a change could plausibly break, in 5 minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not soak"
 
 test-simulated: $(READY)  ## the tests that need a GPU, on a simulated CUDA device
-	$(BIN)/python -m simulated_cuda -m pytest -n 2 --dist worksteal -m cuda
+	$(BIN)/python -m simulated_cuda -m pytest -n 2 --dist worksteal -m "cuda and not soak"
 
 simulated: $(READY)  ## any program on the simulated CUDA device: make simulated ARGS="program.py"
 	$(BIN)/python -m simulated_cuda $(ARGS)
 
 soak: $(READY)  ## the long tests: fuzzing, every resume point, several processes, kills
 	$(BIN)/python -m pytest -n 4 --dist worksteal -m soak  # most of them wait for child processes
+	test -n "$(GPU)" || $(BIN)/python -m simulated_cuda -m pytest -n 2 --dist worksteal -m "cuda and soak"
 
 torture: $(READY)  ## kills hundreds of trainings and compares the results, about 15 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture

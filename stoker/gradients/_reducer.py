@@ -2,6 +2,7 @@
 
 import math
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
@@ -452,8 +453,6 @@ class _TrainedParameters(nn.Module):
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__()
         self.trained = nn.ParameterList(parameters)
-        # No loss depends on this one. If a loss depended on all, DDP would print the advice not to look for others.
-        self.unused = nn.Parameter(parameters[0].new_zeros(()))
 
     def forward(self, loss: Tensor) -> Tensor:
         return loss
@@ -504,4 +503,7 @@ class _OverlappedReduction:
     def backward(self, loss: Tensor, share: Share) -> Gradients:
         """The gradients of all processes' losses, each multiplied by its share."""
         self._state.share = share
-        return self._differentiate(self._ddp(loss))
+        with warnings.catch_warnings():  # that a loss which depends on all parameters needs no search for others
+            warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+            reduced = self._ddp(loss)
+        return self._differentiate(reduced)

@@ -241,11 +241,14 @@ class Optimizer:
         return all(isinstance(rule, FunctionalRule) and rule.skips_on_device for rule in self._rules.values())
 
     def takes_rate_tensors(self, *, compiled: bool) -> bool:
-        """Whether steps on a GPU compute with learning rates that are tensors, and never read them on the host.
+        """Whether steps compute with learning rates that are tensors on a GPU, and never read them on the host.
 
-        A wrapped optimizer gets numbers, as from torch's own loop.
+        A wrapped optimizer gets numbers, as from torch's own loop, and so does one of parameters on the host: torch's
+        fused kernels copy the rate there and do not wait for the copy.
         """
         rules = self._rules.values()
+        if not all(parameter.is_cuda for parameter in self._parameters.values()):
+            return False
         return all(isinstance(rule, FunctionalRule) and rule.takes_rate_tensor(compiled=compiled) for rule in rules)
 
     def _kinds(self) -> list[str]:

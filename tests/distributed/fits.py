@@ -81,7 +81,7 @@ class Two(nn.Module):
 
 
 def learner(model=None, **settings):
-    given = {"loss": F.cross_entropy, "optimizer": optim.AdamW(), "lr": 1e-2, "seed": 3, **settings}
+    given = {"loss": F.cross_entropy, "optimizer": optim.AdamW(), "lr": 2**-7, "seed": 3, **settings}
     return stoker.Learner(network() if model is None else model, **given)
 
 
@@ -104,7 +104,7 @@ def short(parallel):
 
 
 def windows(parallel):
-    of = learner(accumulate=3, clip_norm=0.05, lr=schedule.cosine(1e-2, warmup=0.2), parallel=parallel)
+    of = learner(accumulate=3, clip_norm=0.05, lr=schedule.step(2**-7, every=3, gamma=0.5), parallel=parallel)
     return _fit(of, samples(101), valid=samples(9, seed=6))
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cuda
 needs_two = pytest.mark.skipif(
     torch.cuda.device_count() < 2 and not os.environ.get("SIMULATED_CUDA"), reason="NCCL wants a GPU for each process"
 )
-BACKENDS = [pytest.param(launched, marks=needs_two, id="nccl"), pytest.param(run, id="gloo")]
+BACKENDS = [pytest.param(launched, marks=needs_two, id="nccl"), pytest.param(run, marks=pytest.mark.soak, id="gloo")]
 both_backends = pytest.mark.parametrize("start", BACKENDS)
 
 

@@ -94,6 +94,24 @@ def test_a_captured_step_gives_the_bits_of_the_eager_step(name, precision, monke
     assert len(graphs) == (feature.graphs or feature.programs)
 
 
+class KeepOutputs(callbacks.Callback):
+    """Keeps the outputs of every batch until the end, without copying them."""
+
+    def __init__(self):
+        self.kept = []
+
+    def on_train_batch_end(self, ctx):
+        self.kept += [ctx.loss, ctx.pred, ctx.output.targets]
+
+
+def test_outputs_that_a_callback_keeps_are_those_of_their_batch():
+    of_eager, of_captured = KeepOutputs(), KeepOutputs()
+    fit(FEATURES["dropout"], eager=True, callbacks=[of_eager])
+    captured(FEATURES["dropout"], callbacks=[of_captured])
+    assert len(of_eager.kept) == len(of_captured.kept) > 30
+    assert all(torch.equal(one, other) for one, other in zip(of_eager.kept, of_captured.kept, strict=True))
+
+
 def _with(feature, **settings):
     own = feature.settings
     return Feature(feature.model, feature.data, lambda: {**own(), **settings}, feature.fit, feature.callbacks)

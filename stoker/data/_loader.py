@@ -1,6 +1,8 @@
 """The loader: batches of a source, in an order that is a pure function of (seed, epoch)."""
 
 import copy
+import gc
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -62,6 +64,10 @@ from stoker.data._workers import Workers
 from stoker.errors import InvalidArgument, WrongType
 
 _DEFAULT_SEED = 0  # of `shuffle=True`, and of what a transform draws without shuffling
+
+# A forked process, such as a worker, must not collect its parent's garbage: freeing a CUDA graph there aborts it.
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 class Loader:

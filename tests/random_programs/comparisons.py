@@ -76,6 +76,7 @@ EXPECTED_ERRORS = [
     r"ValueError: Expected more than 1 value per channel",
     r"OutOfMemoryError: ",
     r"BadData: epoch \d+ has trained nothing",
+    r"NotDifferentiable: all parameters that '\w+' selects are frozen",  # by a callback
     r"(Interrupted|KeyboardInterrupt): ",
 ]
 

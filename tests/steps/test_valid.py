@@ -46,7 +46,7 @@ def evaluated(model, batch=BATCH):
 
 @cases
 def test_a_view_gives_what_eval_mode_gives_and_leaves_the_model_as_it_was(case):
-    reference = make(case).eval()
+    reference = make(case).eval().requires_grad_(False)  # as the view's: torch chooses kernels of LSTMs by it
     with torch.no_grad():
         expected = reference(case.input)
     model = make(case)

@@ -10,6 +10,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Child processes import this checkout, wherever they run.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 os.environ["MPLBACKEND"] = "Agg"
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # for deterministic=True; cuBLAS reads it once
 
 import pytest
 import torch

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import callbacks, data, metrics, schedule
+from stoker import callbacks, data, metrics, optim, schedule
 from stoker.data import _prefetch
 from stoker.engine import RunningTotals, _run
 from stoker.engine.executors import _compiled, _cuda_graph

@@ -1,6 +1,6 @@
 """The one kind of batch inside the engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -35,6 +35,10 @@ class Batch:
     def samples(self) -> int:
         """The number of samples in it."""
         return len(self.value) if isinstance(self.value, RowSelection) else count_samples(self.value, self.size)
+
+    def later(self, rows: Tensor, count: int) -> "Batch":
+        """The batch that comes so many batches later in a span, with these rows of the same columns."""
+        return replace(self, value=self.value.with_rows(rows), number=self.number + count)
 
     @property
     def position(self) -> tuple[int, int]:

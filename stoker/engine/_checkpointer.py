@@ -153,11 +153,18 @@ class Checkpointer:
         except CheckpointFailed as error:
             self._ctx.warn(str(error))
 
-    def discard_resume_points_from(self, position: tuple[int, int] | None) -> None:
-        """Drops resume points from a batch on whose values were not finite; no step since has changed a weight."""
-        if position is not None:
-            self._points = deque((point for point in self._points if point.position < position), maxlen=_RESUME_POINTS)
-            self._weights_are_unchanged = True
+    def discard_resume_points_from(self, position: tuple[int, int] | None, *, accumulate: int) -> None:
+        """Drops resume points from a batch on whose values were not finite; no step since has changed a weight.
+
+        A span takes a resume point at its end only: then the newest one left is not that of the update before.
+        """
+        if position is None:
+            return
+        self._points = deque((point for point in self._points if point.position < position), maxlen=_RESUME_POINTS)
+        if self._points:
+            (epoch, batch), (bad_epoch, bad_batch) = self._points[-1].position, position
+            done = bad_batch - 1 - (batch if epoch == bad_epoch else 0)  # batches between the two
+            self._weights_are_unchanged = done < accumulate
 
     def discard_resume_points(self) -> None:
         """Drops all resume points: the weights are not worth saving."""

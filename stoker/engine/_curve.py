@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.engine._totals import RunningTotals, TotalsReading
@@ -28,20 +28,14 @@ class Curve:
 
     def add_if_due(self, totals: RunningTotals, update: int, lr: Any) -> None:
         """Adds a point after an update if its window is long enough; does not wait for the device."""
-        if update >= _next_point(self._update) and self._has_room():
-            self.add(update, lr, TotalsReading(totals))
+        if update >= self.next_point and self._has_room():
+            self._update = update
+            self._pending.append((update, time.time(), _rates(lr), TotalsReading(totals)))
 
-    def points_due(self, end: int) -> Iterator[int]:
-        """Yields the updates before `end` after which a point will be due."""
-        update = _next_point(self._update)
-        while update < end:
-            yield update
-            update = _next_point(update)
-
-    def add(self, update: int, lr: Any, reading: TotalsReading) -> None:
-        """Adds a point of totals that were read after an update."""
-        self._update = update
-        self._pending.append((update, time.time(), _rates(lr), reading))
+    @property
+    def next_point(self) -> int:
+        """The update after which the next point is due."""
+        return self._update + max(1, self._update // _POINTS)
 
     def _has_room(self) -> bool:
         """Whether another reading may be in flight; if the device is far behind, the window gets longer."""
@@ -108,11 +102,6 @@ class Curve:
             for name in {**self._offset, **sums}
         }
         return {f"train/{name}": total / weight for name, (total, weight) in window.items() if weight > 0}
-
-
-def _next_point(update: int) -> int:
-    """The update of the point after one at `update`."""
-    return update + max(1, update // _POINTS)
 
 
 def _add(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:

@@ -20,12 +20,12 @@ from stoker.engine._batch_errors import name_batch
 from stoker.engine._buffers import preserve_buffers
 from stoker.engine._fit import Fit
 from stoker.engine._forward import call_as_forward
+from stoker.engine._forward_loss import as_objective
 from stoker.engine._micro_batches import evaluate_micro_batches
 from stoker.engine._precision import autocast
 from stoker.engine._predictions import join_predictions, to_plain
 from stoker.engine._rank_sync import length_of
 from stoker.engine._rng import preserve_rng
-from stoker.engine._step import as_objective
 from stoker.engine._totals import RunningTotals, TotalsReading, loss_weight
 from stoker.engine._undo import is_out_of_memory
 from stoker.engine.executors import Executor

@@ -92,76 +92,7 @@ def _largest_of_each(tensors: list[Tensor]) -> list[Tensor]:
     return list(_foreach_norm(tensors, torch.inf))
 
 
-class FiniteFlags:
-    """Decides on the device whether an update may be applied, so that the host never waits.
-
-    >>> flags = FiniteFlags(torch.device("cpu"))
-    >>> flags.check([torch.tensor(1.0), torch.tensor(2.0)])
-    >>> flags.end_step()
-    >>> flags.check([torch.tensor(1.0), torch.tensor(float("nan"))])
-    >>> flags.end_step()
-    >>> flags.allowed.item(), flags.found_nonfinite, flags.first_bad_step
-    (False, True, 2)
-
-    From the first step on whose values are not finite, no update is allowed until `clear`: the host, which learns of it
-    later, finds the weights as they were before that step. Each operation here runs in every step, so there are few.
-    """
-
-    __slots__ = ("allowed", "good_steps", "nonfinite", "weightless")
-
-    def __init__(self, device: torch.device) -> None:
-        self.nonfinite = torch.zeros((), device=device)  # 0, and NaN from the first bad step on
-        self.good_steps = torch.zeros((), dtype=torch.int64, device=device)  # before the first bad one
-        # Whether the last batch had weight 0; on the CPU only, where the host reads it.
-        self.weightless = torch.zeros((), dtype=torch.bool, device=device)
-        self.allowed: Tensor | None = None  # whether the last checked update may be applied
-
-    def check(self, values: list[Tensor], weight: float | Tensor = 1) -> None:
-        """Checks numbers that are finite if all is well; a batch of weight 0 is not a reason to stop."""
-        stacked, device = _stack(values, self.nonfinite.device), self.nonfinite.device
-        if not isinstance(weight, Tensor):
-            self.nonfinite.add_(_nan_unless_finite(stacked))
-            self.allowed = self.nonfinite == 0
-            if device.type == "cpu":
-                self.weightless.zero_()
-            return
-        weightless = weight.detach().to(device) == 0
-        if torch.compiler.is_compiling():
-            # Computed separately: if one is derived from the other, triton's compiler can fail.
-            self.allowed = self.nonfinite + _nan_unless_finite(torch.where(weightless, torch.inf, stacked)) == 0
-            self.nonfinite.add_(_nan_unless_finite(torch.where(weightless, 0, stacked)))
-        else:
-            self.nonfinite.add_(_nan_unless_finite(stacked).masked_fill_(weightless, 0))
-            # (weightless, nonfinite): (0, 0) → True; (1, 0) → False; (any, NaN) → False. One kernel instead of two.
-            self.allowed = weightless <= self.nonfinite
-        if device.type == "cpu":
-            self.weightless.copy_(weightless)
-
-    def end_step(self) -> None:
-        """Counts the step if all was finite so far."""
-        self.good_steps.add_(self.nonfinite == 0)
-
-    @property
-    def found_nonfinite(self) -> bool:
-        """Whether a step was bad; waits for the device."""
-        return self.nonfinite.item() != 0
-
-    @property
-    def first_bad_step(self) -> int:
-        """The number of the first bad step, from 1; waits for the device."""
-        return int(self.good_steps.item()) + 1
-
-    def clear(self) -> None:
-        """Starts again."""
-        for tensor in self.tensors():
-            tensor.zero_()
-
-    def tensors(self) -> list[Tensor]:
-        """The tensors that a step writes."""
-        return [self.nonfinite, self.good_steps, self.weightless]
-
-
-def _stack(values: list[Tensor], device: torch.device) -> Tensor:
+def join_values(values: list[Tensor], device: torch.device) -> Tensor:
     """The values as one tensor of one type, with few operations if many have the same type."""
     wide = torch.float64 if any(value.dtype == torch.float64 for value in values) else torch.float32
     parts = [torch.stack(group).to(device, wide) for group in _group_by_kind(values)]
@@ -173,12 +104,6 @@ def _group_by_kind(values: Sequence[Tensor]) -> list[list[Tensor]]:
     for value in values:
         groups.setdefault((value.dtype, value.device), []).append(value.detach())
     return list(groups.values())
-
-
-def _nan_unless_finite(values: Tensor) -> Tensor:
-    """0, or NaN if a value is not finite."""
-    largest = torch.linalg.vector_norm(values, torch.inf)
-    return largest - largest
 
 
 class NonFiniteSearch:

@@ -41,7 +41,7 @@ def run_micro_batches(fit: Fit, executor: Executor, batch: Batch) -> Iterator[tu
         yield batch, _run(executor, batch, lr)
         return
     if fit.step.sums_on_each_rank:
-        fit.step.broadcast_buffers()  # once: ranks may have different numbers of micro-batches
+        fit.step.start_batch_on_ranks()  # once: ranks may have different numbers of micro-batches
     yield from _run_parts(fit, batch, lambda part: _run(executor, part, lr), executor.free_memory)
 
 

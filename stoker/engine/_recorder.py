@@ -1,8 +1,9 @@
 """`Recorder`: writes the events of a fit, its curves, and its progress a few times a second."""
 
+import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -88,14 +89,9 @@ class Recorder:
             self._pending = event, reading
         return request
 
-    def points_due(self, end: int) -> set[int]:
-        """The updates before `end` after which `add_points` needs a reading."""
-        return set(self._curve.points_due(end)) if self._reports else set()
-
-    def add_points(self, readings: Iterable[tuple[int, Any, TotalsReading]]) -> None:
-        """Adds points of the curve: update, learning rates, and the totals after it."""
-        for update, lr, reading in readings:
-            self._curve.add(update, lr, reading)
+    def count_updates_until_point(self, update: int) -> float:
+        """After how many more updates the curve gets a point."""
+        return max(1, self._curve.next_point - update) if self._reports else math.inf
 
     def flush(self, totals: RunningTotals) -> None:
         """Records all points so far, before a checkpoint saves the number of events; waits for the device."""

@@ -107,7 +107,7 @@ def _open_executor(fit: Fit) -> Iterator[Executor]:
         raise
     except BaseException:
         with suppress(Exception):
-            fit.checkpointer.discard_resume_points_from(executor.drain())
+            fit.checkpointer.discard_resume_points_from(executor.drain(), accumulate=fit.settings.accumulate)
         raise
     finally:
         fit.checkpointer.before_saving = lambda: None
@@ -121,7 +121,7 @@ def _handle_failure(fit: Fit, error: BaseException) -> None:
         fit.ctx.epoch, fit.ctx.batch_number = position
     fit.stop(f"{type(error).__name__}: {error}")
     fit.recorder.write_error(error)
-    fit.checkpointer.discard_resume_points_from(position)
+    fit.checkpointer.discard_resume_points_from(position, accumulate=fit.settings.accumulate)
     fit.checkpointer.rescue(error)
     fit.hooks.fire("on_exception", fit.ctx)
 

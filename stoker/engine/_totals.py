@@ -113,16 +113,11 @@ class RunningTotals:
             tensors = [tensor for state in self._states for tensor in flatten(state)[0]]
             self._initial = list(self._states), tensors, [tensor.clone() for tensor in tensors]
 
-    def add_loss(
-        self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False, sync: bool = True
-    ) -> None:
-        """Adds a batch's loss, weighted by what it is a mean over; a loss that is a sum is divided by its weight.
-
-        `sync=False`: no value is read on the host, as in a CUDA graph.
-        """
+    def add_loss(self, name: str, loss: Tensor, weight: float | Tensor, *, is_sum: bool = False) -> None:
+        """Adds a batch's loss, weighted by what it is a mean over; a loss that is a sum is divided by its weight."""
         if is_sum:
             loss = loss / weight
-        if sync and not self._in_place and loss.device.type == "cpu":  # plain numbers are faster, and float64 as well
+        if not self._in_place and loss.device.type == "cpu":  # plain numbers are faster, and float64 as well
             share = float(weight)
             total: float | Tensor = loss.item() * share if share else 0.0  # a mean over nothing is NaN
         else:
@@ -142,12 +137,12 @@ class RunningTotals:
         self._sums[name].add_(total)  # pyright: ignore[reportAttributeAccessIssue]  a tensor, in place
         self._weights[name].add_(share)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def add_numbers(self, output: Output, weight: float | Tensor, *, sync: bool = True) -> None:
+    def add_numbers(self, output: Output, weight: float | Tensor) -> None:
         """Adds the other numbers of an output, as `add_loss` does, unless a metric has the name of one."""
         for name, value in extra_numbers(output).items():
             if all(metric.name != name for metric in self._metrics):
                 number = value if isinstance(value, Tensor) else torch.full((), value, device=self._device)
-                self.add_loss(f"{_NUMBER}{name}", number.to(self._device), weight, sync=sync)
+                self.add_loss(f"{_NUMBER}{name}", number.to(self._device), weight)
 
     def update(self, output: Output, *, static: bool | None = None) -> None:
         """Updates all metrics from a step's output; or only those that are static, or only the others."""
@@ -459,11 +454,12 @@ def _mean(total: float, weight: float) -> float:
 
 
 def loss_weight(
-    output: Output, value: Any, size: int | None = None, count: LossCount | None = None, *, sync: bool = True
+    output: Output, value: Any, size: int | None = None, count: LossCount | None = None, *, read: bool = True
 ) -> float | Tensor:
     """What the loss of an output is a mean over: what the output says, or `count`, otherwise the samples in the batch.
 
-    `size` is the number of samples that the loader put into the batch.
+    `size` is the number of samples that the loader put into the batch. `read`: a tensor on the CPU becomes a number,
+    which is cheaper for the accumulator.
     """
     if isinstance(output, SupervisedOutput) and output.count is None and output.weight is None:
         return count_samples((output.targets, output.predictions), size)
@@ -473,5 +469,4 @@ def loss_weight(
         weight = None if count is None else count(value)
         if weight is None:
             return count_samples(value, size)
-    # On the CPU nothing has to be waited for, and a plain number is cheaper for the accumulator.
-    return weight.item() if sync and isinstance(weight, Tensor) and weight.device.type == "cpu" else weight
+    return weight.item() if read and isinstance(weight, Tensor) and weight.device.type == "cpu" else weight

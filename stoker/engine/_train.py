@@ -22,7 +22,7 @@ from stoker.engine._fit import Fit
 from stoker.engine._micro_batches import run_micro_batches
 from stoker.engine._step import HOOKS_BETWEEN_BATCHES, HOOKS_INSIDE_BATCHES, StepResult
 from stoker.engine._totals import TotalsReading
-from stoker.engine.executors import Executor
+from stoker.engine.executors import Executor, SpanResult
 from stoker.errors import BadData, NotFinite
 from stoker.metrics import GradientNorm
 from stoker.record import split_matrices
@@ -75,8 +75,8 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
     batches, batch = _batches(fit, values), None
     while ctx.stopping is None:  # that of a resumed fit may be set: it had reached its limit
         done = None
-        if isinstance(values, RowSelections) and executor.largest_group and not watches_batches:
-            done = _run_group(fit, executor, values)
+        if isinstance(values, RowSelections) and executor.longest_span > 1 and not watches_batches:
+            done = _run_span(fit, executor, values)
         if done is None:
             done = next(batches, None)
             if done is None:
@@ -138,58 +138,50 @@ def _run_batch(fit: Fit, executor: Executor, batch: Batch, *, is_watched: bool) 
         fire("on_train_batch_end", ctx)
 
 
-def _run_group(fit: Fit, executor: Executor, selections: RowSelections) -> Batch | None:
-    """Runs the next batches together, up to one after which something is due on the host; returns the last one.
+def _run_span(fit: Fit, executor: Executor, selections: RowSelections) -> Batch | None:
+    """Runs the next batches, up to one after which something is due on the host; returns the last one.
 
-    None if there is only one, or the executor can't run them together: then nothing has changed.
+    None if the next batch has to run alone.
     """
     ctx, state, accumulate = fit.ctx, fit.state, fit.settings.accumulate
     before = ctx.batch_number
     if before % accumulate or before == ctx.batches:  # inside of an accumulation window, or at the end
         return None
-    count = min(executor.largest_group, _count_updates_until_due(fit)) * accumulate
-    if count < 2:
+    updates = int(min(executor.longest_span, _count_updates_until_due(fit)))
+    if updates * accumulate < 2:
         return None
-    selection = selections.peek(int(count))
+    selection = selections.peek(updates * accumulate)
     updates = len(selection) // accumulate
     if updates * accumulate < 2:
         return None
-    rows = selection.rows[: updates * accumulate].unbind()
-    rates = [fit.learning_rates(ctx.update + place, ctx.lr_scale) for place in range(updates)]
+    rows = selection.rows[: updates * accumulate]
+    rates = [fit.learning_rates(ctx.update + index, ctx.lr_scale) for index in range(updates)]
     first = Batch(selection.with_rows(rows[0]), epoch=ctx.epoch, number=before + 1, closes_window=accumulate == 1)
     ctx.batch_number = before + len(rows)  # where a signal that comes meanwhile stops the fit
-    readings: list[tuple[int, Any, TotalsReading]] = []
-    points = fit.recorder.points_due(ctx.update + updates)  # the last update is in `between_batches`
-
-    def read_totals(place: int) -> None:
-        if (update := ctx.update + place + 1) in points:
-            readings.append((update, rates[place], TotalsReading(state.totals)))
-
-    is_done = False
+    done = SpanResult(0, 0)
     try:
-        is_done = executor.run_group(first, rows, rates, read_totals if points else None)
+        done = executor.run_span(first, rows, rates)
     finally:
-        if not is_done:
-            ctx.batch_number = before
-    if not is_done:
+        ctx.batch_number = before + done.batches
+    if not done.batches:
         return None
-    selections.skip(len(rows))
-    fit.recorder.add_points(readings)
-    ctx.batch, ctx.lr, ctx.accumulating = None, rates[-1], False
-    ctx.update += updates
-    state.totals.samples += rows[0].numel() * len(rows)
-    state.progress.needs_validation = True
+    selections.skip(done.batches)
+    ctx.batch, ctx.lr, ctx.accumulating = None, rates[max(done.updates - 1, 0)], False
+    ctx.update += done.updates
+    state.totals.samples += rows[: done.batches].numel()
+    state.progress.needs_validation = done.updates * accumulate == done.batches
     _stop_at_limits(fit)
-    return Batch(selection.with_rows(rows[-1]), epoch=ctx.epoch, number=ctx.batch_number)
+    return first.later(rows[done.batches - 1], done.batches - 1)
 
 
 def _count_updates_until_due(fit: Fit) -> float:
-    """After how many more updates the host has to do something: a limit, a validation, a checkpoint."""
+    """After how many more updates the host has to do something: a limit, a validation, a checkpoint, a point."""
     update, limit, every = fit.ctx.update, fit.settings.updates, fit.settings.validate_every
     return min(
         math.inf if limit is None else limit - update,
         math.inf if every is None else every - update % every,
         fit.checkpointer.count_updates_until_due(update),
+        fit.recorder.count_updates_until_point(update),
     )
 
 
@@ -206,7 +198,7 @@ def begin(fit: Fit, resumed: Mapping[str, Any] | None) -> None:
         ctx.lr_scale, ctx.lr, ctx.metrics = lr_scale, lr, metrics
         for name in fit.state.finish_loading(resumed):
             ctx.note(f"the callback {name} is not there any more; its saved state is dropped")
-        fit.step.remember_buffers()
+        fit.step.host_guard.remember_buffers()
         fit.step.restore_loss_reduction()
     _leave_out_frozen(fit, is_resumed=resumed is not None)
     fit.checkpointer.begin(is_resumed=resumed is not None)
@@ -254,7 +246,7 @@ def _begin_epoch(fit: Fit, executor: Executor) -> None:
     fit.state.reset_totals()
     has_new_tensors = list(map(id, before)) != list(map(id, fit.state.totals.tensors()))
     ctx.phase = ctx.set_name = "train"
-    fit.step.remember_buffers()
+    fit.step.host_guard.remember_buffers()
     fire("on_train_begin", ctx)
     if len(fit.hooks) or fit.valid or has_new_tensors:
         executor.invalidate()  # a callback or a validation may have changed the model

@@ -76,10 +76,14 @@ class GradientReducer:
 
     def forward(self, call: Callable[[], T]) -> T:
         """Runs a forward pass in training; every process starts from rank 0's buffers (running statistics)."""
+        self.start_batch()
+        return call()
+
+    def start_batch(self) -> None:
+        """Comes before a forward pass: compares objectives, and broadcasts rank 0's buffers."""
         if self._objectives is not None:
             self._objectives.check(None)
         self.broadcast_buffers()
-        return call()
 
     def broadcast_buffers(self) -> None:
         """Writes rank 0's buffers over those of all processes."""

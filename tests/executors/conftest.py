@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+from stoker.engine import _curve
+
 
 @pytest.fixture(autouse=True)
 def no_fsync(monkeypatch):
@@ -19,3 +21,9 @@ def double():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def few_points(monkeypatch):
+    """The curve gets a point after 1, 2, 4, 8, … updates, so that short fits have long spans too."""
+    monkeypatch.setattr(_curve, "_POINTS", 1)

@@ -17,7 +17,7 @@ from stoker import callbacks, data, metrics, optim, schedule
 from stoker.data import _prefetch
 from stoker.engine import RunningTotals, _run
 from stoker.engine.executors import _compiled, _cuda_graph
-from stoker.engine.executors._cuda_graph import GROUP_SIZE, CudaGraph
+from stoker.engine.executors._cuda_graph import STEPS_PER_LAUNCH, CudaGraph
 from stoker.engine.executors._graph_memory import reserve_stream
 from stoker.engine.executors._programs import ProgramCache
 from stoker.gradients import _split
@@ -343,8 +343,8 @@ def test_a_run_resumes_within_an_epoch_to_the_same_bits(update, tmp_path):
 _METRICS = [metrics.Accuracy(), metrics.GradientNorm()]
 
 
-def groupable(**settings):
-    """26 batches and a short one, without callbacks and with a constant learning rate, so that steps can be grouped."""
+def plain_feature(**settings):
+    """26 batches and a short one, without callbacks and with a constant learning rate, so that several steps are one launch."""
     return Feature(
         lambda: nn.Sequential(*batch_norm_net(), nn.Dropout(0.3), nn.Linear(3, 3)),
         lambda: samples(210),
@@ -353,7 +353,7 @@ def groupable(**settings):
     )
 
 
-GROUPS_STEPS = f"{GROUP_SIZE} steps to a launch"
+SEVERAL_STEPS = f"{STEPS_PER_LAUNCH} steps to a launch"
 
 
 def compile_exactly(monkeypatch):
@@ -365,16 +365,16 @@ def compile_exactly(monkeypatch):
 
 
 @pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
-def test_several_steps_per_launch_give_the_bits_of_single_steps(compile, monkeypatch):
+def test_several_steps_per_launch_give_the_bits_of_single_steps(compile, few_points, monkeypatch):
     compile_exactly(monkeypatch)
-    replayed = fit(groupable(), compile=compile)
-    assert GROUPS_STEPS in plan_of(replayed).notes
+    replayed = fit(plain_feature(), compile=compile)
+    assert SEVERAL_STEPS in plan_of(replayed).notes
     monkeypatch.setattr(_cuda_graph, "_SMALL_MODEL", 0)
-    single = fit(groupable(), compile=compile)
-    assert GROUPS_STEPS not in plan_of(single).notes
+    single = fit(plain_feature(), compile=compile)
+    assert SEVERAL_STEPS not in plan_of(single).notes
     assert_identical_fits(replayed, single)
     if not compile:
-        assert_identical_fits(replayed, fit(groupable(), eager=True))
+        assert_identical_fits(replayed, fit(plain_feature(), eager=True))
 
 
 @pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
@@ -383,10 +383,10 @@ def test_several_steps_per_launch_give_the_bits_of_single_steps(compile, monkeyp
     [{"accumulate": 2}, {"lr": schedule.cosine(0.02, steps=80)}, {"metrics": [metrics.AUROC()]}],
     ids=["windows", "schedule", "growing"],
 )
-def test_steps_are_launched_singly_if_the_host_acts_between_them(settings, compile):
-    fitted = fit(groupable(**settings), compile=compile)
+def test_steps_are_launched_singly_if_the_host_acts_between_them(settings, compile, few_points):
+    fitted = fit(plain_feature(**settings), compile=compile)
     assert plan_of(fitted).mode == ("compiled" if compile else "captured"), plan_of(fitted).reason
-    assert GROUPS_STEPS not in plan_of(fitted).notes
+    assert SEVERAL_STEPS not in plan_of(fitted).notes
 
 
 def _run_out_of_memory():
@@ -401,7 +401,7 @@ def _synchronize():
 @pytest.mark.parametrize(
     ("fail", "reason"), [(_run_out_of_memory, "out of memory"), (_synchronize, "reads a value on the host")]
 )
-def test_if_a_group_cannot_be_recorded_steps_are_launched_singly(fail, reason, compile, monkeypatch):
+def test_if_several_steps_cannot_be_recorded_they_are_launched_singly(fail, reason, compile, few_points, monkeypatch):
     """The random numbers continue where the failed recording began."""
     capture = CudaGraph._capture
 
@@ -415,11 +415,11 @@ def test_if_a_group_cannot_be_recorded_steps_are_launched_singly(fail, reason, c
     compile_exactly(monkeypatch)
     with monkeypatch.context() as broken:
         broken.setattr(CudaGraph, "_capture", capture_and_fail)
-        replayed = fit(groupable(), compile=compile)
+        replayed = fit(plain_feature(), compile=compile)
     (note,) = [note for note in plan_of(replayed).notes if note.startswith("one step to a launch")]
     assert reason in note
     monkeypatch.setattr(_cuda_graph, "_SMALL_MODEL", 0)
-    assert_identical_fits(replayed, fit(groupable(), compile=compile))
+    assert_identical_fits(replayed, fit(plain_feature(), compile=compile))
 
 
 def test_every_running_fit_has_its_own_stream():
@@ -433,14 +433,14 @@ def test_every_running_fit_has_its_own_stream():
 
 @pytest.mark.parametrize("compile", [False, True], ids=["captured", "compiled"])
 @pytest.mark.parametrize("batch", [3, 12, 16, 17, 26])
-def test_the_finite_check_of_a_group_names_the_batch(batch, compile):
+def test_the_finite_check_of_several_steps_names_the_batch(batch, compile, few_points):
     def samples_with_nan():
         x, y = samples(210)
         x[(batch - 1) * 8] = float("nan")
         return data.Loader((x, y), batch_size=8)
 
     with pytest.raises(stoker.NotFinite, match=f"not finite at epoch 1, batch {batch}: .* already holds NaN"):
-        fit(replace(groupable(), data=samples_with_nan), compile=compile)
+        fit(replace(plain_feature(), data=samples_with_nan), compile=compile)
 
 
 class MaskedTagger(nn.Module):

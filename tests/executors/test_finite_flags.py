@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine._finite import FiniteFlags
+from stoker.engine._guard import DeviceGuard, LearningRates
 from stoker.engine._replayable import pretend_compiling
 
 CPU = torch.device("cpu")
@@ -16,9 +16,9 @@ FINE = [torch.tensor(1.0), torch.tensor(2.0)]
 
 
 def check_all(*runs):
-    flags, allowed = FiniteFlags(CPU), []
+    flags, allowed = DeviceGuard(LearningRates(CPU), CPU), []
     for numbers, weight in runs:
-        flags.check([torch.tensor(each) for each in numbers], weight)
+        flags.check_values([torch.tensor(each) for each in numbers], weight)
         flags.end_step()
         allowed.append(flags.allowed.item())
     return flags, allowed
@@ -48,17 +48,17 @@ def test_steps_are_allowed_if_they_have_weight_and_nothing_was_nonfinite_so_far(
 def test_numbers_of_all_dtypes_are_checked(at, bad):
     types = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.bfloat16]
     fine = [torch.tensor(1.5, dtype=dtype) for dtype in types]
-    flags = FiniteFlags(CPU)
-    flags.check([*fine, torch.tensor(1e300, dtype=torch.float64)])  # infinite in float32
+    flags = DeviceGuard(LearningRates(CPU), CPU)
+    flags.check_values([*fine, torch.tensor(1e300, dtype=torch.float64)])  # infinite in float32
     assert flags.allowed.item()
-    flags.check([*fine[:at], torch.tensor(bad, dtype=types[at]), *fine[at + 1 :]])
+    flags.check_values([*fine[:at], torch.tensor(bad, dtype=types[at]), *fine[at + 1 :]])
     assert not flags.allowed.item()
 
 
 def test_clear_resets_the_flags():
     flags, _ = check_all(([float("nan")], 1))
     flags.clear()
-    flags.check(FINE)
+    flags.check_values(FINE)
     assert flags.allowed.item() and not flags.found_nonfinite and flags.first_bad_step == 1
 
 
@@ -66,14 +66,14 @@ def test_weightless_tells_about_the_last_check():
     """A micro-batch without weight does not make the update of its window weightless."""
     flags, _ = check_all(([float("nan")], torch.tensor(0)))
     assert flags.weightless.item()
-    flags.check(FINE, torch.tensor(4))
+    flags.check_values(FINE, torch.tensor(4))
     assert not flags.weightless.item()
-    flags.check([torch.tensor(float("nan"))], torch.tensor(0))
-    flags.check(FINE)
+    flags.check_values([torch.tensor(float("nan"))], torch.tensor(0))
+    flags.check_values(FINE)
     assert not flags.weightless.item()
 
 
 def test_the_largest_half_precision_number_is_finite():
-    flags = FiniteFlags(CPU)
-    flags.check([torch.tensor(65504.0, dtype=torch.float16), torch.tensor(1.0)])
+    flags = DeviceGuard(LearningRates(CPU), CPU)
+    flags.check_values([torch.tensor(65504.0, dtype=torch.float16), torch.tensor(1.0)])
     assert flags.allowed.item() and not flags.found_nonfinite

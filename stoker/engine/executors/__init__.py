@@ -17,9 +17,9 @@ import torch
 
 from stoker.engine._plan import Plan
 from stoker.engine._step import TrainStep
-from stoker.engine.executors._executor import DeferredEager, Eager, Executor
+from stoker.engine.executors._executor import DeferredEager, Eager, Executor, SpanResult
 
-__all__ = ["Executor", "make_executor"]
+__all__ = ["Executor", "SpanResult", "make_executor"]
 
 
 def make_executor(step: TrainStep, plan: Plan, device: torch.device, *, is_saved: bool) -> Executor:

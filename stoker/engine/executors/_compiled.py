@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from stoker.engine._plan import Plan
 from stoker.engine._replayable import CannotReplay, pretend_compiling
 from stoker.engine._step import LocalGradients, StepResult, TrainStep
 from stoker.engine._undo import undo_if_out_of_memory
-from stoker.engine.executors._executor import Executor
+from stoker.engine.executors._executor import Executor, SpanResult
 from stoker.engine.executors._operations import (
     adaptive_pool_backward,
     convolution,
@@ -42,10 +42,9 @@ _INDUCTOR_OPTIONS = {
     "triton.cudagraphs": False,  # the graph around the program is ours
     "loop_ordering_after_fusion": False,  # fails an assertion if an optimizer updates all parameters at once
 }
-_LARGEST_GROUP = 32  # updates, so that a signal is noticed soon
+_LONGEST_SPAN = 32  # updates, so that a signal is noticed soon
 _SMALL_MODEL = 2**18  # elements of parameters and state; steps of larger models take longer than what surrounds them
 _aten = torch.ops.aten
-_foreach_copy_: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 _REPLACEMENTS: dict[str, dict[Any, Callable[..., Any]]] = {  # faster forms of torch's operations, by device
     "cpu": {
         _aten.native_dropout.default: fast_dropout,
@@ -97,7 +96,7 @@ class Trace:
     def rebuild(self, tensors: Sequence[Tensor]) -> Any:
         """What the step returns, with the tensors that a run has computed."""
         if not tensors and isinstance(self.answer, StepResult):  # nobody looks at the outputs
-            return StepResult(self.answer.updated, self.answer.skipped)
+            return StepResult(updated=self.answer.updated, moved=self.answer.moved, skipped=self.answer.skipped)
         return _from_tree(self.answer, unflatten(self.outputs, tensors))
 
 
@@ -143,10 +142,10 @@ def trace(step: TrainStep, flat: FlatBatch, lr: Any, *, whole: bool) -> Trace:
 
 def _run(step: TrainStep, batch: Batch, lr: Any, *, whole: bool) -> StepResult | LocalGradients:
     if not whole:
-        computed = step.run_until_gradients(batch)
+        computed = step.compute_local_gradients(batch)
         return computed._replace(result=detach_outputs(computed.result, wanted=step.wants_output))
-    result = detach_outputs(step.run(batch, lr, sync=False), wanted=step.wants_output)
-    step.flags.end_step()
+    result = detach_outputs(step.run(batch, lr, step.device_guard), wanted=step.wants_output)
+    step.device_guard.end_step()
     return result
 
 
@@ -244,16 +243,6 @@ def _restore_tensors(tensors: list[Tensor]) -> Iterator[None]:
             tensor.data.copy_(value)  # .data: autograd need not know, since nothing has changed
 
 
-@dataclass(slots=True)
-class _Group:
-    """The programs of one update, which can run many times in a row, and copies of all that they write."""
-
-    programs: list[Program]
-    rate_places: list[int]  # where the learning rates are in `Program.fixed`
-    written: list[Tensor]
-    copies: list[Tensor]
-
-
 class Compiled(Executor):
     """Calls a compiled program for each step, and checks at once whether its values were finite.
 
@@ -265,9 +254,9 @@ class Compiled(Executor):
         super().__init__(step)
         self._plan, self._is_saved = plan, is_saved
         self._programs = ProgramCache(step, plan, self._compile)
-        self._can_group = True
+        self._can_run_spans = step.settings.micro_batch is None
         self._window: list[Program] = []  # programs of the open accumulation window
-        self._groups: dict[int, _Group] = {}  # by the id of their first program
+        self._windows: dict[int, list[Program]] = {}  # of whole updates, by the id of their first program
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch by its program; eagerly if it has none."""
@@ -280,111 +269,78 @@ class Compiled(Executor):
             return programs.run_eagerly(batch, lr)
         program, tensors = found
         if self._plan.mode == "compiled_backward":
-            if batch.parts is None or not step.sums_on_each_rank:
-                step.broadcast_buffers()  # every rank starts from the first one's running statistics
+            if step.starts_on_ranks(batch):
+                step.start_batch_on_ranks()  # every rank starts from the first one's running statistics
             with undo_if_out_of_memory(step.state) if step.settings.micro_batch == "auto" else nullcontext():
-                computed = program.launch(tensors)
-            return step.apply_gradients(computed, batch, lr)
+                local = program.launch(tensors)
+            return step.apply_local_gradients(local, batch, lr, step.host_guard)
         if self._is_saved:
             step.note_weights_changed()
         for change in program.window_changes:
             change.apply(step)
         result = program.launch(tensors)
-        if step.flags.found_nonfinite:
-            step.flags.clear()
-            programs.invalidate()
-            step.diagnose(batch)
-        if result.updated and step.flags.weightless.item():
+        if step.device_guard.found_nonfinite:
+            self._diagnose(batch)
+        if result.updated and step.device_guard.weightless.item():
             result.updated = False  # a batch of weight 0 is not an update
         self._note_program(program, batch, result)
         return result
 
-    def run_group(
-        self,
-        batch: Batch,
-        rows: Sequence[Tensor],
-        rates: Sequence[Any],
-        after_update: Callable[[int], None] | None = None,
-    ) -> bool:
+    def run_span(self, first: Batch, rows: Tensor, rates: Sequence[Any]) -> SpanResult:
         """Calls the programs of an update again and again, and looks after each call whether all is well."""
-        step = self._step
-        if self._programs.is_disabled or step.wants_output:
-            return False
-        found = self._find(batch, rates[0])
-        group = None if found is None else self._groups.get(id(found[0]))
-        if group is None:
-            return False
+        step, guard = self._step, self._step.device_guard
+        may_run = not self._programs.is_disabled and not step.wants_output
+        found = self._find(first, rates[0]) if may_run else None
+        window = None if found is None else self._windows.get(id(found[0]))
+        if window is None:  # the next batches run one by one until their programs are known
+            self.longest_span = 1
+            return SpanResult(0, 0)
         if self._is_saved:
             step.note_weights_changed()
-        is_done = False
+        nonfinite, weightless, accumulate = guard.nonfinite.numpy(), guard.weightless.numpy(), len(window)
+        rate_indices = [_index_of(rate, window[0].fixed) for rate in step.rates.all()]
+        stacked = None if all(each == rates[0] for each in rates) else step.rates.stack(rates)
+        batches = updates = 0
         with torch.no_grad():
-            _foreach_copy_(group.copies, group.written)
-            random = torch.default_generator.get_state()
-            try:
-                is_done = self._call_programs(group, rows, rates, after_update)
-            except (RuntimeError, IndexError):
-                pass  # of an operation: it comes again when the batches run one by one, and then names its batch
-            finally:
-                if not is_done:
-                    _foreach_copy_(group.written, group.copies)
-                    torch.default_generator.set_state(random)
-                    self._stop_grouping()
-        step.rates.set(rates[-1] if is_done else rates[0])
-        return is_done
+            for own in rows.unbind():
+                program = window[batches % accumulate]
+                inputs = [*program.fixed, own, *program.columns]
+                if stacked is not None:
+                    for index, rate in zip(rate_indices, stacked[updates], strict=True):
+                        inputs[index] = rate
+                assert program.function is not None
+                program.function(inputs)
+                batches += 1
+                if nonfinite.item() != 0:
+                    break
+                if batches % accumulate == 0:
+                    if weightless.item():
+                        break  # it is not an update, so that later ones have other learning rates
+                    updates += 1
+        if nonfinite.item() != 0:
+            self._diagnose(first.later(rows[batches - 1], batches - 1))
+        step.rates.set(rates[max(updates - 1, 0)])
+        return SpanResult(batches, updates)
 
-    def _call_programs(
-        self,
-        group: _Group,
-        rows: Sequence[Tensor],
-        rates: Sequence[Any],
-        after_update: Callable[[int], None] | None,
-    ) -> bool:
-        """Runs the batches of a group up to the first one that is not finite or not an update."""
-        flags, accumulate = self._step.flags, len(group.programs)
-        nonfinite, weightless = flags.nonfinite.numpy(), flags.weightless.numpy()
-        stacked = None if all(each == rates[0] for each in rates) else self._step.rates.stack(rates)
-        for place, each in enumerate(rows):
-            program = group.programs[place % accumulate]
-            inputs = [*program.fixed, each, *program.columns]
-            if stacked is not None:
-                for index, rate in zip(group.rate_places, stacked[place // accumulate], strict=True):
-                    inputs[index] = rate
-            assert program.function is not None
-            program.function(inputs)
-            if nonfinite.item() != 0 or weightless.item():
-                return False
-            if after_update is not None and (place + 1) % accumulate == 0:
-                after_update(place // accumulate)
-        return True
+    def _diagnose(self, batch: Batch) -> NoReturn:
+        self._step.device_guard.clear()
+        self._programs.invalidate()
+        self._step.diagnose(batch)
 
     def _note_program(self, program: Program, batch: Batch, result: StepResult) -> None:
-        """Remembers which programs make an update, so that the next ones can run in a group."""
-        if not self._can_group:
+        """Remembers which programs make an update, so that the next ones can run in a span."""
+        if not self._can_run_spans or self._step.wants_output:
             return
         self._window.append(program)
-        if batch.closes_window:
-            window, self._window = self._window, []
-            if result.updated and id(window[0]) not in self._groups:
-                self._make_group(window)
-
-    def _make_group(self, programs: list[Program]) -> None:
-        step, first = self._step, programs[0]
-        fixed = list(first.fixed)
-        if step.wants_output or step.settings.micro_batch is not None or sum(map(Tensor.numel, fixed)) > _SMALL_MODEL:
-            self._stop_grouping()
-        elif (
-            len(programs) == step.settings.accumulate
-            and first.source is not None
-            and all(each.source is first.source and each.size == first.size for each in programs)
-        ):
-            places = [next(place for place, each in enumerate(fixed) if each is rate) for rate in step.rates.all()]
-            written = [each for each in fixed if 0 not in each.stride()]  # an expanded tensor can't be written
-            self._groups[id(first)] = _Group(programs, places, written, [each.detach().clone() for each in written])
-            self.largest_group = _LARGEST_GROUP
-
-    def _stop_grouping(self) -> None:
-        self._can_group, self.largest_group = False, 0
-        self._groups.clear()
+        if not batch.closes_window:
+            return
+        window, self._window = self._window, []
+        first, accumulate = window[0], self._step.settings.accumulate
+        is_small = sum(map(Tensor.numel, first.fixed)) <= _SMALL_MODEL
+        is_alike = all(each.source is first.source and each.size == first.size for each in window)
+        if result.updated and is_small and first.source is not None and is_alike and len(window) == accumulate:
+            self._windows[id(first)] = window
+            self.longest_span = _LONGEST_SPAN
 
     def invalidate(self) -> None:
         """Looks before the next step whether its program still fits."""
@@ -394,13 +350,13 @@ class Compiled(Executor):
 
     def free_memory(self) -> bool:
         """Looks for programs again: undoing a step has replaced tensors that they write."""
-        self._groups.clear()
+        self._windows.clear()
         self.invalidate()
         return super().free_memory()
 
     def close(self) -> None:
         """Frees the programs."""
-        self._groups.clear()
+        self._windows.clear()
         self._programs.clear()
 
     def _find(self, batch: Batch, lr: Any) -> tuple[Program, list[Tensor]] | None:
@@ -414,7 +370,7 @@ class Compiled(Executor):
             return None
         self._plan.fall_back("compiled_backward", reason)
         self._programs.clear()
-        self._stop_grouping()
+        self._can_run_spans, self.longest_span = False, 1
         found = self._find(batch, lr)
         if not self._programs.is_disabled:
             self._programs.report_fall_back()
@@ -429,3 +385,7 @@ class Compiled(Executor):
                 return traced.rebuild(compiled([*traced.fixed, *tensors]) or ())
 
         return Program(launch, function=compiled, fixed=traced.fixed)
+
+
+def _index_of(tensor: Tensor, tensors: Sequence[Tensor]) -> int:
+    return next(index for index, each in enumerate(tensors) if each is tensor)

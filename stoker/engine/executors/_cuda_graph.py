@@ -3,7 +3,7 @@
 import gc
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from stoker.engine._plan import Plan
 from stoker.engine._replayable import CannotReplay, explain_failure
 from stoker.engine._step import StepResult, TrainStep
 from stoker.engine.executors._compiled import trace_and_compile
-from stoker.engine.executors._executor import Executor, PoolContext, StepsInFlight
+from stoker.engine.executors._executor import Executor, PoolContext, SpanResult, StepsInFlight
 from stoker.engine.executors._graph_memory import (
     GraphPool,
     allocate_workspaces,
@@ -40,7 +40,8 @@ from stoker.engine.executors._programs import (
 from stoker.optim import Optimizer
 
 T = TypeVar("T")
-GROUP_SIZE = 8  # steps to a launch, if nothing happens between them
+STEPS_PER_LAUNCH = 8  # if they have the same learning rates
+_LONGEST_SPAN = 32  # updates, so that a signal is noticed soon
 _SMALL_MODEL = 2**25  # elements of parameters and state; steps of larger models take longer than their launch
 _UNUSED_LIMIT = 256 * 2**20  # bytes of memory that may be reserved and unused, or a twentieth of all
 _recording = threading.Lock()  # fits of one process record one at a time
@@ -59,8 +60,6 @@ class CudaGraph(Executor):
         self._plan, self._device, self._is_saved = plan, device, is_saved
         self._programs = ProgramCache(step, plan, self._record, self.synchronize)
         self._in_flight = StepsInFlight(step, device, flag_per_step=False)
-        self._last: Program | None = None  # the program that was launched last; of all steps that are held back
-        self._held_back: list[list[Tensor]] = []  # batches that will be launched together
         self._pool: GraphPool | None = None  # from the first graph on
         self._graph_bytes = 0
         self._is_first_step = True
@@ -74,53 +73,48 @@ class CudaGraph(Executor):
     # --- the contract of executors
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
-        """Runs one batch, at once or together with the next ones."""
-        step, in_flight = self._step, self._in_flight
-        if self._programs.is_disabled:
-            return step.run_eagerly(batch, lr)
-        # Whether the host does nothing between the last step and this one: it reads no output, and rates are equal.
-        # A saved run takes a resume point between any two steps.
-        can_group = not self._is_saved and (step.rates.are_recorded or lr == step.rates.last) and not step.wants_output
-        if self._held_back and not can_group:
-            self._launch_held_back()
-        try:
-            found = self._programs.find(batch, lr)
-        except CannotReplay as error:
-            self._programs.disable(str(error))
-            clear_workspaces()  # with the memory of the graphs
-            found = None
+        """Runs one batch by its graph; eagerly if it has none."""
+        found = self._find(batch, lr)
         if found is None:
             return self._run_eagerly(batch, lr)
         program, tensors = found
-        if can_group and program is self._last and program.make_group is not None:
-            assert program.result is not None
-            self._apply_host_effects(program, batch)
-            self._held_back.append(tensors)
-            if len(self._held_back) == GROUP_SIZE:
-                self._launch_held_back()
-            return program.result
-        self._launch_held_back()
-        in_flight.wait_for_room()
-        self._apply_host_effects(program, batch)
-        result = program.launch(tensors)
-        self._last = program
-        in_flight.note_launch(in_flight.number)
+        result = self._launch([batch], program, lambda: program.launch(tensors))
         # The next launch overwrites the outputs of this one.
-        return map_outputs(torch.clone, result) if step.wants_output else result
+        return map_outputs(torch.clone, result) if self._step.wants_output else result
+
+    def run_span(self, first: Batch, rows: Tensor, rates: Sequence[Any]) -> SpanResult:
+        """Launches several steps together where they have the same learning rates."""
+        count = done = 0
+        while done < len(rows):
+            batch, lr = first.later(rows[done], done), rates[done]
+            found = self._find(batch, lr)
+            if found is None or found[0].make_launch is None:  # the next batches run one by one
+                self.longest_span = 1
+                break
+            program, tensors = found
+            count = STEPS_PER_LAUNCH if rates[done : done + STEPS_PER_LAUNCH] == [lr] * STEPS_PER_LAUNCH else 1
+            if count > 1 and program.launch_several is None:
+                self._make_launch(program)
+            if count > 1 and (launch := program.launch_several) is not None:
+                own = rows[done : done + count]
+                batches = [first.later(each, done + index) for index, each in enumerate(own.unbind())]
+                self._launch(batches, program, lambda launch=launch, own=own: launch(own))
+            else:
+                count = 1
+                self._launch([batch], program, lambda program=program, tensors=tensors: program.launch(tensors))
+            done += count
+        return SpanResult(done, done)
 
     def synchronize(self) -> None:
         """Waits for every step that was launched; raises if one was not finite."""
-        self._launch_held_back()
         self._in_flight.check_all()
 
     def drain(self) -> tuple[int, int] | None:
         """Waits for every step that was launched; returns the position of one that was not finite."""
-        self._launch_held_back()
         return self._in_flight.drain()
 
     def invalidate(self) -> None:
         """Looks before the next step whether its program still fits."""
-        self._launch_held_back()
         self._step.refresh()
         self._programs.invalidate()
 
@@ -138,7 +132,7 @@ class CudaGraph(Executor):
         finally:
             if pool.addresses_in_use() - before:  # a launch would overwrite it: new graphs get another pool
                 self._may_share_pool = False
-                self._pool = self._last = None
+                self._pool = None
                 self._plan.notes.append("recorded again: a validation left tensors in memory that graphs write to")
                 self._programs.clear()
 
@@ -147,7 +141,7 @@ class CudaGraph(Executor):
         self.synchronize()
         has_graphs = self._pool is not None
         self._programs.clear()
-        self._pool = self._last = None
+        self._pool = None
         gc.collect()  # an exception may be part of a cycle, and so hold tensors
         clear_workspaces()
         return has_graphs
@@ -155,8 +149,7 @@ class CudaGraph(Executor):
     def close(self) -> None:
         """Frees graphs and their memory, and returns to the caller's stream."""
         self._programs.clear()
-        self._held_back.clear()
-        self._pool = self._last = None
+        self._pool = None
         self._stack.close()
         torch.cuda.synchronize(self._device)
         clear_workspaces()
@@ -182,10 +175,12 @@ class CudaGraph(Executor):
             graph.replay()
             return result
 
-        program = Program(launch, result=result)
+        program = Program(launch)
         is_small = sum(tensor.numel() for tensor in written) < _SMALL_MODEL
         if is_small and isinstance(flat.batch.value, RowSelection):
-            program.make_group = lambda: self._record_group(flat, static, compute)
+            program.make_launch = lambda: self._record_several(flat, static, compute)
+            if self._step.settings.accumulate == 1 and not self._step.wants_output:
+                self.longest_span = _LONGEST_SPAN
         return program
 
     def _prepare(self, flat: FlatBatch, lr: Any) -> Callable[[Batch, list[Tensor]], StepResult]:
@@ -193,8 +188,8 @@ class CudaGraph(Executor):
         step, wanted, whole = self._step, self._step.wants_output, self._step.compiles_update
 
         def run_operations(batch: Batch, tensors: list[Tensor]) -> StepResult:
-            result = detach_outputs(step.run(batch, lr, sync=False), wanted=wanted)
-            step.flags.end_step()
+            result = detach_outputs(step.run(batch, lr, step.device_guard), wanted=wanted)
+            step.device_guard.end_step()
             return result
 
         if self._plan.mode != "compiled":
@@ -216,8 +211,8 @@ class CudaGraph(Executor):
                 computed = traced.rebuild(compiled([*traced.fixed, *tensors]) or ())
             if whole:
                 return computed
-            result = step.apply_gradients(computed, batch, lr, sync=False)  # recorded in the same graph
-            step.flags.end_step()
+            result = step.apply_local_gradients(computed, batch, lr, step.device_guard)  # recorded in the same graph
+            step.device_guard.end_step()
             return result
 
         return run_compiled
@@ -246,17 +241,35 @@ class CudaGraph(Executor):
 
     # --- running
 
-    def _apply_host_effects(self, program: Program, batch: Batch) -> None:
-        """Does on the host what the step's Python would have done."""
-        self._in_flight.add(batch)
+    def _find(self, batch: Batch, lr: Any) -> tuple[Program, list[Tensor]] | None:
+        """The graph for a batch and the tensors to launch it with; None if it has to run eagerly."""
+        if self._programs.is_disabled:
+            return None
+        try:
+            return self._programs.find(batch, lr)
+        except CannotReplay as error:
+            self._programs.disable(str(error))
+            clear_workspaces()  # with the memory of the graphs
+            return None
+
+    def _launch(self, batches: Sequence[Batch], program: Program, launch: Callable[[], T]) -> T:
+        """Launches the steps of these batches, and does on the host what their Python would have done."""
+        step, in_flight = self._step, self._in_flight
+        in_flight.wait_for_room()
+        for batch in batches:
+            in_flight.add(batch)
+            for change in program.window_changes:
+                change.apply(step)
         if self._is_saved:
-            self._step.note_weights_changed()
-        for change in program.window_changes:
-            change.apply(self._step)
+            step.note_weights_changed()
+        result = launch()
+        in_flight.note_launch()
+        return result
 
     def _run_eagerly(self, batch: Batch, lr: Any) -> StepResult:
+        if self._programs.is_disabled:
+            return self._step.run_eagerly(batch, lr)
         self.synchronize()
-        self._last = None
         result = self._programs.run_eagerly(batch, lr)
         if self._is_first_step:
             self._is_first_step = False
@@ -274,54 +287,35 @@ class CudaGraph(Executor):
 
     # --- several steps to a launch
 
-    def _launch_held_back(self) -> None:
-        """Launches the steps that were held back, together if they are as many as fit into a launch."""
-        if not self._held_back:
-            return
-        held_back, self._held_back = self._held_back, []
-        program, in_flight = self._last, self._in_flight
-        assert program is not None
-        if len(held_back) == GROUP_SIZE and program.launch_group is None:
-            self._make_group(program)
-        if len(held_back) == GROUP_SIZE and program.launch_group is not None:
-            in_flight.wait_for_room()
-            program.launch_group([tensors[0] for tensors in held_back])
-            in_flight.note_launch(in_flight.number)
-            return
-        first = in_flight.number - len(held_back) + 1
-        for number, tensors in enumerate(held_back, start=first):
-            in_flight.wait_for_room()
-            program.launch(tensors)
-            in_flight.note_launch(number)
-
-    def _make_group(self, program: Program) -> None:
-        assert program.make_group is not None
+    def _make_launch(self, program: Program) -> None:
+        assert program.make_launch is not None
+        self.synchronize()
         before = HostState(self._step)
         try:
-            program.launch_group = program.make_group()
+            program.launch_several = program.make_launch()
         except Exception as error:  # single steps are recorded already
-            program.make_group = None
+            program.make_launch = None
             self._plan.notes.append(f"one step to a launch: {explain_failure(error)}")
         finally:
             before.restore()
 
-    def _record_group(
+    def _record_several(
         self, flat: FlatBatch, static: list[Tensor], compute: Callable[[Batch, list[Tensor]], StepResult]
-    ) -> Callable[[list[Tensor]], None]:
-        """A launch of GROUP_SIZE steps, one after the other, with the rows of each."""
+    ) -> Callable[[Tensor], None]:
+        """A launch of several steps, one after the other, with the rows of each."""
         graph, size = torch.cuda.CUDAGraph(), len(static[0])
-        all_rows = static[0].new_zeros(GROUP_SIZE * size)
+        all_rows = static[0].new_zeros(STEPS_PER_LAUNCH, size)
 
         def run_all() -> None:
-            for rows in all_rows.split(size):
+            for rows in all_rows.unbind():
                 tensors = [rows, *static[1:]]
                 compute(flat.with_tensors(tensors), tensors)
 
         self._capture(graph, run_all)
-        self._plan.notes.append(f"{GROUP_SIZE} steps to a launch")
+        self._plan.notes.append(f"{STEPS_PER_LAUNCH} steps to a launch")
 
-        def launch(rows: list[Tensor]) -> None:
-            torch.cat(rows, out=all_rows)
+        def launch(rows: Tensor) -> None:
+            all_rows.copy_(rows)
             graph.replay()
 
         return launch

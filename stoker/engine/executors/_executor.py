@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -12,15 +12,22 @@ from stoker.engine._batch import Batch
 from stoker.engine._step import StepResult, TrainStep
 from stoker.engine._undo import free_cached_memory
 
-_LAUNCHES_IN_FLIGHT = 2  # of one step or of a group: the device never waits for the host, and a NaN is noticed soon
+_LAUNCHES_IN_FLIGHT = 2  # of one step or of several: the device never waits for the host, and a NaN is noticed soon
 
 PoolContext = Callable[[], AbstractContextManager[None]]
+
+
+class SpanResult(NamedTuple):
+    """How far an executor has come with a span."""
+
+    batches: int
+    updates: int
 
 
 class Executor:
     """Runs training steps. A subclass defines `run`, and the other methods if it has anything in flight or cached."""
 
-    largest_group = 0  # updates that `run_group` takes at most; 0 as long as it takes none
+    longest_span = 1  # updates that `run_span` takes at most
 
     def __init__(self, step: TrainStep) -> None:
         self._step = step
@@ -29,17 +36,11 @@ class Executor:
         """Runs one batch. The device may still be computing when it returns."""
         raise NotImplementedError
 
-    def run_group(
-        self,
-        batch: Batch,
-        rows: Sequence[Tensor],
-        rates: Sequence[Any],
-        after_update: Callable[[int], None] | None = None,
-    ) -> bool:
-        """Runs several batches like `batch`, of these rows, with the learning rates of their updates; all or none.
+    def run_span(self, first: Batch, rows: Tensor, rates: Sequence[Any]) -> SpanResult:
+        """Runs batches like `first` of these rows, [batches, samples], with a learning rate for each update.
 
-        Returns whether it did. If not, for example because a value is not finite, the state is as before, and the
-        batches have to be run one by one. `after_update(place)` is called after each update, from 0 on.
+        It may end early, where the host has to look at a batch: after one of weight 0, which is not an update. A value
+        that is not finite raises `NotFinite`, at once or later, and no step from that batch on changes the weights.
         """
         raise NotImplementedError
 
@@ -103,14 +104,14 @@ class StepsInFlight:
     def send_flag(self) -> None:
         """Copies the flag of the step that is being launched to the host."""
         flag = self._flags[(self._launches + 1) % len(self._flags)]
-        flag.copy_(self._step.flags.nonfinite, non_blocking=True)
+        flag.copy_(self._step.device_guard.nonfinite, non_blocking=True)
 
-    def note_launch(self, number: int) -> None:
-        """Notes that all steps up to this number have been launched."""
+    def note_launch(self) -> None:
+        """Notes that all steps that were added have been launched."""
         self._launches += 1
         event = self._events[self._launches % len(self._events)]
         event.record(torch.cuda.current_stream(self._device))
-        self._pending.append((event, self._flags[self._launches % len(self._flags)], number))
+        self._pending.append((event, self._flags[self._launches % len(self._flags)], self.number))
 
     def check_all(self) -> None:
         """Waits for all launches; raises `NotFinite` if a step was not finite."""
@@ -148,8 +149,8 @@ class StepsInFlight:
 
     def _take_first_bad(self) -> Batch:
         """The batch of the first step that was not finite; starts again after it."""
-        first_bad = self._step.flags.first_bad_step
-        self._step.flags.clear()
+        first_bad = self._step.device_guard.first_bad_step
+        self._step.device_guard.clear()
         batch = next(batch for number, batch in self._batches if number == first_bad)
         self.number = 0
         self._batches.clear()
@@ -172,12 +173,12 @@ class DeferredEager(Executor):
         """Runs one batch; the first one is checked at once, because it creates the optimizer's state."""
         step, in_flight = self._step, self._in_flight
         if not step.has_begun(batch):
-            return step.run(batch, lr)
+            return step.run(batch, lr, step.host_guard)
         in_flight.wait_for_room()
         step.rates.set(lr)  # its optimizers take tensors (`plan.defers_check`)
         in_flight.add(batch)
-        result = step.run(batch, lr, sync=False)
-        step.flags.end_step()
+        result = step.run(batch, lr, step.device_guard)
+        step.device_guard.end_step()
         in_flight.send_flag()
-        in_flight.note_launch(in_flight.number)
+        in_flight.note_launch()
         return result

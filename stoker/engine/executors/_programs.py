@@ -93,7 +93,7 @@ def step_tensors(step: TrainStep, *, whole: bool = True) -> list[Tensor]:
         *(tensor for norm in state.gradient_norms.values() if whole for tensor in norm.values()),
         *([] if state.ema is None else state.ema.tensors()),
         *state.totals.tensors(),
-        *step.flags.tensors(),
+        *step.device_guard.tensors(),
         *step.rates.all(),
         *([] if count is None else count.class_weights),
     ]
@@ -214,7 +214,7 @@ def prepare_first_step(step: TrainStep, flat: FlatBatch, lr: Any, *, is_whole: b
     before, effects = HostState(step), side_effects_of(step)
     try:
         with preserve_rng(), preserve_buffers(state.model, state.loss):
-            names = list(step.run_until_gradients(part).tensors)
+            names = list(step.compute_local_gradients(part).tensors)
     except Exception:  # the eager step raises it too, unless it was for the few samples
         before.restore()
         return False
@@ -226,7 +226,7 @@ def prepare_first_step(step: TrainStep, flat: FlatBatch, lr: Any, *, is_whole: b
     if not is_whole:
         return True
     parameters = named_parameters(state.trained)
-    return state.optimizer.create_state([parameters[name] for name in names], lr=step.rates_of_update(lr))
+    return state.optimizer.create_state([parameters[name] for name in names], lr=step.host_guard.rates(lr))
 
 
 # --- programs
@@ -242,9 +242,8 @@ class Program:
     source: Any = None  # of the row selections that it is for
     size: int = 0
     columns: Sequence[Tensor] = ()
-    make_group: Callable[[], Callable[[list[Tensor]], None]] | None = None  # makes `launch_group`
-    launch_group: Callable[[list[Tensor]], None] | None = None  # several steps in one launch, each with its rows
-    result: StepResult | None = None  # if it is the same after every launch
+    make_launch: Callable[[], Callable[[Tensor], None]] | None = None  # makes `launch_several`
+    launch_several: Callable[[Tensor], None] | None = None  # takes the rows of several steps: [steps, samples]
     function: Callable[[list[Tensor]], Any] | None = None  # what `launch` calls on the CPU, with `fixed` first
     fixed: Sequence[Tensor] = ()
 
@@ -409,7 +408,7 @@ class ProgramCache:
 def detach_outputs(result: StepResult, *, wanted: bool) -> StepResult:
     """A step's result without autograd graphs, and without outputs that are not read."""
     if not wanted:
-        return StepResult(updated=result.updated, skipped=result.skipped)
+        return StepResult(updated=result.updated, moved=result.moved, skipped=result.skipped)
     return map_outputs(Tensor.detach, result)
 
 

@@ -1,4 +1,4 @@
-"""Compiled steps that run in groups give the bits, records and checkpoints of steps that run one by one."""
+"""Compiled steps that run in spans give the bits, records and checkpoints of steps that run one by one."""
 
 import json
 import os
@@ -27,17 +27,17 @@ pytestmark = pytest.mark.usefixtures("double")
 
 
 @pytest.fixture
-def groups(monkeypatch):
-    """The number of batches of each group that has run; `None` for one that was undone."""
+def spans(monkeypatch, few_points):
+    """The number of batches of each span that has run."""
     interpret_graphs(monkeypatch)
-    found, run_group = [], _compiled.Compiled.run_group
+    found, run_span = [], _compiled.Compiled.run_span
 
-    def count(self, batch, rows, *args):
-        is_done = run_group(self, batch, rows, *args)
-        found.append(len(rows) if is_done else None)
-        return is_done
+    def count(self, first, rows, rates):
+        done = run_span(self, first, rows, rates)
+        found.append(done.batches)
+        return done
 
-    monkeypatch.setattr(_compiled.Compiled, "run_group", count)
+    monkeypatch.setattr(_compiled.Compiled, "run_span", count)
     return found
 
 
@@ -66,21 +66,21 @@ def points_of(fitted):
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_groups_give_the_bits_and_the_curve_of_single_steps(accumulate, groups):
+def test_spans_give_the_bits_and_the_curve_of_single_steps(accumulate, spans):
     feature = many_features(accumulate=accumulate)
     single = run(feature, callbacks=[AfterEveryBatch()])
-    assert not groups
+    assert not spans
     together = run(feature)
     assert plan_of(together).mode == "compiled"
-    assert all(groups) and groups[1:] == [12, 12, 12, 12]  # the first epoch begins with single steps
+    assert max(spans) == 12
     assert_identical(results_of(together), results_of(single))
     assert rng_states(together) == rng_states(single)
     assert points_of(together) == points_of(single)
 
 
-def test_a_group_ends_where_a_limit_a_validation_or_a_checkpoint_is_due(groups, tmp_path):
+def test_a_span_ends_where_a_limit_a_validation_or_a_checkpoint_is_due(spans, tmp_path):
     whole = run(many_features(), run=tmp_path / "whole", validate_every=7)
-    assert set(groups) >= {7} and max(groups) == 7
+    assert max(spans) == 7
     saved = {"run": tmp_path / "run", "checkpoint": stoker.Checkpoint(every=5), "validate_every": 7}
     first = run(many_features(), updates=23, **saved)
     assert first.updates == 23
@@ -90,8 +90,8 @@ def test_a_group_ends_where_a_limit_a_validation_or_a_checkpoint_is_due(groups, 
     assert_identical(results_of(again), results_of(whole))
 
 
-class InterruptGroup(callbacks.Callback):
-    """Sends a signal in the second epoch, when the learning rates of a group are computed."""
+class InterruptSpan(callbacks.Callback):
+    """Sends a signal in the second epoch, when the learning rates of a span are computed."""
 
     is_armed = False
 
@@ -105,23 +105,23 @@ class InterruptGroup(callbacks.Callback):
         return 0.01
 
 
-def test_a_signal_stops_after_the_group_and_the_run_resumes_to_the_same_bits(groups, tmp_path):
-    interrupt = InterruptGroup()
+def test_a_signal_stops_after_the_span_and_the_run_resumes_to_the_same_bits(spans, tmp_path):
+    interrupt = InterruptSpan()
     feature = many_features(lr=interrupt.rate)
     whole = run(feature, run=tmp_path / "whole")
     stopped = run(feature, run=tmp_path / "run", callbacks=[interrupt])
-    assert stopped.updates == 25  # the twelve batches of the group, in an epoch of thirteen
+    assert stopped.updates == 25  # the twelve batches of the span, in an epoch of thirteen
     assert_identical(results_of(run(feature, run=tmp_path / "run", resume=True)), results_of(whole))
 
 
-def test_an_exception_of_a_signal_handler_inside_of_a_group_ends_the_fit(groups, monkeypatch, tmp_path):
+def test_an_exception_of_a_signal_handler_inside_of_a_span_ends_the_fit(spans, monkeypatch, tmp_path):
     whole = run(many_features(), run=tmp_path / "whole")
 
     def compile_graph(graph, inputs, **_):
         calls = iter(range(10**9))
 
         def call(tensors):
-            if next(calls) == 20:  # in the group of the second epoch
+            if next(calls) == 20:  # in the span of the second epoch
                 os.kill(os.getpid(), signal.SIGALRM)
             return graph(*tensors)
 
@@ -139,12 +139,12 @@ def test_an_exception_of_a_signal_handler_inside_of_a_group_ends_the_fit(groups,
         finally:
             signal.signal(signal.SIGALRM, before)
     error = stoker.Record.open(tmp_path / "run").events_of("error")[0]
-    assert (error.epoch, error.batch) == (2, 0)  # the group is undone
+    assert (error.epoch, error.batch) == (2, 3)  # where the span began
     assert_identical(results_of(run(many_features(), run=tmp_path / "run", resume=True)), results_of(whole))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_nan_inside_of_a_group_stops_before_it_and_keeps_the_weights(accumulate, groups, tmp_path):
+def test_a_nan_inside_of_a_span_stops_before_it_and_keeps_the_weights(accumulate, spans, tmp_path):
     def samples_with(bad):
         x, y = samples(96)
         x[8 * 6 + 3, 2] = float("nan") if bad else 1.0  # the seventh batch
@@ -155,6 +155,5 @@ def test_a_nan_inside_of_a_group_stops_before_it_and_keeps_the_weights(accumulat
 
     with pytest.raises(stoker.NotFinite, match="not finite at epoch 1, batch 7: .* holds NaN"):
         run(feature(bad=True), run=tmp_path / "run")
-    assert groups[-1] is None
     good = run(feature(bad=False), run=tmp_path / "good")
     assert_identical(results_of(run(feature(bad=False), run=tmp_path / "run", resume=True)), results_of(good))

@@ -344,7 +344,7 @@ _METRICS = [metrics.Accuracy(), metrics.GradientNorm()]
 
 
 def plain_feature(**settings):
-    """26 batches and a short one, without callbacks and with a constant learning rate, so that several steps are one launch."""
+    """26 batches and a short one, without callbacks and at a constant learning rate: several steps are one launch."""
     return Feature(
         lambda: nn.Sequential(*batch_norm_net(), nn.Dropout(0.3), nn.Linear(3, 3)),
         lambda: samples(210),

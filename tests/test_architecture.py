@@ -107,28 +107,6 @@ def test_the_check_itself_sees_a_wrong_import(tmp_path, monkeypatch):
         assert [fault in each for each in wrong_imports(path)] == [True], text
 
 
-def classes_in(path):
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
-
-
-def fields_of(cls):
-    """The annotated fields of a class, or the attributes that its `__init__` sets."""
-    annotated = {ast.unparse(node.target) for node in cls.body if isinstance(node, ast.AnnAssign)}
-    inits = [node for node in cls.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
-    stored = [node for init in inits for node in ast.walk(init) if isinstance(node, ast.Attribute)]
-    return annotated | {node.attr for node in stored if isinstance(node.ctx, ast.Store)}
-
-
-def test_classes_have_at_most_20_fields_and_contracts_at_most_6_methods():
-    for path in FILES:
-        for cls in classes_in(path):
-            if cls.name == "Learner":
-                continue  # its fields are the arguments that users know it by
-            assert len(fields_of(cls)) <= 20, f"{path}: {cls.name} has {len(fields_of(cls))} fields"
-            if any("Protocol" in ast.unparse(base) for base in cls.bases):
-                assert sum(isinstance(node, ast.FunctionDef) for node in cls.body) <= 6, f"{path}: {cls.name}"
-
-
 def test_grad_is_used_in_two_files_only():
     found = {
         str(path.relative_to(ROOT))

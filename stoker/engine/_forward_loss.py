@@ -124,7 +124,7 @@ class ForwardLoss:
         model, value = self._state.model, result.batch
         with autocast(self._precision, self._device):
             if self._ranks.world.size == 1:
-                return step(model, value, batch.size)
+                return call_as_forward(model, step, model, value, batch.size)
             return self._explain_small_share(batch, lambda: call_as_forward(model, step, model, value, batch.size))
 
     def _score(self, batch: Batch, result: StepResult) -> Output:

@@ -80,7 +80,7 @@ def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], N
     ):
         selects_rows = (
             is_on_device
-            and fit.plan.mode != "eager"
+            and not fit.plan.is_eager
             and fit.train.has_row_selections
             and not fit.hooks.has("on_train_batch_begin")
             and (fit.settings.micro_batch is None or fit.train.batch_transform is None)  # which sees whole batches

@@ -260,15 +260,13 @@ class Compiled(Executor):
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch by its program; eagerly if it has none."""
-        step, programs = self._step, self._programs
-        if programs.is_disabled:
-            return step.run_eagerly(batch, lr)
+        step = self._step
         found = self._find(batch, lr)
         if found is None:
             self._window.clear()
-            return programs.run_eagerly(batch, lr)
+            return self._programs.run_eagerly(batch, lr)
         program, tensors = found
-        if self._plan.mode == "compiled_backward":
+        if self._plan.ends_with_gradients:
             if step.starts_on_ranks(batch):
                 step.start_batch_on_ranks()  # every rank starts from the first one's running statistics
             with undo_if_out_of_memory(step.state) if step.settings.micro_batch == "auto" else nullcontext():
@@ -289,8 +287,7 @@ class Compiled(Executor):
     def run_span(self, first: Batch, rows: Tensor, rates: Sequence[Any]) -> SpanResult:
         """Calls the programs of an update again and again, and looks after each call whether all is well."""
         step, guard = self._step, self._step.device_guard
-        may_run = not self._programs.is_disabled and not step.wants_output
-        found = self._find(first, rates[0]) if may_run else None
+        found = None if step.wants_output else self._find(first, rates[0])
         window = None if found is None else self._windows.get(id(found[0]))
         if window is None:  # the next batches run one by one until their programs are known
             self.longest_span = 1
@@ -365,7 +362,7 @@ class Compiled(Executor):
             return self._programs.find(batch, lr)
         except CannotReplay as error:
             reason = str(error)
-        if self._plan.mode == "compiled_backward" or self._step.device.type != "cpu":
+        if self._plan.ends_with_gradients or self._step.device.type != "cpu":
             self._programs.disable(reason)
             return None
         self._plan.fall_back("compiled_backward", reason)
@@ -377,7 +374,7 @@ class Compiled(Executor):
         return found
 
     def _compile(self, flat: FlatBatch, lr: Any) -> Program:
-        whole = self._plan.mode == "compiled"
+        whole = not self._plan.ends_with_gradients
         traced, compiled = trace_and_compile(self._step, self._plan, flat, lr, whole=whole, is_saved=self._is_saved)
 
         def launch(tensors: list[Tensor]) -> Any:

@@ -192,7 +192,7 @@ class CudaGraph(Executor):
             step.device_guard.end_step()
             return result
 
-        if self._plan.mode != "compiled":
+        if not self._plan.is_compiled:
             return run_operations
         effects, before = side_effects_of(step), HostState(step)
         try:
@@ -243,8 +243,6 @@ class CudaGraph(Executor):
 
     def _find(self, batch: Batch, lr: Any) -> tuple[Program, list[Tensor]] | None:
         """The graph for a batch and the tensors to launch it with; None if it has to run eagerly."""
-        if self._programs.is_disabled:
-            return None
         try:
             return self._programs.find(batch, lr)
         except CannotReplay as error:
@@ -267,11 +265,8 @@ class CudaGraph(Executor):
         return result
 
     def _run_eagerly(self, batch: Batch, lr: Any) -> StepResult:
-        if self._programs.is_disabled:
-            return self._step.run_eagerly(batch, lr)
-        self.synchronize()
         result = self._programs.run_eagerly(batch, lr)
-        if self._is_first_step:
+        if self._is_first_step and not self._programs.is_disabled:
             self._is_first_step = False
             self._compact_memory()
         return result

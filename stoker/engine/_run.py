@@ -14,6 +14,7 @@ from stoker.data import Loader
 from stoker.distributed import propagate_failures
 from stoker.engine._deterministic import deterministic_algorithms
 from stoker.engine._fit import Fit
+from stoker.engine._heap import keep_freed_memory
 from stoker.engine._plan import warn_about_plan
 from stoker.engine._precision import tf32_if_requested
 from stoker.engine._recompute import recompute_activations
@@ -72,6 +73,8 @@ def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callabl
 def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], None]) -> None:
     """Trains with an executor, and with the data on the GPU if it fits."""
     device = torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
+    if fit.device.type == "cpu":
+        keep_freed_memory()
     with (
         device,
         recompute_activations(fit.recomputed),

@@ -23,8 +23,6 @@ from stoker.engine.executors._operations import (
     convolution,
     convolution_backward,
     fast_dropout,
-    small_affine,
-    small_product,
 )
 from stoker.engine.executors._programs import (
     FlatBatch,
@@ -48,8 +46,6 @@ _aten = torch.ops.aten
 _REPLACEMENTS: dict[str, dict[Any, Callable[..., Any]]] = {  # faster forms of torch's operations, by device
     "cpu": {
         _aten.native_dropout.default: fast_dropout,
-        _aten.mm.default: small_product,
-        _aten.addmm.default: small_affine,
     },
     "cuda": {
         _aten.convolution.default: convolution,

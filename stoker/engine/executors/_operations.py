@@ -2,7 +2,6 @@
 
 - Dropout on a CPU: inductor draws random numbers one after the other. Here every element hashes its index with two
   seeds from torch's generator, in 32-bit integer arithmetic that the compiler vectorises.
-- Products of small matrices on a CPU: loops that inductor fuses with what is around them, instead of calls of BLAS.
 - Convolutions of few channels on a GPU, where cuDNN's kernels leave most of the device idle. Each function computes
   what torch's operation computes, or returns `NotImplemented` where torch is faster. The choice depends on shapes
   alone, so that it is the same in every process.
@@ -17,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_SMALL_PRODUCT = 2**14  # multiplications
 _BITS = 24  # of the hash that are compared with the probability
 _ODD, _FIRST, _SECOND = -1640531535, -2048144789, -1028477387  # 32-bit constants of Knuth and of MurmurHash3
 _MOST_TAPS = 16  # elements of a filter that is written out as a sum
@@ -25,26 +23,6 @@ _MOST_TERMS = 2**26  # of all sums together, which are not shared among the filt
 _MOST_ELEMENTS = 288  # of a filter whose gradients are matrix products
 _MOST_FILTERS = 128  # of a convolution whose gradients are matrix products
 _LARGEST_MATRIX = 12 * 2**20  # elements: what fits into a cache of 50 MB
-
-
-# --- products of small matrices
-
-
-def small_product(a: Tensor, b: Tensor) -> Tensor:
-    """Computes torch's `mm`; `NotImplemented` for large matrices, and for 16-bit numbers, whose products it rounds.
-
-    >>> a, b = torch.rand(4, 3), torch.rand(3, 2)
-    >>> torch.allclose(small_product(a, b), a @ b)
-    True
-    """
-    is_small = len(a) * b.numel() <= _SMALL_PRODUCT and a.dtype in (torch.float32, torch.float64)
-    return (a.unsqueeze(2) * b.unsqueeze(0)).sum(1) if is_small else NotImplemented
-
-
-def small_affine(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Computes torch's `addmm` in the same way."""
-    product = small_product(a, b) if beta == alpha == 1 else NotImplemented
-    return product if product is NotImplemented else bias + product
 
 
 # --- dropout

@@ -17,13 +17,8 @@ from stoker.engine._plan import Plan
 from stoker.engine._replayable import CannotReplay, pretend_compiling
 from stoker.engine._step import LocalGradients, StepResult, TrainStep
 from stoker.engine._undo import undo_if_out_of_memory
+from stoker.engine.executors._dropout import fast_dropout
 from stoker.engine.executors._executor import Executor, SpanResult
-from stoker.engine.executors._operations import (
-    adaptive_pool_backward,
-    convolution,
-    convolution_backward,
-    fast_dropout,
-)
 from stoker.engine.executors._programs import (
     FlatBatch,
     HostState,
@@ -43,16 +38,6 @@ _INDUCTOR_OPTIONS = {
 _LONGEST_SPAN = 32  # updates, so that a signal is noticed soon
 _SMALL_MODEL = 2**18  # elements of parameters and state; steps of larger models take longer than what surrounds them
 _aten = torch.ops.aten
-_REPLACEMENTS: dict[str, dict[Any, Callable[..., Any]]] = {  # faster forms of torch's operations, by device
-    "cpu": {
-        _aten.native_dropout.default: fast_dropout,
-    },
-    "cuda": {
-        _aten.convolution.default: convolution,
-        _aten.convolution_backward.default: convolution_backward,
-        _aten._adaptive_avg_pool2d_backward.default: adaptive_pool_backward,
-    },
-}
 
 CompiledFunction = Callable[[list[Tensor]], Sequence[Tensor]]  # takes all inputs in a list that it may empty
 
@@ -113,7 +98,7 @@ def trace(step: TrainStep, flat: FlatBatch, lr: Any, *, whole: bool) -> Trace:
         found["answer"] = answer
         return tensors
 
-    replacements = _REPLACEMENTS.get(step.device.type)
+    replacements = {_aten.native_dropout.default: fast_dropout} if step.device.type == "cpu" else {}
     try:
         with (
             torch.no_grad(),

@@ -235,7 +235,6 @@ class Compiled(Executor):
         super().__init__(step)
         self._plan, self._is_saved = plan, is_saved
         self._programs = ProgramCache(step, plan, self._compile)
-        self._can_run_spans = step.settings.micro_batch is None
         self._window: list[Program] = []  # programs of the open accumulation window
         self._windows: dict[int, list[Program]] = {}  # of whole updates, by the id of their first program
 
@@ -307,7 +306,7 @@ class Compiled(Executor):
 
     def _note_program(self, program: Program, batch: Batch, result: StepResult) -> None:
         """Remembers which programs make an update, so that the next ones can run in a span."""
-        if not self._can_run_spans or self._step.wants_output:
+        if self._step.settings.micro_batch is not None or self._step.wants_output:
             return
         self._window.append(program)
         if not batch.closes_window:
@@ -348,7 +347,7 @@ class Compiled(Executor):
             return None
         self._plan.fall_back("compiled_backward", reason)
         self._programs.clear()
-        self._can_run_spans, self.longest_span = False, 1
+        self.longest_span = 1
         found = self._find(batch, lr)
         if not self._programs.is_disabled:
             self._programs.report_fall_back()

@@ -38,6 +38,7 @@ _INDUCTOR_OPTIONS = {
 _LONGEST_SPAN = 32  # updates, so that a signal is noticed soon
 _SMALL_MODEL = 2**18  # elements of parameters and state; steps of larger models take longer than what surrounds them
 _aten = torch.ops.aten
+_ON_CPU = {_aten.native_dropout.default: fast_dropout}  # faster forms of torch's operations
 
 CompiledFunction = Callable[[list[Tensor]], Sequence[Tensor]]  # takes all inputs in a list that it may empty
 
@@ -98,7 +99,7 @@ def trace(step: TrainStep, flat: FlatBatch, lr: Any, *, whole: bool) -> Trace:
         found["answer"] = answer
         return tensors
 
-    replacements = {_aten.native_dropout.default: fast_dropout} if step.device.type == "cpu" else {}
+    replacements = _ON_CPU if step.device.type == "cpu" else {}
     try:
         with (
             torch.no_grad(),

@@ -11,6 +11,7 @@ from stoker.engine._batch import Batch
 from stoker.engine._checkpointer import Checkpointer
 from stoker.engine._deterministic import check_deterministic
 from stoker.engine._evaluate import check_valid_sets, evaluate, predict, validate
+from stoker.engine._evaluating import evaluating
 from stoker.engine._fit import Fit
 from stoker.engine._micro_batches import split_batch
 from stoker.engine._plan import Plan, agree_on_plan, plan_fit
@@ -59,6 +60,7 @@ __all__ = [
     "check_valid_sets",
     "copy_weights",
     "evaluate",
+    "evaluating",
     "find_recomputed",
     "join_loss",
     "length_of",

@@ -19,7 +19,6 @@ from stoker.engine import (
     Ending,
     Fit,
     LossScale,
-    ModelWithLoss,
     RankSync,
     Recorder,
     RunningTotals,
@@ -145,7 +144,6 @@ def prepare(
         algorithm = choose_fused(learner.optimizer, trained, device, compile=True)
     recomputed = find_recomputed_modules(learner, model, parallel)
     ema = distribute_model(trained, parallel, world, ema=learner.ema, compile=learner.compile, dry=dry)
-    averaged = trained if ema is None else ema.model
     optimizer = init(algorithm, trained)
     if optimizer.needs_closure:
         raise InvalidArgument(
@@ -157,7 +155,6 @@ def prepare(
     signals = StopSignals() if signals is None else signals
     ctx = Context(
         model=model,
-        eval_model=averaged.model if isinstance(averaged, ModelWithLoss) else averaged,
         optimizer=optimizer,
         device=device,
         seed=seed,
@@ -166,6 +163,7 @@ def prepare(
         batches=length_of(train),
         requests=requests,
         supervised=steps.supervised,
+        evaluation=lambda: state.evaluating(),
     )
     given = {
         **vars(learner),

@@ -121,7 +121,7 @@ def test_the_validation_loss_is_that_of_the_model_in_eval_mode(kind):
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_averaged_weights_are_validated_everywhere_in_the_model(kind):
     trained = {}
-    keep = callbacks.on(valid_begin=lambda ctx: trained.update(copy.deepcopy(ctx.model.state_dict())))
+    keep = callbacks.on(train_end=lambda ctx: trained.update(copy.deepcopy(ctx.model.state_dict())))
     found = fit(make(kind), [keep], ema=0.9, epochs=5)
     loss = found.history["valid/loss"][-1]
     assert loss == loss_in_eval_mode(kind, found.model.state_dict())  # a fit gives back the averaged weights

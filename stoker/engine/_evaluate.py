@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from stoker._select import has_compiled_modules
 from stoker.callbacks import Context
 from stoker.data import Loader, PaddingBatch, move_batch
-from stoker.distributed import World, is_sharded, reshard
+from stoker.distributed import World, reshard
 from stoker.engine._batch import Batch
 from stoker.engine._batch_errors import name_batch
 from stoker.engine._buffers import preserve_buffers
@@ -32,20 +32,15 @@ from stoker.engine.executors import Executor
 from stoker.errors import BadData, InvalidArgument, NoSuchMetric, did_you_mean
 from stoker.metrics import Metric
 from stoker.record import Best, split_matrices
-from stoker.steps import BareLoss, Output, OwnForward, StepFunction, Steps, count_samples, valid
+from stoker.steps import BareLoss, Output, OwnForward, StepFunction, Steps, count_samples, unwrap
 
 _ONE_PROCESS = World()
 
 
 @contextmanager
 def eval_view(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in eval mode: a view of it; or the model itself, for the length of the context, if that is impossible.
-
-    The hooks that gather the shards of FSDP belong to the modules themselves, and TorchScript can't be copied.
-    """
-    if not is_sharded(model) and not any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        yield valid(model)
-        return
+    """The module inside of wrappers, in eval mode for the length of the context."""
+    model = unwrap(model)
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield model.eval()
@@ -70,8 +65,8 @@ def _evaluate_loss(steps: Steps, model: nn.Module, view: nn.Module) -> Iterator[
     if not isinstance(loss, nn.Module):
         yield steps
         return
-    with preserve_buffers(loss):
-        yield steps.with_loss(valid(loss))
+    with preserve_buffers(loss), eval_view(loss) as view_of_loss:
+        yield steps.with_loss(view_of_loss)
 
 
 class Evaluator:

@@ -29,7 +29,7 @@ from stoker.steps._outputs import (
 from stoker.steps._samples import count_samples
 from stoker.steps._step_function import OwnForward, StepFunction, Steps
 from stoker.steps._supervised import Columns, Parts, Supervised, SupervisedOutput
-from stoker.steps._valid import clone_model, valid
+from stoker.steps._valid import clone_model, unwrap, valid
 
 if TYPE_CHECKING:
     from stoker.steps._summary import Layer, Summary, summary
@@ -66,6 +66,7 @@ __all__ = [
     "per_sample",
     "says_count",
     "summary",
+    "unwrap",
     "valid",
     "weighted_mean",
 ]

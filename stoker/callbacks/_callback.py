@@ -240,10 +240,7 @@ class Hooks:
             self._methods_of(name)
 
     def load_states(self, states: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Restores each callback's state by its name in `stateful`; returns the names that no callback has.
-
-        A callback that is transient now may have had a state in an older checkpoint; it is left out.
-        """
+        """Restores each callback's state by its name in `stateful`; returns the names that no callback has."""
         for name, callback in self.stateful.items():
             if name not in states:
                 continue
@@ -255,8 +252,7 @@ class Hooks:
                 raise StateMismatch(
                     f"the callback {name} can't load its saved state: {type(error).__name__}: {error}"
                 ) from error
-        transient = {name for name, callback in self._named.items() if callback.transient}
-        return [name for name in states if name not in self.stateful and name not in transient]
+        return [name for name in states if name not in self.stateful]
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._named.values())

@@ -42,7 +42,7 @@ class _Monitor(Callback):
 
     def _is_of_another(self, state: Mapping[str, Any]) -> bool:
         """Whether a saved state is about another metric: the run is resumed with another monitor."""
-        return self._followed is not None and state.get("monitor") not in (None, self._followed)
+        return self._followed is not None and state["monitor"] not in (None, self._followed)
 
     def _name(self, ctx: Context) -> str:
         """The metric: the given one, or the one that decides which weights are best."""
@@ -148,7 +148,7 @@ class EarlyStopping(_Monitor):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned, unless it is about another metric."""
         types: dict[str, Any] = {"best": float | int | None, "best_epoch": int, "waited": int, "monitor": str | None}
-        *entries, _ = read_state(_with_monitor(state), owner="EarlyStopping", **types)
+        *entries, _ = read_state(state, owner="EarlyStopping", **types)
         if not self._is_of_another(state):
             self._best, self._best_epoch, self._waited = entries
 
@@ -221,7 +221,7 @@ class ReduceLROnPlateau(_Monitor):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned, unless it is about another metric."""
         types: dict[str, Any] = {"best": float | int | None, "waited": int, "cooling": int, "monitor": str | None}
-        *entries, _ = read_state(_with_monitor(state), owner="ReduceLROnPlateau", **types)
+        *entries, _ = read_state(state, owner="ReduceLROnPlateau", **types)
         if not self._is_of_another(state):
             self._best, self._waited, self._cooling = entries
 
@@ -263,11 +263,6 @@ class StopOnTime(Callback):
         if self._started is not None and self._clock() - self._started >= self.seconds:
             limit = f"{self.seconds / 60:g} minutes" if self.seconds >= 60 else f"{self.seconds:g} seconds"
             ctx.stop(f"Time limit of {limit} reached at epoch {ctx.epoch}, batch {ctx.batch_number}")
-
-
-def _with_monitor(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A saved state with the entry that earlier versions did not write."""
-    return {"monitor": None, **state} if isinstance(state, Mapping) else state
 
 
 def _will_validate(ctx: Context) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from stoker._files import parse_json
 from stoker.errors import BadFile, InvalidArgument
 
-VERSION = 2  # written as 1, without `ranks`, if nothing is sharded
+VERSION = 1  # of a checkpoint: this manifest, and the state and the tensors that it lists
 MANIFEST, STATE = "manifest.json", "state.json"
 MAX_MANIFEST, MAX_STATE = 1 << 20, 1 << 28  # bytes; files of tensors have no limit
 
@@ -147,8 +147,8 @@ def check_place(place: Place) -> None:
 
 
 def format_manifest(manifest: Manifest) -> bytes:
-    version = {"version": 1} if manifest.ranks is None else {"version": 2, "ranks": manifest.ranks}
-    content = {**version, **asdict(manifest.saved), "values": _values_to_json(manifest.saved.values)}
+    content = {"version": VERSION, "ranks": manifest.ranks, **asdict(manifest.saved)}
+    content["values"] = _values_to_json(manifest.saved.values)
     content["files"] = {name: each._asdict() for name, each in manifest.files.items()}
     return to_json({**content, "crc32": _checksum_of(content)})
 
@@ -168,20 +168,20 @@ def parse_manifest(text: bytes | bytearray, path: object) -> Manifest:
     if crc32 != _checksum_of(content):
         raise BadFile(f"{path} is damaged: its checksum does not match")
     content.pop("version", None)
-    ranks = content.pop("ranks", None) if version == 2 else None
-    if content.keys() != set(_EXPECTED) or version not in (1, 2):
-        raise BadFile(f"{path} is not a manifest of version 1 or 2: it has other fields")
+    if content.keys() != set(_EXPECTED) or version != VERSION:
+        raise BadFile(f"{path} is not a manifest of version {VERSION}: it has other fields")
     for name, (is_valid, expected) in _EXPECTED.items():
         if not is_valid(content[name]):
             raise BadFile(f"{path} is damaged: {name} is not {expected}")
     files = {name: Checksum(**entry) for name, entry in content.pop("files").items()}
     values = {name: float(value) for name, value in content.pop("values").items()}
+    ranks = content.pop("ranks")
     manifest = Manifest(Saved(**content, values=values), files, ranks)
     if manifest.saved.bytes != sum(each.bytes for each in files.values()):
         raise BadFile(f"{path} is damaged: bytes is not the sum of its files")
     if (sort_key(manifest.saved.name) or [None])[0] != manifest.saved.update:
         raise BadFile(f"{path} is damaged: the name does not match the update")
-    if bool(manifest.shards) != (version == 2) or (version == 2 and not (_is_count(ranks) and ranks)):
+    if bool(manifest.shards) != (ranks is not None):
         raise BadFile(f"{path} is damaged: the shards do not match the number of ranks")
     return manifest
 
@@ -248,5 +248,6 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "resumable": (lambda value: type(value) is bool, "True or False"),
     "name": (lambda value: _is_text(value) and sort_key(value) is not None, "the name of a checkpoint"),
     "values": (_is_values, "a mapping of names to numbers"),
+    "ranks": (lambda value: value is None or (_is_count(value) and value > 0), "a number of ranks, or null"),
     "files": (_is_files, f"{STATE} and files of tensors, each with its bytes and crc32"),
 }

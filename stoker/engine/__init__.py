@@ -23,7 +23,7 @@ from stoker.engine._rng import preserve_rng, seed_of_rank, seed_rng
 from stoker.engine._run import Ending, run, use_best_weights
 from stoker.engine._settings import Settings
 from stoker.engine._signals import TERMINATED, StopSignals
-from stoker.engine._state import Progress, TrainState, upgrade_state
+from stoker.engine._state import Progress, TrainState, check_state
 from stoker.engine._step import StepResult, TrainStep
 from stoker.engine._system import SystemMetrics
 from stoker.engine._totals import RunningTotals
@@ -57,6 +57,7 @@ __all__ = [
     "agree_on_plan",
     "check_deterministic",
     "check_precision",
+    "check_state",
     "check_valid_sets",
     "copy_weights",
     "evaluate",
@@ -73,7 +74,6 @@ __all__ = [
     "seed_rng",
     "split_batch",
     "train",
-    "upgrade_state",
     "use_best_weights",
     "validate",
 ]

@@ -119,7 +119,7 @@ class Recorder:
         self._curve = Curve()
         try:
             self._curve.restore(next(found))
-        except (StopIteration, LookupError, TypeError, ValueError, AttributeError):  # an old record, or a damaged one
+        except (StopIteration, LookupError, TypeError, ValueError, AttributeError):  # none yet, or a damaged one
             self._curve.begin_window(totals, self._ctx.update)
 
     def _progress_event(self, totals: RunningTotals, now: float) -> Event:

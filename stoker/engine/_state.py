@@ -42,8 +42,8 @@ _NUMBER = int | float
 # What a state has to hold; the parts check the rest themselves.
 _ENTRIES = {
     **dict.fromkeys(("model", "optimizer", "random", "loader", "valid", "callbacks", "progress"), Mapping),
-    **dict.fromkeys(("accumulators", "identity"), Mapping),
-    **dict.fromkeys(("average", "best", "loss_scale", "eval_weights", "loss"), Mapping | None),
+    **dict.fromkeys(("accumulators", "identity", "totals"), Mapping),
+    **dict.fromkeys(("average", "best", "best_extra", "loss_scale", "eval_weights", "loss"), Mapping | None),
     "gradient_norms": list,
 }
 _COUNTERS = {
@@ -61,18 +61,6 @@ _COUNTERS = {
     "stop_reason": str | None,
 }
 _BEST = {"epoch": int, "update": int, "value": _NUMBER, "name": str}
-_OLD_PROGRESS = {"validated": "validated_update", "before": "epoch_start"}
-_OLD_PROGRESS |= {"applied": "needs_validation", "stopping": "stop_reason"}
-
-# Names of entries in checkpoints that were written before these entries were renamed.
-_OLD_NAMES = {
-    "window": "accumulators",
-    "scaler": "loss_scale",
-    "tally": "totals",
-    "norms": "gradient_norms",
-    "judged": "eval_weights",
-    "loop": "progress",
-}
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -371,10 +359,10 @@ class TrainState:
             load_model_state(self.loss, state["loss"], resize_buffers=True)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema is not None:
-            self.ema.load_state_dict(state["average"] or model_state(self.trained))
+            self.ema.load_state_dict(state["average"] or {**model_state(self.trained), "updates": 0})
         if self.loss_scale is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
-        self._load_best_weights(state["best"], state.get("best_extra"))
+        self._load_best_weights(state["best"], state["best_extra"])
         for part, window in state["accumulators"].items():
             self.accumulators[part] = Accumulator(window["reduce"])
             self.accumulators[part].load_state_dict(window, self.trained)
@@ -439,36 +427,20 @@ class _Tracker:
         return tuple([parameter._version for parameter in self._parameters])
 
 
-def upgrade_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state that an earlier version saved, with today's names and entries."""
-    upgraded: dict[str, Any] = dict(state)
-    if state and "progress" not in state:
-        upgraded = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
-        loop: Any = upgraded.get("progress")
-        if isinstance(loop, Mapping):
-            upgraded["progress"] = {_OLD_PROGRESS.get(name, name): value for name, value in loop.items()}
-    ranks = upgraded.get("ranks")
-    if ranks is not None:
-        _check_types("'ranks'", {"ranks": ranks}, {"ranks": list})
-        for part in ranks:
-            _check_types("'ranks'", {"rank": part}, {"rank": Mapping})
-        upgraded["ranks"] = [{_OLD_NAMES.get(name, name): value for name, value in part.items()} for part in ranks]
-    _check_types("the state", upgraded, _ENTRIES)
-    # Earlier versions did not save these.
-    progress: Any = {"loss_is_sum": None, "loss_count": None, "micro_batch": None, **upgraded["progress"]}
-    upgraded["progress"] = progress
-    _check_types("'progress'", progress, _COUNTERS)
-    if progress["best"] is not None:
-        _check_types("'best'", dict(zip(Best._fields, progress["best"], strict=False)), _BEST)
-    free: Any = upgraded["identity"].get("free")
-    if isinstance(free, Mapping) and isinstance(free.get("lr"), str):  # earlier versions printed schedules so
-        lr = free["lr"].replace("steps=", "updates=")
-        upgraded["identity"] = {**upgraded["identity"], "free": {**free, "lr": lr}}
-    return upgraded
+def check_state(state: Mapping[str, Any]) -> None:
+    """Raises `BadFile` unless a saved state has all entries, with values of their types: later code relies on it."""
+    _check_types("the state", state, _ENTRIES)
+    ranks = state.get("ranks", [])  # of the other processes, if there are some
+    _check_types("the state", {"ranks": ranks}, {"ranks": list})
+    for part in ranks:
+        _check_types("'ranks'", {"rank": part}, {"rank": Mapping})
+    _check_types("'progress'", state["progress"], _COUNTERS)
+    if state["progress"]["best"] is not None:
+        _check_types("'best'", dict(zip(Best._fields, state["progress"]["best"], strict=False)), _BEST)
 
 
 def _check_types(where: str, saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raises `BadFile` unless `saved` has values of these types, so that later code can rely on them."""
+    """Raises `BadFile` unless `saved` has values of these types."""
     for name, kind in expected.items():
         value = saved.get(name, _MISSING)
         is_bool = isinstance(value, bool) and kind not in (bool, bool | None)  # which Python takes for an integer

@@ -1,7 +1,6 @@
 """Copies of the weights: the best so far, and the exponential moving average (EMA)."""
 
 import copy
-import math
 from collections import deque
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
@@ -151,17 +150,12 @@ class EMA:
 
     def state_dict(self) -> dict[str, Any]:
         """The averaged model as `stoker.checkpoint.model_state` returns it, without copies, and the updates so far."""
-        updates = self._updates.item()
-        return {**model_state(self.model), "updates": None if math.isinf(updates) else int(updates)}
+        return {**model_state(self.model), "updates": int(self._updates.item())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises `StateMismatch` if it does not fit the model.
-
-        A state without the number of updates is of a run that did not warm up, and continues so.
-        """
+        """Restores what `state_dict` returned; raises `StateMismatch` if it does not fit the model."""
         load_model_state(self.model, state, resize_buffers=True)
-        updates = state.get("updates")
-        self._updates.fill_(math.inf if updates is None else updates)
+        self._updates.fill_(state["updates"])
 
 
 def _is_averaged(parameter: nn.Parameter) -> bool:

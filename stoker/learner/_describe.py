@@ -63,8 +63,7 @@ def identity_of(fit: Fit, learner: "Learner", lr: Any) -> dict[str, Any]:
         "samples": _count_samples(train),
         "batches": length_of(train),
         "batch_size": train.batch_size,
-        # Earlier versions drew the order of many samples in another way.
-        "order": f"{train.shuffle}, computed while it is read" if "LazyOrder(" in train.orders else train.shuffle,
+        "order": train.shuffle,
         "generators": ", ".join(train.generator_states()) or None,  # of a DataLoader
         "sampling": _checksum_weights(train.sampling_weights),
         "buckets": None if train.bucket_by is None or train.sharded else _checksum_orders(train),
@@ -108,7 +107,7 @@ def _columns_as_text(learner: "Learner") -> str | None:
 
 
 def _monitor_as_text(fit: Fit) -> str:
-    """The metric that decides which weights are best; the default has one text, which earlier runs get too."""
+    """The metric that decides which weights are best; the default has one text, with and without validation."""
     settings = fit.settings
     is_default = settings.mode == "min" and settings.monitor in (None, f"{next(iter(fit.valid), '')}/loss")
     return DEFAULT_MONITOR if is_default else f"{settings.monitor} ({settings.mode})"
@@ -123,7 +122,7 @@ def list_changes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     """Returns a line for every setting that differs."""
     lines: list[str] = []
     for name, now in own.items():
-        before = saved.get(name, DEFAULT_MONITOR if name == "monitor" else None)
+        before = saved[name]
         if name == "model" and isinstance(before, Mapping):
             lines += _model_changes(before, now)
         elif name == "structure" and isinstance(before, list):

@@ -12,7 +12,7 @@ from stoker._select import assign, describe, named_parameters
 from stoker._text import format_size, html_text
 from stoker.checkpoint import Checkpoint, choose_left_out, count_bytes
 from stoker.distributed import local_device, world
-from stoker.engine import Fit, preserve_rng, upgrade_state
+from stoker.engine import Fit, check_state, preserve_rng
 from stoker.learner._arguments import FitArguments
 from stoker.learner._describe import as_text, list_changes, loaders_of
 from stoker.learner._prepare import choose_fused, prepare
@@ -151,7 +151,7 @@ def _describe_run(fit: Fit, arguments: FitArguments) -> str:
     newest = store.newest()
     saved, others = newest.saved, ""
     if saved is not None:
-        newest = newest._replace(state=upgrade_state(newest.state))
+        check_state(newest.state)
         changes = list_changes(newest.state["identity"]["fixed"], fit.state.identity["fixed"])
         if changes and arguments.should_resume != "force":
             return f"was started with other settings ({'; '.join(changes)}): fit raises an error"

@@ -18,11 +18,11 @@ from stoker.engine import (
     ModelWithLoss,
     RankSync,
     WeightCopy,
+    check_state,
     evaluate,
     join_loss,
     predict,
     restore_weights,
-    upgrade_state,
 )
 from stoker.errors import BadData, InvalidArgument, MissingFile, StateMismatch, WrongType
 from stoker.learner._arguments import make_model
@@ -142,7 +142,7 @@ class Fitted:
             _load_weights(model, found.state, loss)
             home, device = device_of(model), choose_device(learner.device, model)
             steps = make_steps(learner, model, loss)
-            trained_by = [found.state["identity"]["fixed"].get(name) for name in ("loss", "train_step")]
+            trained_by = [found.state["identity"]["fixed"][name] for name in ("loss", "train_step")]
             if isinstance(steps.train, OwnForward) and any(trained_by):
                 steps = Steps(steps.split)  # it was trained with a loss function or a step that is not given here
             steps.load_loss_count(progress.get("loss_count"), device, is_sum=progress.get("loss_is_sum"))
@@ -379,7 +379,8 @@ def _newest_checkpoint(run: Run) -> "Found":
         lines = [f"a newer checkpoint of {str(run.path)!r} can't be used", *found.problems]
         lines.append(f"this is {saved.name} instead: epoch {saved.epoch}, update {saved.update}")
         warnings.warn("\n  ".join(lines), stacklevel=3)
-    return found._replace(state=upgrade_state(found.state))
+    check_state(found.state)
+    return found
 
 
 @explain_bad_state()
@@ -394,7 +395,7 @@ def _load_weights(model: nn.Module, state: Mapping[str, Any], loss: Any = None) 
         if isinstance(loss, nn.Module) and state["loss"] is not None:
             load_model_state(loss, state["loss"], resize_buffers=True)
         if chosen is not None:
-            trained, extra = join_loss(model, loss), state.get("best_extra") if state["best"] else None
+            trained, extra = join_loss(model, loss), state["best_extra"] if state["best"] else None
             if not isinstance(trained, ModelWithLoss) and state["loss"] is not None:
                 of_loss = {f"loss.{name}" for name in (*state["loss"]["parameters"], *state["loss"]["buffers"])}
                 chosen = {name: value for name, value in chosen.items() if name not in of_loss}

@@ -11,7 +11,7 @@ import torch
 
 from stoker.checkpoint import Saved, model_state
 from stoker.distributed import World, is_sharded, run_on_rank_zero
-from stoker.engine import Checkpointer, Ending, Fit, SystemMetrics, upgrade_state, use_best_weights
+from stoker.engine import Checkpointer, Ending, Fit, SystemMetrics, check_state, use_best_weights
 from stoker.errors import BadFile, StateMismatch, StokerError
 from stoker.learner._arguments import FitArguments
 from stoker.learner._describe import facts_of, limits_of, list_changes
@@ -68,8 +68,8 @@ def _find_checkpoint(fit: Fit, run: Run, accepts: Callable[[Saved], bool] = lamb
     found = store_of(run, fit.ranks.world).newest(accepts, like=model if is_sharded(model) else None)
     if found.saved is None:
         return found
-    state = fit.ranks.own_state(upgrade_state(found.state), fit.state, fit.state.totals.metrics)
-    return found._replace(state=state)
+    check_state(found.state)
+    return found._replace(state=fit.ranks.own_state(found.state, fit.state, fit.state.totals.metrics))
 
 
 # --- a finished run
@@ -280,7 +280,7 @@ def _drop_other_best(fit: Fit, state: Mapping[str, Any]) -> list[str]:
 
 def _without_frozen(settings: Mapping[str, Any]) -> dict[str, str]:
     """Names, shapes and dtypes of parameters: if they differ, not even `resume="force"` can load them."""
-    model = settings.get("model")
+    model = settings["model"]
     return {name: kind.removesuffix(", frozen") for name, kind in model.items()} if isinstance(model, Mapping) else {}
 
 
@@ -299,7 +299,7 @@ def _replace_other_parts(fit: Fit, state: Mapping[str, Any]) -> tuple[Mapping[st
     """Replaces the parts of a state that do not match the present settings by new ones; also returns warnings."""
     train = fit.state
     saved, own = state["identity"]["fixed"], train.identity["fixed"]
-    changed = {name for name in own if saved.get(name) != own[name]}
+    changed = {name for name in own if saved[name] != own[name]}
     warnings: list[str] = []
     # Which parameters are frozen is a setting of the present model.
     parts: dict[str, Any] = {"model": {**state["model"], "trainable": model_state(train.model)["trainable"]}}

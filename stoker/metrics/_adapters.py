@@ -161,20 +161,13 @@ class Torchmetric(Metric):
         for prefix, part in _parts(own):
             part.reset()
             part._update_count, part._computed = int(state[_COUNT]), None
-            for name, default in part._defaults.items():
-                value = _state_of(state, prefix + name, is_list=isinstance(default, list))
+            for name in part._defaults:
+                value = state[prefix + name]
                 if move:
                     value = map_tensors(lambda tensor, to=part.device: tensor.to(to), value)
                 # The metric works in place, so it gets a copy; it only appends to a list.
                 setattr(part, name, list(value) if isinstance(value, list) else value.clone())
         return own
-
-
-def _state_of(state: State, name: str, *, is_list: bool) -> Any:
-    if is_list and name not in state:  # saved by an earlier version, each entry under a name of its own
-        places = sorted(int(key.removeprefix(f"{name}.")) for key in state if key.startswith(f"{name}."))
-        return [state[f"{name}.{place}"] for place in places]
-    return state[name]
 
 
 def _adapt(metric: Any, **fields: Any) -> Torchmetric:

@@ -27,8 +27,6 @@ class _Counts(Metric):
 
     def check_scores(self, state: State, scored: Scores, *, two_ways: bool = False) -> State:
         """Counts the scores that are NaN and, if there are two ways to count, those that are not probabilities."""
-        if "nan" not in state:  # saved by an earlier version
-            state = {**_Counts.init(self, scored.scores.device), **state}
         checked = {"nan": add(state["nan"], scored.count_nan()), "outside": state["outside"]}
         if two_ways:
             checked["outside"] = add(state["outside"], scored.count_flags((scored.scores < 0) | (scored.scores > 1)))
@@ -39,7 +37,7 @@ class _Counts(Metric):
         counts = read(state[name])
         if counts.ndim > dimensions:
             counts = counts[0 if read(state["outside"]) else -1]
-        return counts * math.nan if "nan" in state and read(state["nan"]) else counts
+        return counts * math.nan if read(state["nan"]) else counts
 
 
 # --- fractions of correct predictions

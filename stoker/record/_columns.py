@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from stoker.record._event import Event, drop_unexpected, kept_count
-from stoker.record._matrix import Matrix, label_matrix, read_matrices, split_matrices
+from stoker.record._matrix import Matrix, label_matrix, read_matrices
 from stoker.record._media import is_media
 
 Direction = Literal["min", "max"]
@@ -160,19 +160,17 @@ class Columns:
             if kind == PROGRESS:
                 self.progress = self.last_progress = event
             return
-        values, cells = split_matrices(event.values)
         if "points" in event.extra:
             self._add_points(event, row)
-        for name, value in values.items():
+        for name, value in event.values.items():
             series = self._series(name)
             series.rows.append(row)
             series.values.append(value)
-        extra = {"matrices": cells} if cells else event.extra
-        if "matrices" in extra:
-            for name, matrix in read_matrices(extra, event.epoch, event.update).items():
+        if "matrices" in event.extra:
+            for name, matrix in read_matrices(event.extra, event.epoch, event.update).items():
                 self.matrices.setdefault(name, []).append((row, matrix))
         if event.epoch > 0:
-            for name in values:
+            for name in event.values:
                 self.epoch_names.setdefault(name, row)
         if kind == EPOCH:
             self.progress = None

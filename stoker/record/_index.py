@@ -19,6 +19,7 @@ from stoker.record._columns import EPOCH, PROGRESS, TRAIN, VALID, Columns, Point
 from stoker.record._event import Event, decode_lines, to_line
 
 INDEX = "index.bin"
+FORMAT = 1
 SMALLEST = 1 << 16  # bytes; a smaller record gets no index, because reading it is as quick
 _POINTS = 500  # of each curve
 _MESSAGES = 500  # notes, warnings and checkpoints, the last ones
@@ -46,7 +47,8 @@ def write_index(path: Path, events: Sequence[Event], columns: Columns) -> None:
                 blocks += [getattr(points, field).tobytes() for field in Points.__slots__]
                 place += len(points) * 4 * 8
     windowed = [name for name in columns.series if name in columns.windowed]
-    header = {"size": size, "tail": tail.hex(), "excerpt": len(lines), "curves": curves, "windowed": windowed}
+    header = {"format": FORMAT, "size": size, "tail": tail.hex(), "excerpt": len(lines)}
+    header |= {"curves": curves, "windowed": windowed}
     target = path.with_name(INDEX)
     temporary = path.with_name(f".{INDEX}.part")
     temporary.unlink(missing_ok=True)
@@ -137,7 +139,7 @@ def read_index(path: Path, inside: Path | None) -> Index | None:
             line = file.readline(_MAX_HEADER)
             header = json.loads(line)
             with open_regular_file(path, inside=inside) as record:
-                if (header["size"], bytes.fromhex(header["tail"])) != _identify(record):
+                if header["format"] != FORMAT or (header["size"], bytes.fromhex(header["tail"])) != _identify(record):
                     return None
             count = int(header["excerpt"])
             excerpt = file.read(count) if 0 < count <= _MAX_EXCERPT else b""

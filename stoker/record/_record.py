@@ -265,7 +265,7 @@ class Record(Numbers):
                 del valid[kept_count(event) :]
             valid.append(event)
         for event in valid:
-            self._add(fold_matrices(event))
+            self._add(event)
 
     def _store(self, event: Event) -> None:
         """Adds an event, and writes it to the file if there is one."""

@@ -21,6 +21,7 @@ from stoker.record._media import MediaLog
 from stoker.record._record import Record
 
 CONFIG, LOG = "config.json", "log.txt"
+FORMAT = 1  # of a run's directory: what its files hold
 _LOGGED = {"note": "", "warning": "warning: ", "stop": "stopped: ", "error": "error: "}  # kinds, and their prefix
 
 
@@ -105,7 +106,7 @@ class Run(MediaLog):
                 if config is not None and not (path / CONFIG).exists():
                     write_json(path / CONFIG, _to_json(config))
                 known = to_json_value({**_facts_of_this_process(), **facts, **known})
-                known |= {"id": os.urandom(8).hex(), "path": str(path.absolute())}
+                known = {"format": FORMAT, **known, "id": os.urandom(8).hex(), "path": str(path.absolute())}
                 write_json(path / FACTS, known)
             run = cls(path, record, config=_read_config(path), facts=known)
         except BaseException:
@@ -206,6 +207,11 @@ def _read_facts(path: Path) -> dict[str, Any]:
     facts = read_json(path / FACTS, missing_ok=True)
     if facts is not None and not isinstance(facts, dict):
         raise BadFile(f"{path / FACTS}: expected an object, {{…}}, but it holds a {type(facts).__name__}")
+    if facts and facts.get("format", FORMAT) != FORMAT:
+        raise BadFile(
+            f"the run {str(path)!r} has format {str(facts['format'])[:9]}, and this stoker reads format {FORMAT}: use "
+            "the stoker that wrote it (`versions` in its run.json names it)"
+        )
     return facts or {}
 
 

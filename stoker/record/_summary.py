@@ -1,7 +1,6 @@
 """How a run is doing: its summary in a few plain values, and its status for a progress display."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -15,10 +14,6 @@ from stoker.record._event import Event, drop_unexpected
 DIED = "the process ended without finishing the run"
 _RATE_EPOCHS = 5  # the time left follows from so many last epochs
 _RATE_SECONDS = 60.0  # the time over which updates per second are measured
-# How the reasons of signals, deadlines and requests begin, for records of earlier versions, which lack `interrupted`.
-_INTERRUPTED = re.compile(
-    r"Interrupted|Terminated \(|Stopped before the deadline|Stop requested|torchrun, which started "
-)
 
 
 def summarize(columns: Columns, *, alive: bool = True) -> dict[str, Any]:
@@ -64,8 +59,7 @@ def _state(columns: Columns) -> tuple[str, str]:
         elif event.kind == "error":
             state, reason = "failed", event.text
         elif event.kind == "end" and state != "failed":
-            interrupted = event.extra.get("interrupted", bool(_INTERRUPTED.match(reason)))
-            state = "stopped" if interrupted else "finished"
+            state = "stopped" if event.extra.get("interrupted") else "finished"
     return state, reason
 
 

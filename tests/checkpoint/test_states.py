@@ -2,11 +2,9 @@
 
 import json
 import math
-import random
 import struct
 from collections import OrderedDict, deque, namedtuple
 from enum import IntEnum
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from stoker.checkpoint import Store, random_state, set_random_state
+from stoker.checkpoint import Store
 from stoker.errors import InvalidArgument, WrongType
 from tests.checkpoint.states import place, same, write_and_read
 
@@ -153,29 +151,3 @@ def test_at_most_64_levels_are_nested():
     loop.append(loop)
     with pytest.raises(InvalidArgument, match="contains itself"):
         write_and_read({"x": loop})
-
-
-def test_checkpoints_written_before_are_still_read():
-    """The files were written by the version of stoker before checkpoints were reorganised."""
-    store = Store(Path(__file__).parent / "old_checkpoints", run="5f0c")
-    first, second = store.saved()
-    assert (first.epoch, first.batch, first.update, first.minutes, first.reason) == (1, 20, 12, 0.5, "every epoch")
-    assert first.values["valid/loss"] == 0.25 and math.isnan(first.values["odd"])
-    assert (second.ended, second.resumable) == ("Completed", False)
-    state = store.read(first)
-    assert same(state["values"], {
-        "tuple": (1, 2.5), "deque": deque([1, 2], maxlen=5), "numbers": {3: math.inf, -1: -math.inf}, "bytes": b"\0\1",
-        "dtype": torch.float16, "none": None, "complex": torch.tensor([1 + 2j], dtype=torch.complex128),
-        "$odd": [True, "text"],
-    })  # fmt: skip
-    assert same(state["model"]["parameters"]["0.weight"], torch.arange(4.0).reshape(2, 2))
-    assert state["model"]["evaluating"] == ["1"]
-    before = random_state()
-    torch.manual_seed(1), random.seed(1), np.random.seed(1)
-    nn.Linear(2, 2, bias=False)  # draws the numbers that were drawn then
-    expected = random_state()
-    set_random_state(state["random"])
-    assert same(random_state(), expected)
-    set_random_state(before)
-    sharded = store.read(second)["model"]
-    assert same(sharded, {"weight": torch.arange(6.0).reshape(3, 2), "bias": torch.ones(2)})

@@ -23,18 +23,13 @@ def test_weights_are_copied_and_restored_in_place():
     assert same(model, copied.tensors) and model.head.weight is own
 
 
-@pytest.mark.parametrize("warms_up", [False, True])
 @pytest.mark.parametrize("when", [None, torch.tensor(True)], ids=["on the host", "on the device"])
-def test_the_ema_is_that_of_torch_with_the_newest_buffers(warms_up, when):
-    """Without the warm-up it is that of runs which earlier versions saved."""
+def test_the_ema_is_that_of_torch_with_the_newest_buffers(when):
     model, updates = Net(), 0
     ours = EMA(model, 0.9)
-    if not warms_up:
-        ours.load_state_dict(model_state(ours.model))
 
     def average(averaged, newest, count):
-        decay = min(0.9, (1 + updates) / (10 + updates)) if warms_up else 0.9
-        get_ema_multi_avg_fn(decay)(averaged, newest, count)
+        get_ema_multi_avg_fn(min(0.9, (1 + updates) / (10 + updates)))(averaged, newest, count)
 
     theirs = AveragedModel(model, multi_avg_fn=average)
     theirs.update_parameters(model)  # its first update copies the weights; ours starts with a copy

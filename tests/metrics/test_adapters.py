@@ -187,14 +187,6 @@ def test_lists_of_dicts_reach_the_metric_as_they_are():
     assert metric.compute(metric.merge(*states)) == whole
 
 
-def test_states_of_an_earlier_version_are_read():
-    metric = as_metric(classification.MulticlassAUROC(4))
-    state = metric.update(metric.update(metric.init(CPU), PARTS[0]), PARTS[1])
-    old = {"updates": state["updates"]}
-    old |= {f"{name}.{place}": each for name in ("preds", "target") for place, each in enumerate(state[name])}
-    assert metric.compute(old) == metric.compute(state)
-
-
 HEARD, SPOKEN = ["the cat sat", "a dog", "on the mat"], ["the cat sat down", "the dog", "on a mat"]
 
 

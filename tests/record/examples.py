@@ -14,7 +14,7 @@ sys.modules["torch"] = None
 METRICS = {"loss": {"direction": "min", "unit": ""}, "accuracy": {"direction": "max", "unit": "%"}}
 
 
-def append_fit(record, *, epochs=5, planned=5, end=True, stop="", valid_every=1):
+def append_fit(record, *, epochs=5, planned=5, end=True, stop="", interrupted=False, valid_every=1):
     """Appends the events of a fit with 10 updates per epoch; the best epoch is the third."""
     extra = {"epochs": planned, "metrics": METRICS, "monitor": "valid/loss", "model": "Net", "parameters": 1234}
     record.append(Event("begin", 1000.0, extra={**extra, "device": "cpu", "seed": 0}))
@@ -31,7 +31,8 @@ def append_fit(record, *, epochs=5, planned=5, end=True, stop="", valid_every=1)
     if stop:
         record.append(Event("stop", 1000.0 + 10 * epochs, epoch=epochs, text=stop))
     if end:
-        record.append(Event("end", 1001.0 + 10 * epochs, extra={"epochs": epochs, "seconds": 10.0 * epochs}))
+        extra = {"epochs": epochs, "seconds": 10.0 * epochs, "interrupted": interrupted}
+        record.append(Event("end", 1001.0 + 10 * epochs, extra=extra))
     return record
 
 

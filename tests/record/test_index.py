@@ -94,6 +94,7 @@ def test_an_index_of_another_content_is_ignored(copy):
         lambda content: content.replace(b'"all": [', b'"all": [-'),
         lambda content: content[: len(content) // 2],
         lambda content: content.replace(b'"kind":"', b'"kind":5,"'),
+        lambda content: content.replace(b'"format": 1', b'"format": 2'),
     ],
 )
 def test_a_damaged_index_does_not_raise(copy, damage):

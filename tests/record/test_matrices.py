@@ -1,6 +1,4 @@
-"""A matrix is one value: in new events, and in those of old runs that have a number per cell."""
-
-import json
+"""A matrix is one value of an event, which `append` makes of a number per cell."""
 
 import numpy as np
 import pytest
@@ -10,27 +8,19 @@ from stoker.record import Event, Follower, History, Record, Run, export, matrix_
 CELLS = {f"valid/confusion/{row}/{column}": 3.0 * row + column for row in range(3) for column in range(3)}
 
 
-def append_epochs(record, *, old):
+def append_epochs(record):
     record.append(Event("begin", extra={"monitor": "valid/loss"}))
     for epoch, loss in enumerate([0.5, 0.2, 0.3], 1):
         cells = {name: value + 100 * epoch for name, value in CELLS.items()}
         place = {"epoch": epoch, "update": 10 * epoch}
         record.append(Event("valid", values={"valid/loss": loss, **cells}, **place))
-        record.append(Event("epoch", values={"valid/loss": loss, **(cells if old else {})}, **place))
+        record.append(Event("epoch", values={"valid/loss": loss}, **place))
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_matrices_of_old_and_new_runs_read_the_same(tmp_path, old):
+def test_records_and_followers_read_the_same_matrices(tmp_path):
     run = Run.create(tmp_path / "run")
-    append_epochs(run.record, old=old)
+    append_epochs(run.record)
     run.close()
-    if old:  # the file as earlier versions wrote it
-        lines = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
-        for line in lines:
-            for name, matrix in line.get("extra", {}).pop("matrices", {}).items():
-                cells = ((r, c, value) for r, row in enumerate(matrix["values"]) for c, value in enumerate(row))
-                line["values"] |= {f"{name}/{r}/{c}": value for r, c, value in cells}
-        (run.path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     follower = Follower(run.path)
     follower.refresh()
     record = Record.open(run.path)

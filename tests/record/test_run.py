@@ -186,6 +186,15 @@ def test_resuming_completes_a_creation_that_was_interrupted(tmp_path, there):
     assert len(run.record.events) == 1 and Run.open(tmp_path).facts == run.facts
 
 
+def test_a_run_of_another_format_is_an_error_that_says_what_to_do(tmp_path):
+    Run.create(tmp_path).close()
+    assert Run.open(tmp_path).facts["format"] == 1
+    (tmp_path / "run.json").write_text(json.dumps({**Run.open(tmp_path).facts, "format": 2}))
+    for use in (Run.open, Run.resume):
+        with pytest.raises(BadFile, match="has format 2, and this stoker reads format 1: use the stoker that wrote it"):
+            use(tmp_path)
+
+
 def test_new_facts_are_written_and_a_full_disk_is_a_warning(tmp_path):
     run = Run.create(tmp_path, facts={"seed": 1})
     run.update_facts({"plan": ["eager"]})

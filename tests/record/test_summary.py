@@ -24,7 +24,7 @@ def test_a_finished_run():
         ({"end": False}, "running", ""),
         ({"end": False, "stop": "Early stopping"}, "running", "Early stopping"),
         ({"stop": "Early stopping", "planned": 9}, "finished", "Early stopping"),
-        ({"stop": "Interrupted in epoch 5, batch 1"}, "stopped", "Interrupted in epoch 5, batch 1"),
+        ({"stop": "Interrupted in epoch 5", "interrupted": True}, "stopped", "Interrupted in epoch 5"),
         ({"stop": "Completed 5 epochs", "planned": 5}, "finished", "Completed 5 epochs"),
     ],
 )

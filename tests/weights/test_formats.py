@@ -228,11 +228,11 @@ print(peak() - before)
     assert int(done.stdout) < 48  # MiB: a tensor and its casts, far less than a second model
 
 
-# Files of earlier versions
+# Stored files of format 1
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parent / "old_files").iterdir()), ids=lambda path: path.name)
-def test_files_written_before_still_load_and_are_written_the_same_way(tmp_path, path):
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent / "stored_files").iterdir()), ids=lambda path: path.name)
+def test_stored_files_load_and_are_written_the_same_way(tmp_path, path):
     listing = inspect(path)
     given = small_model()
     written = save(

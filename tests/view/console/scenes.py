@@ -45,9 +45,10 @@ def epoch(record, number, *, at=None, train=None, valid=None, **others):
     record.append(Event("epoch", at, values={**numbers, **others}, extra={"seconds": 2.0}, **place))
 
 
-def end(record, epochs, *, best=None):
+def end(record, epochs, *, best=None, interrupted=False):
     best = best and {"epoch": best[0], "value": best[1], "monitor": "valid/loss"}
     extra = {"epochs": epochs, "updates": 10 * epochs, "seconds": 2.0 * epochs, "best": best}
+    extra["interrupted"] = interrupted
     record.append(Event("end", 1000.0 + 2 * epochs, epoch=epochs, update=10 * epochs, extra=extra))
 
 

@@ -228,7 +228,7 @@ def test_the_end_names_the_run_its_checkpoint_and_the_command_to_resume(tmp_path
         run.record.append(Event("error", 1002.0, epoch=2, batch=3, text="NotFinite: the loss"))
     reason = {"done": "Completed 1 epochs", "stopped": "Interrupted in epoch 1", "failed": "NotFinite"}[state]
     run.record.append(Event("stop", 1002.0, epoch=1, text=reason))
-    end(run.record, 1, best=(1, 0.5))
+    end(run.record, 1, best=(1, 0.5), interrupted=state == "stopped")
     run.close()
     lines = dict(line.split(": ", 1) for line in output.lines[-3:])
     assert lines["run"] == "runs/digits 1"

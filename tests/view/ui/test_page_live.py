@@ -88,7 +88,7 @@ def test_a_request_is_shown_until_the_run_has_done_it(tmp_path, visit):
         expect(page.locator(".asked")).to_contain_text("Asked to stop")
         expect(stop).to_be_disabled()
         run.record.append(Event("stop", epoch=1, update=50, text="Stop requested by ui"))
-        run.record.append(Event("end", epoch=1, update=50, extra={"epochs": 1, "seconds": 5.0}))
+        run.record.append(Event("end", epoch=1, update=50, extra={"seconds": 5.0, "interrupted": True}))
         run.close()
         expect(page.locator(".title .state")).to_contain_text("stopped")
         expect(page.locator(".asked")).to_have_text("The run has ended (stopped).")

@@ -33,9 +33,9 @@ PACKAGES = [
     "cli",
 ]
 # Modules at the top that every package may import. They import only those before them in this list.
-SHARED = ["_lazy", "errors", "_text", "_files", "config", "_tree", "_select", "_dispatch"]
+SHARED = ["_lazy", "errors", "_text", "_files", "_figure", "config", "_tree", "_select", "_dispatch"]
 # Packages that never import torch, so that schedules, readers of runs and viewers start at once.
-WITHOUT_TORCH = ("schedule", "config", "errors", "record", "view", "_text", "_files")
+WITHOUT_TORCH = ("schedule", "config", "errors", "record", "view", "_text", "_files", "_figure")
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -105,6 +105,19 @@ def test_the_check_itself_sees_a_wrong_import(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         assert [fault in each for each in wrong_imports(path)] == [True], text
+
+
+def test_matplotlib_is_imported_in_one_file_only():
+    found = set()
+    for path in FILES:
+        blocks = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.If)]
+        for_types = [
+            range(each.lineno, each.end_lineno + 1) for each in blocks if ast.unparse(each.test) == "TYPE_CHECKING"
+        ]
+        for module, line in imports_of(path):
+            if module.split(".")[0] == "matplotlib" and not any(line in each for each in for_types):
+                found.add(str(path.relative_to(ROOT)))
+    assert found == {"_figure.py"}
 
 
 def test_grad_is_used_in_two_files_only():

@@ -17,13 +17,8 @@ from stoker.record._matrix import Matrix, matrix_sizes, split_matrices
 from stoker.record._media import MEDIA_TYPES, MediaLimits, MediaLog, media_path, read_media
 from stoker.record._plot import (
     LineStyle,
-    Size,
-    escape_label,
-    figure_of,
-    figure_size,
     group_by_metric,
     line_styles,
-    new_figure,
     use_log_scale,
 )
 from stoker.record._record import Listener, Record
@@ -77,13 +72,9 @@ __all__ = [
     "Record",
     "Request",
     "Run",
-    "Size",
     "Source",
     "Status",
-    "escape_label",
     "export",
-    "figure_of",
-    "figure_size",
     "find_removed_runs",
     "find_runs",
     "flatten_config",
@@ -94,7 +85,6 @@ __all__ = [
     "list_checkpoints",
     "matrix_sizes",
     "media_path",
-    "new_figure",
     "python_target",
     "read_annotations",
     "read_command",

@@ -1,6 +1,8 @@
 """The packages import each other in one direction and through their `__init__`; a few rules hold in all of them."""
 
 import ast
+import importlib
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,31 @@ def wrong_imports(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_one_way_and_go_through_init(path):
     assert list(wrong_imports(path)) == []
+
+
+def used_names(path):
+    """Yields (package, name) for what a file imports from packages of stoker, or reads as an attribute of them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from ((node.module.removeprefix("stoker."), alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield ast.unparse(node.value).rpartition(".")[2], node.attr
+
+
+def test_what_a_package_imports_without_exporting_it_is_used_elsewhere():
+    """By other packages or by tests: ruff does not report unused imports in an `__init__`."""
+    used = defaultdict(set)
+    for path in [*FILES, *Path(__file__).parent.rglob("*.py")]:
+        own = package_of(path) if path in FILES else None
+        for package, name in used_names(path):
+            if package != own:
+                used[package].add(name)
+    for init in ROOT.glob("*/__init__.py"):
+        package, module = init.parent.name, ast.parse(init.read_text())
+        imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
+        names = {alias.name for node in imports if node.module.startswith(f"stoker.{package}.") for alias in node.names}
+        exported = importlib.import_module(f"stoker.{package}").__all__
+        assert names - {*exported} - used[package] == set(), package
 
 
 def test_every_package_is_listed():

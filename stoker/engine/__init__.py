@@ -28,7 +28,7 @@ from stoker.engine._step import StepResult, TrainStep
 from stoker.engine._system import SystemMetrics
 from stoker.engine._totals import RunningTotals
 from stoker.engine._train import train
-from stoker.engine._weights import EMA, ModelWithLoss, WeightCopy, copy_weights, join_loss, restore_weights
+from stoker.engine._weights import EMA, ModelWithLoss, WeightCopy, copy_weights, join_loss, restore_weights, weights_of
 from stoker.engine.executors import Executor
 
 __all__ = [
@@ -76,4 +76,5 @@ __all__ = [
     "upgrade_state",
     "use_best_weights",
     "validate",
+    "weights_of",
 ]

@@ -64,6 +64,7 @@ bench: $(VENV)/.bench  ## compares stoker with plain torch and other libraries, 
 	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.own_loop --passes 1
 	$(BIN)/python -m benchmarks.samples
+	$(BIN)/python -m benchmarks.evaluate
 	$(BIN)/python -m benchmarks.accumulate
 	$(BIN)/python -m benchmarks.compile
 	$(BIN)/python -m benchmarks.ragged

@@ -33,6 +33,7 @@ COMMANDS = {
     "own_loop": (["toy", "--passes", "1", "--rounds", "1", "--no-file"], "stoker's parts, fused Adam"),
     "compile": (["digits", "--quick"], "ratio"),
     "samples": (["small", "--rounds", "1", "--no-file"], "list of tuples"),
+    "evaluate": (["predict", "--rows", "4096", "--rounds", "1", "--no-file"], "the outputs for all rows"),
     "save": (["--quick"], "stoker, background=True"),
     "record": (["--quick"], "Follower, msgspec"),
     "viewers": (["--quick"], "stoker ui"),

@@ -69,7 +69,7 @@ class Callback:
     def on_valid_begin(self, ctx: Context) -> None:
         """Called before the first batch of a validation set.
 
-        Up to `on_valid_end`, `ctx.model` is in eval mode, with the weights that are validated. It must not be switched.
+        Up to `on_valid_end`, `ctx.model` is in eval mode, has the weights that are validated, and must not be switched.
         """
 
     def on_valid_batch_begin(self, ctx: Context) -> None:

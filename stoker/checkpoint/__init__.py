@@ -8,7 +8,7 @@ checkpoint runs no code, and damaged ones are skipped with a message.
 from typing import TYPE_CHECKING
 
 from stoker._lazy import import_on_use
-from stoker.checkpoint._frozen import Frozen, choose_left_out, count_bytes, fingerprint_tensors, is_plain
+from stoker.checkpoint._frozen import Frozen, choose_left_out, count_bytes, fingerprint_tensors
 from stoker.checkpoint._manifest import Moment, Place, Saved
 from stoker.checkpoint._model_state import has_extra_state, load_model_state, model_state
 from stoker.checkpoint._policy import Checkpoint, Policy

@@ -126,12 +126,15 @@ def move_batch(batch: Any, device: torch.device) -> Any:
     {'x': tensor([0., 0.]), 'names': ['a', 'b']}
     """
 
-    def move(part: Any) -> Any:
-        if isinstance(part, Tensor):  # copies to the host are synchronous, because they are read at once
-            return part.to(device, non_blocking=device.type != "cpu")
-        return part.to(device) if hasattr(part, "to") and not isinstance(part, type) else part
+    if type(batch) is tuple and all(isinstance(part, Tensor) for part in batch):  # the usual (x, y)
+        return tuple([_move(part, device) for part in batch])
+    return map_parts(lambda part: _move(part, device), batch)
 
-    return map_parts(move, batch)
+
+def _move(part: Any, device: torch.device) -> Any:
+    if isinstance(part, Tensor):  # copies to the host are synchronous, because they are read at once
+        return part.to(device, non_blocking=device.type != "cpu")
+    return part.to(device) if hasattr(part, "to") and not isinstance(part, type) else part
 
 
 # --- building a batch out of samples

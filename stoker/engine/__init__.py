@@ -27,6 +27,6 @@ from stoker.engine._state import TrainState, check_state
 from stoker.engine._step import TrainStep
 from stoker.engine._system import SystemMetrics
 from stoker.engine._totals import RunningTotals
-from stoker.engine._weights import EMA, ModelWithLoss, WeightCopy, copy_weights, join_loss, restore_weights
+from stoker.engine._weights import EMA, ModelWithLoss, WeightCopy, copy_weights, join_loss, restore_weights, weights_of
 
 __all__: list[str] = []

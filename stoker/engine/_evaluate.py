@@ -15,7 +15,7 @@ from stoker.callbacks import Context
 from stoker.data import Loader, PaddingBatch, move_batch
 from stoker.distributed import World
 from stoker.engine._batch import Batch
-from stoker.engine._batch_errors import name_batch
+from stoker.engine._batch_errors import add_batch_note, name_batch
 from stoker.engine._buffers import preserve_buffers
 from stoker.engine._evaluating import evaluating
 from stoker.engine._fit import Fit
@@ -138,8 +138,11 @@ def evaluate(
             is_padding = isinstance(batch, PaddingBatch)
             value = move_batch(batch.batch if is_padding else batch, device)
             size = None if sizes is None else next(sizes, None)
-            with name_batch(f"batch {number}", value):
+            try:
                 evaluator.add(evaluated, value, totals.empty_copy() if is_padding else totals, size)
+            except Exception as error:
+                add_batch_note(error, f"batch {number}", value)
+                raise
     numbers, matrices = split_matrices(totals.merge_ranks(world).values("x"))
     values = numbers | {name: matrix["values"] for name, matrix in matrices.items()}
     return {name.removeprefix("x/"): value for name, value in values.items()}
@@ -153,10 +156,9 @@ def validate(fit: Fit, executor: Executor) -> None:
     if not fit.valid or fit.signals.interrupted:
         return
     ctx, state, fire = fit.ctx, fit.state, fit.hooks.fire
-    fit.ranks.broadcast_buffers([state.model, None if state.ema is None else state.ema.model, state.loss])
+    fit.ranks.broadcast_buffers([state.model, state.loss])
     batch_number = ctx.batch_number
     with (
-        state.optimizer.evaluation_weights(),
         state.evaluating() as model,
         _preserve_generators(fit.valid.values()),
         executor.share_graph_pool() as use_pool,
@@ -173,8 +175,8 @@ def validate(fit: Fit, executor: Executor) -> None:
                 event = fit.recorder.event("valid", values, name=name)
                 fit.recorder.record.append(replace(event, batch=batch_number))
             fire("on_valid_end", ctx)
-        if not _monitors_training(fit):
-            _keep_best_weights(fit)
+    if not _monitors_training(fit):
+        _keep_best_weights(fit)
     if not fit.signals.interrupted:
         if not _monitors_training(fit):
             _check_monitor(fit, "validation", "on_valid_end")
@@ -273,9 +275,8 @@ def keep_best_of_training(fit: Fit) -> None:
     state = fit.state
     if not fit.signals.interrupted:
         _check_monitor(fit, "epoch", "on_train_end")
-    fit.ranks.broadcast_buffers([state.model, None if state.ema is None else state.ema.model, state.loss])
-    with state.optimizer.evaluation_weights():
-        _keep_best_weights(fit)
+    fit.ranks.broadcast_buffers([state.model, state.loss])
+    _keep_best_weights(fit)
 
 
 def _monitors_training(fit: Fit) -> bool:
@@ -437,8 +438,11 @@ def predict(
             is_padding = isinstance(batch, PaddingBatch)
             value = move_batch(batch.batch if is_padding else batch, device)
             size = next(known_sizes, None)
-            with name_batch(f"batch {number}", value):
+            try:
                 prediction = call_as_forward(evaluated, steps.predict_batch, evaluated, value, size)
+            except Exception as error:
+                add_batch_note(error, f"batch {number}", value)
+                raise
             predictions.append(
                 None if is_padding else (count_samples(value) if size is None else size, to_plain(prediction))
             )

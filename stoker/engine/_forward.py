@@ -15,7 +15,7 @@ def call_as_forward(model: nn.Module, call: Callable[..., Any], *args: Any) -> A
     >>> call_as_forward(nn.Linear(1, 1), max, 1, 2)
     2
     """
-    if not hasattr(model, "unshard"):  # only torch's FSDPModule has it
+    if not hasattr(type(model), "unshard"):  # only torch's FSDPModule has it
         return call(*args)
     if not hasattr(model, _METHOD):
         from torch.distributed.fsdp import register_fsdp_forward_method

@@ -20,13 +20,14 @@ def to_plain(prediction: Any) -> Any:
     A copy, because a model may write its next output into the same memory. 16-bit floats become float32: predictions do
     not depend on the precision of the fit. Losses of the batch and caches are left out: they do not belong to samples.
     """
-    if isinstance(prediction, Tensor) and prediction.is_nested:
-        return [to_plain(row) for row in prediction.unbind()]
     if isinstance(prediction, Tensor):
+        if prediction.is_nested:
+            return [to_plain(row) for row in prediction.unbind()]
         if prediction.layout not in (torch.strided, torch.sparse_coo):
             prediction = prediction.to_dense()  # torch can't join others
-        dtype = torch.float32 if prediction.dtype in (torch.float16, torch.bfloat16) else prediction.dtype
-        return prediction.detach().to("cpu", dtype, copy=True)
+        if prediction.dtype in (torch.float16, torch.bfloat16):
+            return prediction.detach().to("cpu", torch.float32, copy=True)
+        return prediction.detach().clone() if prediction.is_cpu else prediction.detach().cpu()
     if isinstance(prediction, np.ndarray):
         return torch.from_numpy(prediction.copy()) if prediction.dtype.kind in "biufc" else prediction.tolist()
     if isinstance(prediction, Mapping):

@@ -51,7 +51,7 @@ def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callabl
         ):
             _train(fit, resumed, on_begin)
             state = fit.state
-            fit.ranks.broadcast_buffers([state.model, None if state.ema is None else state.ema.model, state.loss])
+            fit.ranks.broadcast_buffers([state.model, state.loss])
     except BaseException as error:
         _handle_failure(fit, error)
         raise
@@ -133,13 +133,11 @@ def use_best_weights(fit: Fit) -> WeightCopy | None:
     """Puts the best weights into the model; returns the last ones if they are others, for `continue_`."""
     state = fit.state
     chosen = state.best_weights
-    if chosen is None and state.ema is not None:
-        chosen = state.copy_eval_weights()
     if chosen is None:
-        with state.optimizer.evaluation_weights() as differ:
-            chosen = copy_weights(state.trained, leave_out=state.left_out) if differ else None
-    if chosen is None:
-        return None
+        weights = state.evaluation_weights()
+        if weights is None:
+            return None
+        chosen = copy_weights(state.trained, weights, leave_out=state.left_out)
     last = copy_weights(state.trained, leave_out=state.left_out)
     restore_weights(state.trained, chosen)
     return last

@@ -26,6 +26,7 @@ from stoker.checkpoint import (
 from stoker.data import Loader
 from stoker.engine._evaluating import evaluating
 from stoker.engine._precision import LossScale
+from stoker.engine._signals import delay_interrupt
 from stoker.engine._totals import RunningTotals, TotalsSnapshot
 from stoker.engine._weights import EMA, WeightCopy, copy_user_state, copy_weights, weights_of
 from stoker.errors import BadFile, StateMismatch
@@ -138,8 +139,17 @@ class TrainState:
 
     def evaluating(self) -> AbstractContextManager[nn.Module]:
         """The model, in eval mode with the weights that are validated and kept: see `stoker.engine.evaluating`."""
-        averaged = None if self.ema is None else named_parameters(self.ema.model)
-        return evaluating(self.model, averaged, loss=self.loss)
+        return evaluating(self.model, self.evaluation_weights(), loss=self.loss)
+
+    def evaluation_weights(self) -> Mapping[str, Tensor] | None:
+        """The weights that are validated and kept, by name, if they are not those being trained.
+
+        They are the EMA, or those of an optimizer that trains others (schedule-free). Buffers are the model's.
+        """
+        if self.ema is not None:
+            return self.ema.weights
+        with delay_interrupt():  # the optimizer computes them in the model
+            return self.optimizer.evaluation_weights()
 
     def begin_epoch(self) -> None:
         """Resets what counts within an epoch."""
@@ -176,6 +186,8 @@ class TrainState:
 
     def note_unfrozen(self) -> None:
         """Includes parameters that have become trainable, before the first update that changes them."""
+        if self.ema is not None:
+            self.ema.add_unfrozen()
         if any(parameter.requires_grad for parameter in self._left_out_parameters):
             parameters = named_parameters(self.model)
             frozen = {name: each for name, each in self.left_out.items() if not parameters[name].requires_grad}
@@ -193,20 +205,20 @@ class TrainState:
         }
         self.best_weights = WeightCopy({**tensors, **missing}, extra)  # a resume point may refer to the old one
 
-    def _find_unchanged(self, model: nn.Module) -> dict[str, str]:
-        """Those of the parameters to leave out that have their fingerprint in a model: this one, or the EMA.
+    def _find_unchanged(self) -> dict[str, str]:
+        """Those of the parameters to leave out that still have their fingerprint.
 
         Parameters may change in ways that no counter shows (`parameter.data.mul_(0.9)`), so their bytes are read.
         """
         if not self.left_out:
             return {}
-        parameters = model_state(model)["parameters"]
+        parameters = model_state(self.model)["parameters"]
         own = fingerprint_tensors({name: parameters[name] for name in self.left_out if name in parameters})
         return {name: each for name, each in own.items() if each == self.left_out[name]}
 
     def _include_changed(self) -> None:
         """Includes parameters that have changed although they are frozen: a callback may average weights into them."""
-        unchanged = self._find_unchanged(self.model)
+        unchanged = self._find_unchanged()
         changed = [name for name in self.left_out if name not in unchanged]
         if not changed:
             return
@@ -310,14 +322,16 @@ class TrainState:
         self._include_changed()
         model = _without(_with_buffers(model_state(self.model), point.buffers), self.left_out)
         model["extra"] = dict(zip(model["extra"], point.extra, strict=True))
-        average = self.ema and _without(self.ema.state_dict(), self._find_unchanged(self.ema.model))
         # Resume points are only taken where no window is open.
         best = point.best_weights
+        weights = self.optimizer.evaluation_weights()  # of one that trains others (schedule-free)
+        if weights is not None:
+            weights = {name: tensor for name, tensor in weights.items() if name not in self.left_out}
         open_windows = {part: each.state_dict() for part, each in self.accumulators.items() if len(each) and at is None}
         return {
             "model": model,
             "optimizer": self.optimizer.state_dict(),
-            "average": average,
+            "average": None if self.ema is None else self.ema.state_dict(leave_out=self.left_out),
             "best": None if best is None else best.tensors,
             "best_extra": None if best is None else best.extra,
             "accumulators": open_windows,
@@ -329,21 +343,15 @@ class TrainState:
             "gradient_norms": point.gradient_norms,
             "callbacks": point.callbacks,
             "progress": _savable_counters(point.progress),
-            "eval_weights": self._eval_weights(),  # of an optimizer that trains others (schedule-free)
+            "eval_weights": weights,
             "loss": None if self.loss is None else _with_buffers(model_state(self.loss), point.loss_buffers),
             "identity": dict(self.identity),
         }
 
-    def _eval_weights(self) -> dict[str, Tensor] | None:
-        with self.optimizer.evaluation_weights() as differ:
-            return copy_weights(self.trained, leave_out=self.left_out).tensors if differ else None
-
     def copy_eval_weights(self) -> WeightCopy:
-        """A copy of the weights that are validated, with the extra state of the model."""
+        """A copy of the weights that are validated, with the buffers and the extra state of the model."""
         self._include_changed()
-        model = self.trained if self.ema is None else self.ema.model
-        leave_out = self.left_out if self.ema is None else self._find_unchanged(model)
-        return copy_weights(model, extra_of=self.trained, leave_out=leave_out)
+        return copy_weights(self.trained, self.evaluation_weights(), leave_out=self.left_out)
 
     # --- loading
 
@@ -359,7 +367,7 @@ class TrainState:
             load_model_state(self.loss, state["loss"], resize_buffers=True)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema is not None:
-            self.ema.load_state_dict(state["average"] or {**model_state(self.trained), "updates": 0})
+            self.ema.load_state_dict(state["average"])
         if self.loss_scale is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
         self._load_best_weights(state["best"], state["best_extra"])

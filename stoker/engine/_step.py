@@ -72,7 +72,7 @@ class TrainStep:
     rates: LearningRates = field(init=False)
     host_guard: HostGuard = field(init=False)
     device_guard: DeviceGuard = field(init=False)
-    modules: list[nn.Module] = field(init=False)  # of model, EMA and loss
+    modules: list[nn.Module] = field(init=False)  # of model and loss
     _forward_loss: ForwardLoss = field(init=False)
     _windows: GradientWindows = field(init=False)
     _update: Update = field(init=False)
@@ -338,7 +338,7 @@ class TrainStep:
     def refresh(self) -> None:
         """Looks at the model again: a callback may have changed it."""
         state = self.state
-        models = [state.model, None if state.ema is None else state.ema.model, state.loss]
+        models = [state.model, state.loss]
         self.modules = [module for model in models if model is not None for module in model.modules()]
         self._first_parameter = next(iter(state.trained.parameters()), None)
         self._differentiators.clear()

@@ -1,4 +1,4 @@
-"""Copies of the weights: the best so far, and the exponential moving average (EMA)."""
+"""Other weights than those being trained, as tensors by name: the best so far, and the moving average (EMA)."""
 
 import copy
 from collections import deque
@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stoker.checkpoint import is_plain, load_model_state, model_state
-from stoker.distributed import is_dtensor, to_local
-from stoker.errors import InvalidArgument
-from stoker.steps import clone_model
+from stoker._select import named_parameters
+from stoker.checkpoint import load_model_state, model_state
+from stoker.distributed import copy_into, to_local
+from stoker.errors import InvalidArgument, StateMismatch
 
 _foreach_lerp_: Any = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
 _foreach_sub: Any = torch._foreach_sub  # pyright: ignore[reportPrivateImportUsage]
@@ -60,13 +60,16 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {**state["parameters"], **state["buffers"]}
 
 
-def copy_weights(model: nn.Module, *, extra_of: nn.Module | None = None, leave_out: Container[str] = ()) -> WeightCopy:
+def copy_weights(
+    model: nn.Module, weights: Mapping[str, Tensor] | None = None, *, leave_out: Container[str] = ()
+) -> WeightCopy:
     """A copy of the weights, on their device, without those that are named in `leave_out`.
 
-    `extra_of`: the model with the extra state, if it is another one.
+    `weights` replace the model's own, by name.
     """
-    extra = model_state(model if extra_of is None else extra_of)["extra"]
-    tensors = {name: value.clone() for name, value in weights_of(model).items() if name not in leave_out}
+    extra = model_state(model)["extra"]
+    chosen = {**weights_of(model), **(weights or {})}
+    tensors = {name: value.detach().clone() for name, value in chosen.items() if name not in leave_out}
     return WeightCopy(tensors, copy_user_state(extra))
 
 
@@ -97,71 +100,90 @@ def copy_user_state(value: Any) -> Any:
 
 
 class EMA:
-    """An exponential moving average of a model's parameters, kept in a copy of the model. Buffers are copied.
+    """An exponential moving average of the parameters that are trained: `weights`, tensors by name.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> ema = EMA(model, decay=0.999)
     >>> with torch.no_grad():
-    ...     difference = model.weight.copy_(ema.model.weight + 1) - ema.model.weight
+    ...     difference = model.weight.copy_(ema.weights["weight"] + 1) - ema.weights["weight"]
     >>> ema.update()
-    >>> torch.allclose(model.weight - ema.model.weight, torch.tensor(0.1))
+    >>> torch.allclose(model.weight - ema.weights["weight"], torch.tensor(0.1))
     True
 
-    It warms up: update n (from 0) uses the decay (1 + n) / (10 + n) as long as that is smaller. Otherwise the average
-    of a short fit would mostly consist of the initial weights.
+    Parameters that don't require gradients have no average until they do, and buffers have none: those of the model are
+    evaluated. It warms up: update n (from 0) uses the decay (1 + n) / (10 + n) as long as that is smaller. Otherwise
+    the average of a short fit would mostly consist of the initial weights.
     """
 
-    __slots__ = ("_averaged", "_source", "_trained", "_updates", "decay", "model")
+    __slots__ = ("_frozen", "_parameters", "_updates", "decay", "weights")
 
-    def __init__(self, source: nn.Module, decay: float, sharded: nn.Module | None = None) -> None:
+    def __init__(self, source: nn.Module, decay: float) -> None:
         if not 0 <= decay < 1:
             raise InvalidArgument(f"ema is a decay of at least 0 and below 1, for example 0.999; got {decay!r}")
         self.decay = decay
-        self._source = source
-        # A sharded model can't be copied, so `sharded` is a copy that was made before sharding.
-        self.model = (clone_model(source) if sharded is None else sharded).requires_grad_(False)
-        pairs = zip(self.model.parameters(), source.parameters(), strict=True)
-        floating = [(own, theirs) for own, theirs in pairs if _is_averaged(theirs)]
-        self._averaged = [own for own, _ in floating]
-        self._trained = [theirs for _, theirs in floating]
-        device = self._averaged[0].device if self._averaged else torch.device("cpu")
+        self._parameters = named_parameters(source)
+        self._frozen = dict(self._parameters)  # those without an average
+        self.weights: dict[str, Tensor] = {}
+        self.add_unfrozen()
+        device = next((parameter.device for parameter in self._parameters.values()), torch.device("cpu"))
         self._updates = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+
+    def add_unfrozen(self) -> None:
+        """Begins the averages of parameters that have become trainable, before the first update that changes them."""
+        for name in [name for name, parameter in self._frozen.items() if parameter.requires_grad]:
+            self.weights[name] = self._frozen.pop(name).detach().clone()
 
     @torch.no_grad()
     def update(self, when: Tensor | None = None) -> None:
         """Moves the average towards the current weights; if `when` is False on the device, nothing changes."""
-        averaged = [to_local(tensor) for tensor in self._averaged]
-        trained = [to_local(tensor) for tensor in self._trained]
+        averaged = [to_local(tensor) for tensor in self.weights.values()]
+        trained = [to_local(self._parameters[name]) for name in self.weights]
         if when is None and self._updates.is_cpu:
-            _foreach_lerp_(averaged, trained, max(1 - self.decay, 9 / (10 + self._updates.item())))
+            if averaged:
+                _foreach_lerp_(averaged, trained, max(1 - self.decay, 9 / (10 + self._updates.item())))
             self._updates.add_(1)
         else:  # on a GPU, eager steps compute what a CUDA graph does: no value is read
             weight = (9 / (10 + self._updates)).clamp_(min=1 - self.decay)
             weight = weight if when is None else torch.where(when, weight, 0)
             _move_towards(averaged, trained, weight)
             self._updates.add_(1 if when is None else when)
-        for own, newest in zip(self.model.modules(), self._source.modules(), strict=True):
-            if newest._buffers:
-                _copy_buffers(own._buffers, newest._buffers, when)
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that an update writes besides those of the model."""
-        return [self._updates]
+        """The tensors that an update writes."""
+        return [*self.weights.values(), self._updates]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The averaged model as `stoker.checkpoint.model_state` returns it, without copies, and the updates so far."""
-        return {**model_state(self.model), "updates": int(self._updates.item())}
+    def state_dict(self, *, leave_out: Container[str] = ()) -> dict[str, Any]:
+        """The average, without copies and without what is named in `leave_out`, and the number of updates so far."""
+        weights = {name: tensor for name, tensor in self.weights.items() if name not in leave_out}
+        return {"weights": weights, "updates": int(self._updates.item())}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises `StateMismatch` if it does not fit the model."""
-        load_model_state(self.model, state, resize_buffers=True)
-        self._updates.fill_(state["updates"])
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restores what `state_dict` returned; raises `StateMismatch` if it does not fit the model.
+
+        None is the state of a run without an average, which begins with the weights as they are.
+        Parameters that the state leaves out are frozen, and have their own values.
+        """
+        self.add_unfrozen()
+        if state is None:
+            state = {"weights": {name: self._parameters[name].detach() for name in self.weights}, "updates": 0}
+        saved, updates = state["weights"], state["updates"]
+        trained = [name for name, parameter in self._parameters.items() if parameter.requires_grad]
+        problems = [f"not in the state: parameter {name!r}" for name in trained if name not in saved]
+        problems += [f"not in the model: parameter {name!r}" for name in saved if name not in self._parameters]
+        for name in [name for name in saved if name in self._parameters]:
+            own, given = _describe(self._parameters[name]), _describe(saved[name])
+            if own != given:
+                problems.append(f"different: {name!r} is {given} in the state, {own} in the model")
+        if problems:
+            raise StateMismatch("\n  ".join(["the state of the average does not match the model", *problems]))
+        self.weights |= {name: self._frozen.pop(name).detach().clone() for name in saved if name in self._frozen}
+        for name, tensor in self.weights.items():
+            copy_into(name, tensor, saved.get(name, self._parameters[name].detach()))
+        self._updates.fill_(updates)
 
 
-def _is_averaged(parameter: nn.Parameter) -> bool:
-    """Whether a parameter has an average: not integers, nor quantised weights (of a subclass), which do not train."""
-    can_change = parameter.requires_grad or is_plain(parameter) or is_dtensor(parameter)
-    return can_change and (parameter.is_floating_point() or parameter.is_complex())
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _move_towards(averaged: list[Tensor], trained: list[Tensor], weight: Tensor) -> None:
@@ -178,13 +200,3 @@ def _move_towards(averaged: list[Tensor], trained: list[Tensor], weight: Tensor)
         steps = _foreach_sub([newest for _, newest in pairs], targets)
         _foreach_mul_(steps, weight.to(device, torch.promote_types(dtype, torch.float32)))
         _foreach_add_(targets, steps)
-
-
-def _copy_buffers(own: dict[str, Tensor | None], newest: dict[str, Tensor | None], when: Tensor | None) -> None:
-    for name, value in newest.items():
-        old = own.get(name)
-        is_alike = value is not None and old is not None and (old.shape, old.dtype) == (value.shape, value.dtype)
-        if value is None or old is None or not is_alike:  # it may grow, change its type, or appear later
-            own[name] = None if value is None else value.clone()
-        else:
-            old.copy_(value if when is None else torch.where(when, value, old))

@@ -23,6 +23,7 @@ from stoker.engine import (
     join_loss,
     predict,
     restore_weights,
+    weights_of,
 )
 from stoker.errors import BadData, InvalidArgument, MissingFile, StateMismatch, WrongType
 from stoker.learner._arguments import make_model
@@ -219,6 +220,7 @@ class Fitted:
 
         Raises `BadData` if there is not one prediction per sample: tensors need a row for each, lists an entry. The
         loss of a batch and caches of Transformers are left out. A `predict_step` says what the predictions are instead.
+        The random generators are afterwards as before: if it draws, another call draws the same numbers.
         If several processes trained together, all of them have to call it, and each gets the whole result.
         """
         model, world, split = self.model, *self._worlds()
@@ -386,16 +388,18 @@ def _newest_checkpoint(run: Run) -> "Found":
 @explain_bad_state()
 def _load_weights(model: nn.Module, state: Mapping[str, Any], loss: Any = None) -> None:
     """Loads the weights that `fit` would have returned (the best, the EMA, the optimizer's, or the last), for eval."""
-    ema = state["average"] and {**state["average"]["parameters"], **state["average"]["buffers"]}
-    chosen = state["best"] or ema or state["eval_weights"]
+    chosen = state["best"]
+    weights = state["eval_weights"] if state["average"] is None else state["average"]["weights"]
     own = model_state(model)
     modes = {name: own[name] for name in ("trainable", "evaluating")}  # these stay as they are in the model
     try:
         load_model_state(model, {**state["model"], **modes}, resize_buffers=True)
         if isinstance(loss, nn.Module) and state["loss"] is not None:
             load_model_state(loss, state["loss"], resize_buffers=True)
+        trained, extra = join_loss(model, loss), state["best_extra"] if state["best"] else None
+        if chosen is None and weights is not None:
+            chosen = {**weights_of(trained), **weights}
         if chosen is not None:
-            trained, extra = join_loss(model, loss), state["best_extra"] if state["best"] else None
             if not isinstance(trained, ModelWithLoss) and state["loss"] is not None:
                 of_loss = {f"loss.{name}" for name in (*state["loss"]["parameters"], *state["loss"]["buffers"])}
                 chosen = {name: value for name, value in chosen.items() if name not in of_loss}

@@ -16,6 +16,7 @@ from stoker.checkpoint import Checkpoint
 from stoker.data import Zip
 from stoker.distributed import Parallel, World, as_parallel, find_blocks, is_distributed, is_sharded
 from stoker.engine import (
+    EMA,
     Ending,
     Fit,
     LossScale,
@@ -143,7 +144,7 @@ def prepare(
     if learner.compile and world.size == 1 and (yields or not updates_many(algorithm, trained, device)):
         algorithm = choose_fused(learner.optimizer, trained, device, compile=True)
     recomputed = find_recomputed_modules(learner, model, parallel)
-    ema = distribute_model(trained, parallel, world, ema=learner.ema, compile=learner.compile, dry=dry)
+    distribute_model(trained, parallel, world, compile=learner.compile, dry=dry)
     optimizer = init(algorithm, trained)
     if optimizer.needs_closure:
         raise InvalidArgument(
@@ -199,7 +200,7 @@ def prepare(
         hooks=hooks,
         train=train,
         valid=valid,
-        ema=ema,
+        ema=None if learner.ema is None else EMA(trained, learner.ema),
         loss_scale=LossScale() if learner.precision == "fp16" else None,
         gradient_norms={each: each.init(device) for each in metrics if isinstance(each, GradientNorm)},
         keep_best=settings.keep == "best",

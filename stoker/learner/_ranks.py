@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from stoker._tree import named_leaves
 from stoker.data import Combination, Loader
 from stoker.distributed import Parallel, World, data_world, find_blocks, is_distributed, is_sharded, shard_model
-from stoker.engine import EMA, Fit, ModelWithLoss, length_of, seed_rng
+from stoker.engine import Fit, ModelWithLoss, length_of, seed_rng
 from stoker.errors import InvalidArgument
 from stoker.gradients import GradientReducer
 from stoker.learner._arguments import FitArguments
 from stoker.learner._describe import loaders_of
-from stoker.steps import clone_model
 
 if TYPE_CHECKING:
     from stoker.learner._learner import Learner
@@ -28,9 +27,9 @@ _MAX_LENGTH = 200  # characters of a value in an error message
 
 
 def distribute_model(
-    model: nn.Module, parallel: Parallel, world: World, *, ema: float | None, compile: bool = False, dry: bool = False
-) -> EMA | None:
-    """Gives every rank the weights of rank 0, shards the model if requested, and creates its EMA.
+    model: nn.Module, parallel: Parallel, world: World, *, compile: bool = False, dry: bool = False
+) -> None:
+    """Gives every rank the weights of rank 0, and shards the model if requested.
 
     A model that is already distributed stays as it is. With `compile`, the blocks of a model that is sharded here are
     compiled. With `dry`, nothing is sent or sharded.
@@ -42,14 +41,8 @@ def distribute_model(
         )
     if not (dry or is_distributed(model)):
         world.broadcast([*model.parameters(), *model.buffers()])
-    if dry or is_sharded(model) or parallel.mode != "fsdp":
-        return None if ema is None else EMA(model, ema)
-    averaged = None if ema is None else clone_model(model)  # a sharded model cannot be copied
-    shard_model(model, parallel, world, compile=compile)
-    if ema is None or averaged is None:
-        return None
-    shard_model(averaged, parallel, world)
-    return EMA(model, ema, averaged)
+    if parallel.mode == "fsdp" and not dry and not is_sharded(model):
+        shard_model(model, parallel, world, compile=compile)
 
 
 def find_split(world: World, parallel: Parallel, *, dry: bool = False) -> World:

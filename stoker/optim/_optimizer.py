@@ -2,8 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
@@ -136,16 +135,13 @@ class Optimizer:
         _check_rate(lr)
         return rules[0].minimize(closure, lr if isinstance(lr, Tensor) else float(lr))
 
-    @contextmanager
-    def evaluation_weights(self) -> Iterator[bool]:
-        """Gives the model the weights to evaluate; yields whether they differ from those being trained.
+    def evaluation_weights(self) -> dict[str, Tensor] | None:
+        """Copies of the weights to evaluate, by name; None if they are those being trained.
 
         They differ for schedule-free optimizers only, which train one set of weights and evaluate another.
         """
-        with ExitStack() as stack:
-            rules = [rule for rule in self._rules.values() if isinstance(rule, WrappedRule)]
-            differ = [stack.enter_context(rule.evaluation_weights()) for rule in rules]
-            yield any(differ)
+        rules = [rule for rule in self._rules.values() if isinstance(rule, WrappedRule)]
+        return {name: tensor for rule in rules for name, tensor in rule.evaluation_weights().items()} or None
 
     def _match(self, selectors: Any) -> dict[str, Any]:
         """The first matching selector of each parameter, by the parameter's name."""

@@ -139,22 +139,20 @@ class WrappedRule:
             self._native.step(evaluate)  # pyright: ignore[reportCallIssue, reportArgumentType]  tensors are fine too
         return losses[0]
 
-    @contextmanager
-    def evaluation_weights(self) -> Iterator[bool]:
+    def evaluation_weights(self) -> dict[str, Tensor]:
         """See `Optimizer.evaluation_weights`. Restores the trained weights bit for bit: switching back would round."""
         native: Any = self._native
         if not (hasattr(native, "eval") and hasattr(native, "train")):
-            yield False
-            return
-        trained = [parameter.detach().clone() for parameter in self._parameters.values()]
+            return {}
+        trained = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         native.eval()
         try:
-            yield True
+            return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         finally:
             native.train()
             with torch.no_grad():
-                for parameter, before in zip(self._parameters.values(), trained, strict=True):
-                    parameter.copy_(before)
+                for name, parameter in self._parameters.items():
+                    parameter.copy_(trained[name])
 
     @contextmanager
     def _own_grads(self) -> Iterator[Callable[[Mapping[str, Tensor]], None]]:

@@ -165,24 +165,25 @@ class Supervised:
         return Parts((batch,), {}, targets)
 
     def _split_inputs(self, batch: Any) -> Parts:
-        if isinstance(batch, Mapping) or _is_graphs(batch):
-            return self._split(batch)
         if not isinstance(batch, Tensor | tuple | list):
-            return Parts((batch,), {}, None)  # the only argument
+            return self._split(batch) if isinstance(batch, Mapping) or _is_graphs(batch) else Parts((batch,), {}, None)
         values = (batch,) if isinstance(batch, Tensor) else tuple(batch)
+        given = len(values)
         if self._input_count is not None:
             counts = {self._input_count}
-            known = f"the batches of the fit had {_describe_inputs(self._input_count)}"
         else:
-            counts = {count for count in (len(values), len(values) - 1) if self._required <= count <= self._most}
-            known = f"forward({', '.join(self._names)}) may take all of them, or the last one may be a target"
+            counts = {count for count in (given, given - 1) if self._required <= count <= self._most}
             if not counts:
                 return Parts(values, {}, None)  # the call of `forward` says what is missing
-        possible = counts & {len(values), len(values) - 1}
+        possible = counts & {given, given - 1}
         if len(possible) == 1:
             return Parts(values[: possible.pop()], {}, None)
+        if self._input_count is not None:
+            known = f"the batches of the fit had {_describe_inputs(self._input_count)}"
+        else:
+            known = f"forward({', '.join(self._names)}) may take all of them, or the last one may be a target"
         raise BadData(
-            f"it is not clear which of the {pluralize(len(values), 'part')} of a batch are inputs: {known}; pass "
+            f"it is not clear which of the {pluralize(given, 'part')} of a batch are inputs: {known}; pass "
             "exactly the inputs, or name them: in a mapping whose keys are arguments of forward, or with "
             "Learner(inputs=..., target=...)"
         )

@@ -344,47 +344,37 @@ def plain_network():
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
 
 
-def averaged_fit(rank, size, ema):
-    """The validation losses and weights of a fit of a sharded model, and those that it trains and validates."""
-    seen = {}
-
-    def whole(model):
-        return {name: each.full_tensor() for name, each in model.named_parameters()}
-
-    hooks = callbacks.on(
-        train_end=lambda ctx: seen.update(before=whole(ctx.model)),
-        valid_batch_end=lambda ctx: seen.update(inside=whole(ctx.model)),
-        validation=lambda ctx: seen.update(after=whole(ctx.model)),
-    )
+def averaged_fit(ema, hooks=(), parallel="auto"):
     learner = stoker.Learner(
-        plain_network(), loss=nn.MSELoss(), optimizer=optim.SGD(), lr=0.1, seed=0, ema=ema, parallel="fsdp"
+        plain_network(), loss=nn.MSELoss(), optimizer=optim.SGD(), lr=0.1, seed=0, ema=ema, parallel=parallel
     )
     data = X.double(), Y.double()
-    fitted = learner.fit(data, valid=data, batch_size=32, epochs=3, keep="last", callbacks=[hooks], show=False)
-    with torch.no_grad():
-        predictions = fitted.predict(data)
-    return fitted.history["valid/loss"], seen, {"weights": whole(fitted.model), "predictions": predictions}
+    return learner.fit(data, valid=data, batch_size=32, epochs=3, keep="last", callbacks=hooks, show=False)
+
+
+def whole_weights(model):
+    whole = {name: each.detach() for name, each in model.named_parameters()}
+    return {name: each.full_tensor() if hasattr(each, "full_tensor") else each.clone() for name, each in whole.items()}
+
+
+def sharded_fit(rank, size):
+    """The validation losses, the weights and the predictions of a sharded model; its weights around a validation."""
+    seen = {}
+
+    def keep(name):
+        return lambda ctx: seen.update({name: whole_weights(ctx.model)})
+
+    hooks = [callbacks.on(train_end=keep("before"), valid_batch_end=keep("inside"), validation=keep("after"))]
+    fitted = averaged_fit(0.9, hooks, parallel="fsdp")
+    return fitted.history["valid/loss"], whole_weights(fitted.model), fitted.predict(X.double()), seen
 
 
 def test_a_sharded_model_is_evaluated_with_the_average():
-    data = X.double(), Y.double()
-    losses = {}
-    for ema in (0.9, None):
-        learner = stoker.Learner(plain_network(), loss=nn.MSELoss(), optimizer=optim.SGD(), lr=0.1, seed=0, ema=ema)
-        fitted = learner.fit(data, valid=data, batch_size=32, epochs=3, keep="last", show=False)
-        losses[ema] = fitted.history["valid/loss"]
-        weights = dict(fitted.model.named_parameters()) if ema else weights  # noqa: F821
-    assert losses[0.9] != pytest.approx(losses[None], rel=1e-3)
-    for found, seen, end in run(averaged_fit, 2, 0.9):
-        assert found == pytest.approx(losses[0.9], rel=1e-9)
-        torch.testing.assert_close(end["weights"], {name: each.detach() for name, each in weights.items()})
-        torch.testing.assert_close(end["predictions"], plain_predictions(end["weights"]))
+    expected, plain = averaged_fit(0.9), averaged_fit(None)
+    assert expected.history["valid/loss"] != pytest.approx(plain.history["valid/loss"], rel=1e-3)
+    for losses, weights, predictions, seen in run(sharded_fit, 2):
+        assert losses == pytest.approx(expected.history["valid/loss"], rel=1e-9)
+        torch.testing.assert_close(weights, whole_weights(expected.model))
+        torch.testing.assert_close(predictions, expected.predict(X.double()))
         for name, before in seen["before"].items():
             assert torch.equal(before, seen["after"][name]) and not torch.equal(before, seen["inside"][name])
-
-
-def plain_predictions(weights):
-    model = plain_network()
-    model.load_state_dict(weights)
-    with torch.no_grad():
-        return model(X.double())

@@ -24,7 +24,7 @@ def test_weights_are_copied_and_restored_in_place():
 
 
 @pytest.mark.parametrize("when", [None, torch.tensor(True)], ids=["on the host", "on the device"])
-def test_the_ema_is_that_of_torch_with_the_newest_buffers(when):
+def test_the_ema_is_that_of_torch(when):
     model, updates = Net(), 0
     ours = EMA(model, 0.9)
 
@@ -36,15 +36,15 @@ def test_the_ema_is_that_of_torch_with_the_newest_buffers(when):
     for number in range(100):
         updates = number
         with torch.no_grad():
-            for tensor in (*model.parameters(), *model.buffers()):
-                tensor.add_(torch.rand_like(tensor) if tensor.is_floating_point() else 1)
+            for parameter in model.parameters():
+                parameter.add_(torch.rand_like(parameter))
         ours.update(when)
         theirs.update_parameters(model)
-    for own, other in zip(ours.model.parameters(), theirs.module.parameters(), strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5)
-    for own, other in zip(ours.model.buffers(), model.buffers(), strict=True):
-        assert torch.equal(own, other)
-    assert not any(parameter.requires_grad for parameter in ours.model.parameters())
+    expected = dict(theirs.module.named_parameters())
+    assert list(ours.weights) == list(expected)
+    for name, own in ours.weights.items():
+        torch.testing.assert_close(own, expected[name].detach(), rtol=1e-5, atol=1e-5)
+        assert not own.requires_grad
 
 
 def test_tied_weights_are_averaged_once():
@@ -56,57 +56,69 @@ def test_tied_weights_are_averaged_once():
 
     model = Tied()
     ema = EMA(model, 0.9)
-    before = ema.model.a.weight.clone()
+    before = ema.weights["a.weight"].clone()
     with torch.no_grad():
         model.a.weight.add_(1)
     ema.update()
-    torch.testing.assert_close(ema.model.b.weight, before + 0.9)
+    torch.testing.assert_close(ema.weights, {"a.weight": before + 0.9})
 
 
-class Cached(nn.Module):
+def test_only_trained_parameters_have_an_average():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.register_parameter("steps", nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False))
+    model[0].weight.requires_grad_(False)
+    ema = EMA(model, 0.9)
+    assert list(ema.weights) == ["0.bias", "1.weight", "1.bias"]
+    model[0].weight.requires_grad_(True)
+    before = model[0].weight.detach().clone()
+    ema.add_unfrozen()
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    ema.update()
+    torch.testing.assert_close(ema.weights["0.weight"], before + 0.9)
+
+
+class Tied(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer, self.norm = nn.Linear(2, 2), nn.BatchNorm1d(2)
         self.norm.bias = self.layer.bias
-        self.register_buffer("cache", torch.zeros(3), persistent=False)
 
 
 def step(model, ema, seed):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
+        for tensor in model.parameters():
             tensor.add_(torch.rand(tensor.shape, generator=generator).to(tensor.dtype))
     ema.update()
 
 
 @pytest.mark.parametrize("place", [0, 1, 5])
 def test_an_ema_resumes_to_the_same_bits(place):
-    model = Cached()
-    ema = EMA(model, 0.9)
+    model, other = Tied(), Tied()
+    ema, again = EMA(model, 0.9), EMA(other, 0.9)
     for seed in range(5):
         if seed == place:
-            other = Cached()
-            again = EMA(other, 0.9)
             load_model_state(other, write_and_read(model_state(model)))
             again.load_state_dict(write_and_read(ema.state_dict()))
         step(model, ema, seed)
         if seed >= place:
             step(other, again, seed)
     if place == 5:
-        again = EMA(Cached(), 0.9)
         again.load_state_dict(write_and_read(ema.state_dict()))
-    ours, theirs = dict(ema.model.named_buffers()), dict(again.model.named_buffers())
-    assert "cache" in ours and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert same(ema.model, again.model) and again.model.norm.bias is again.model.layer.bias
-    assert not any(parameter.requires_grad for parameter in again.model.parameters())
+    assert same(ema.weights, again.weights) and list(again.weights) == ["layer.weight", "layer.bias", "norm.weight"]
 
 
 def test_the_state_of_another_models_ema_is_refused():
     ema = EMA(nn.Linear(2, 2), 0.9)
+    before = {name: tensor.clone() for name, tensor in ema.weights.items()}
     with pytest.raises(
         StateMismatch, match=r"'weight' is float32 \[3, 2\] in the state, float32 \[2, 2\] in the model"
     ):
         ema.load_state_dict(EMA(nn.Linear(2, 3), 0.9).state_dict())
+    with pytest.raises(StateMismatch, match=r"not in the model: parameter '0.weight'"):
+        ema.load_state_dict(EMA(nn.Sequential(nn.Linear(2, 2)), 0.9).state_dict())
+    assert same(ema.weights, before)
 
 
 def test_a_decay_of_one_is_an_error():
@@ -114,17 +126,16 @@ def test_a_decay_of_one_is_an_error():
         EMA(nn.Linear(1, 1), 1.0)
 
 
-def test_an_ema_that_must_not_change_keeps_its_buffers():
-    """After a NaN the model's running statistics are not finite; the ema keeps the last good ones."""
-    model = nn.BatchNorm1d(2)
+def test_an_ema_that_must_not_change_does_not():
+    """The device decides: after a NaN the weights have not moved either."""
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(model.weight)
     ema = EMA(model, decay=0.5)
-    with torch.no_grad():
-        model.running_mean.fill_(float("nan"))
-        model.weight.fill_(3.0)
+    nn.init.constant_(model.weight, 3.0)
     ema.update(torch.tensor(False))
-    assert ema.model.running_mean.tolist() == [0.0, 0.0] and ema.model.weight.tolist() == [1.0, 1.0]
+    assert ema.weights["weight"].tolist() == [[1.0, 1.0]]
     ema.update(torch.tensor(True))
-    assert ema.model.running_mean.isnan().all() and ema.model.weight.tolist() == pytest.approx([2.8, 2.8])
+    assert ema.weights["weight"].tolist() == [pytest.approx([2.8, 2.8])]
 
 
 class Grows(Net):

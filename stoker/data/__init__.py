@@ -16,10 +16,9 @@ from stoker.data._source import Source
 from stoker.data._views import concat, mapped, shuffled, split, take, windows
 
 if TYPE_CHECKING:
-    from stoker.data._dataset_files import cifar10, idx, read_idx
     from stoker.data._digits import digits
 else:  # what a plain fit does not use
-    __getattr__, __dir__ = import_on_use(__name__, {"_dataset_files": "cifar10 idx read_idx", "_digits": "digits"})
+    __getattr__, __dir__ = import_on_use(__name__, {"_digits": "digits"})
 
 __all__ = [
     "Loader",
@@ -27,17 +26,14 @@ __all__ = [
     "Source",
     "batchable",
     "by_epoch",
-    "cifar10",
     "concat",
     "cycle",
     "digits",
-    "idx",
     "is_batched",
     "mapped",
     "mix",
     "move_batch",
     "prefetch",
-    "read_idx",
     "shuffled",
     "split",
     "take",

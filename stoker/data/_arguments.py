@@ -1,11 +1,9 @@
 """Checks of arguments that several functions take."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from stoker.errors import InvalidArgument, WrongType, did_you_mean
-
-T = TypeVar("T")
+from stoker.errors import InvalidArgument, WrongType
 
 
 def check_int(name: str, value: Any, *, least: int | None = None) -> int:
@@ -32,11 +30,3 @@ def either(name: str, value: Any, alias: str, alias_value: Any) -> Any:
             "pass one of them"
         )
     return alias_value if value is None else value
-
-
-def choose_part(reader: str, part: str, parts: dict[str, T]) -> T:
-    """Returns what belongs to the part of a dataset, or raises if it has no such part."""
-    if part not in tuple(parts):
-        names = " and ".join(f'"{name}"' for name in parts)
-        raise InvalidArgument(f"{reader} has the parts {names}, not {part!r}{did_you_mean(str(part), parts)}")
-    return parts[part]

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from stoker.data._arguments import check_int, choose_part
+from stoker.data._arguments import check_int
+from stoker.errors import InvalidArgument, did_you_mean
 
 _SIDE = 28  # pixels
 _BLOCK = 500  # images that share a random stream; a smaller dataset is a prefix of a larger one
@@ -84,8 +85,10 @@ def digits(part: str, *, size: int | None = None, seed: int = 0) -> TensorDatase
     500 images hold each digit 50 times. Ink is 255 and paper 0; divided by 255, the mean is 0.14 and the standard
     deviation 0.31, close to MNIST.
     """
-    default_size = choose_part("digits", part, _PARTS)
-    size = check_int("size", default_size if size is None else size, least=1)
+    if part not in tuple(_PARTS):
+        guess = did_you_mean(str(part), _PARTS)
+        raise InvalidArgument(f'digits has the parts "train" and "test", not {part!r}{guess}')
+    size = check_int("size", _PARTS[part] if size is None else size, least=1)
     seed = check_int("seed", seed, least=0)
     # All tensors are created on the CPU explicitly, because the caller may have set another default device.
     images = torch.empty(size, _SIDE, _SIDE, dtype=torch.uint8, device="cpu")

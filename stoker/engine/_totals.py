@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stoker._dispatch import NoGrad
-from stoker._tree import OpaqueValue, first_tensor, flatten, map_tensors
+from stoker._tree import OpaqueValue, first_tensor, flatten, map_tensors, unsavable_type
 from stoker.distributed import World
 from stoker.errors import StateMismatch, WrongType
 from stoker.metrics import Metric, flatten_value, weight_of
@@ -268,7 +268,7 @@ class RunningTotals:
         at = self.snapshot() if snapshot is None else snapshot
         states = dict(zip((metric.name for metric in self._metrics), at.states, strict=True))
         for name, state in states.items():
-            if (odd := _unsavable_type(state)) is not None:
+            if (odd := unsavable_type(state)) is not None:
                 raise StateMismatch(
                     f"the metric {name!r} keeps a {odd} in its state, which can't be saved: a state is made of tensors "
                     "and plain values, in mappings, lists and tuples"
@@ -425,16 +425,6 @@ def _leaf_count(structure: Any) -> int:
 def _counts(metric: Metric) -> Any:
     counts = getattr(metric, "counts", None)  # optional in the contract of a metric, like `of`
     return None if counts is None else (counts, getattr(metric, "of", None))
-
-
-def _unsavable_type(value: Any) -> str | None:
-    """The type of something in a state that is neither a tensor nor a plain value; None if all can be saved."""
-    if value is None or isinstance(value, Tensor | bool | int | float | str | bytes):
-        return None
-    if isinstance(value, Mapping) or type(value) in (list, tuple):
-        parts = value.values() if isinstance(value, Mapping) else value
-        return next((odd for each in parts if (odd := _unsavable_type(each)) is not None), None)
-    return type(value).__name__
 
 
 def _parts_on_host(state: Any) -> list[str]:

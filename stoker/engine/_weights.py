@@ -1,7 +1,5 @@
 """Other weights than those being trained, as tensors by name: the best so far, and the moving average (EMA)."""
 
-import copy
-from collections import deque
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
@@ -9,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import named_parameters
+from stoker._tree import map_state
 from stoker.checkpoint import load_model_state, model_state
 from stoker.distributed import copy_into, to_local
 from stoker.errors import InvalidArgument, StateMismatch
@@ -90,13 +89,7 @@ def restore_weights(model: nn.Module, weights: WeightCopy) -> None:
 
 def copy_user_state(value: Any) -> Any:
     """A copy of a user's state that later changes of its containers and tensors do not affect."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {name: copy_user_state(part) for name, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(copy_user_state(part) for part in value)
-    return copy.copy(value) if isinstance(value, set | deque) else value
+    return map_state(lambda tensor: tensor.detach().clone(), value)
 
 
 class EMA:

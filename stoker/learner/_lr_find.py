@@ -74,6 +74,7 @@ def lr_find(
     """Trains a copy of the model for `steps` updates while the learning rate grows exponentially.
 
     >>> import torch
+    >>> from torch import nn
     >>> learner = Learner(nn.Linear(3, 1), loss=nn.MSELoss(), seed=0)
     >>> curve = lr_find(learner, (torch.randn(64, 3), torch.randn(64, 1)), steps=40)
     >>> 1e-7 <= curve.suggestion <= 1.0

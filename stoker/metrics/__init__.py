@@ -44,7 +44,7 @@ from stoker.metrics._meters import (
 from stoker.metrics._metric import Metric, State, Value, flatten_value
 from stoker.metrics._outputs import takes_probabilities, weight_of
 from stoker.metrics._ranking import AUROC, AveragePrecision
-from stoker.metrics._text import ErrorRate, Perplexity
+from stoker.metrics._text import CharErrorRate, Perplexity, WordErrorRate
 
 __all__ = [
     "AUROC",
@@ -56,9 +56,9 @@ __all__ = [
     "AveragePrecision",
     "CPUTemperature",
     "CPUUse",
+    "CharErrorRate",
     "ConfusionMatrix",
     "Dice",
-    "ErrorRate",
     "FBeta",
     "GPUMemory",
     "GPUPower",
@@ -80,6 +80,7 @@ __all__ = [
     "Throughput",
     "TopKAccuracy",
     "Value",
+    "WordErrorRate",
     "as_metric",
     "of",
 ]

@@ -1,6 +1,6 @@
 """Metrics of token sequences: perplexity, and word and character error rates."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,30 +42,15 @@ class Perplexity(Mean):
         return torch.tensor(mean, dtype=torch.float64).exp().item()  # infinity where math.exp raises
 
 
-class ErrorRate(Metric):
-    """The insertions, deletions and substitutions between prediction and target, per word or character of the target.
+class _ErrorRate(Metric):
+    """The insertions, deletions and substitutions between prediction and target, per unit of the target.
 
-    >>> from types import SimpleNamespace as Output
-    >>> predicted, expected = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 7, -100]])
-    >>> metric = ErrorRate("characters")
-    >>> state = metric.update(metric.init(torch.device("cpu")), Output(predictions=predicted, targets=expected))
-    >>> metric.name, metric.compute(state)
-    ('cer', 0.5)
-
-    Reads token numbers, or scores [samples, tokens, vocabulary], of which the largest counts. Each token is a word (or
-    character); with `separator`, words are separated by tokens of this number. A sequence ends before its first `end`.
-    Targets below 0 and masked positions are left out, in the predictions too if both have the same length. Sequences
-    are stored on their device until `compute`, which compares them on the host.
+    Sequences are stored on their device until `compute`, which compares them on the host.
     """
 
-    per: Literal["words", "characters"] = "words"
-    separator: int | None = None
     end: int | None = None
 
     direction = "min"
-
-    def default_name(self) -> str:
-        return "wer" if self.per == "words" else "cer"
 
     @property
     def static(self) -> bool:
@@ -109,11 +94,35 @@ class ErrorRate(Metric):
         return errors / length if length else float("nan")
 
     def _split(self, tokens: list[int]) -> list[Any]:
-        """The units of a sequence that are compared: its tokens, or its words as tuples of tokens."""
+        """The units of a sequence that are compared."""
         tokens = [token for token in tokens if token >= 0]
-        if self.end in tokens:
-            tokens = tokens[: tokens.index(self.end)]
-        if self.separator is None or self.per == "characters":
+        return tokens[: tokens.index(self.end)] if self.end in tokens else tokens
+
+
+class WordErrorRate(_ErrorRate):
+    """The insertions, deletions and substitutions of words between prediction and target, per word of the target.
+
+    >>> from types import SimpleNamespace as Output
+    >>> predicted, expected = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 7, -100]])
+    >>> metric = WordErrorRate()
+    >>> state = metric.update(metric.init(torch.device("cpu")), Output(predictions=predicted, targets=expected))
+    >>> metric.name, metric.compute(state)
+    ('wer', 0.5)
+
+    Reads token numbers, or scores [samples, tokens, vocabulary], of which the largest counts. Each token is a word;
+    with `separator`, words are separated by tokens of this number. A sequence ends before its first `end`. Targets
+    below 0 and masked positions are left out, in the predictions too if both have the same length. Sequences are stored
+    on their device until `compute`, which compares them on the host.
+    """
+
+    separator: int | None = None
+
+    def default_name(self) -> str:
+        return "wer"
+
+    def _split(self, tokens: list[int]) -> list[Any]:
+        tokens = super()._split(tokens)
+        if self.separator is None:
             return tokens
         words: list[list[int]] = [[]]
         for token in tokens:
@@ -122,6 +131,17 @@ class ErrorRate(Metric):
             else:
                 words[-1].append(token)
         return [tuple(word) for word in words if word]
+
+
+class CharErrorRate(_ErrorRate):
+    """The insertions, deletions and substitutions of characters, per character of the target.
+
+    Each token is a character; otherwise it reads and stores sequences as `WordErrorRate` does. Its default name is
+    `cer`.
+    """
+
+    def default_name(self) -> str:
+        return "cer"
 
 
 def _edit_distance(predicted: list[Any], expected: list[Any]) -> int:

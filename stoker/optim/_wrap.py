@@ -1,7 +1,6 @@
 """Drives any `torch.optim.Optimizer` with gradients as values: it gets them in `.grad` during one call only."""
 
 import inspect
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker._select import Models
+from stoker._tree import map_state, unsavable_type
 from stoker.distributed import place_like
 from stoker.errors import InvalidArgument, StateMismatch, WrongType
 from stoker.gradients import backward
@@ -196,11 +196,11 @@ class WrappedRule:
         """The state by parameter name and the settings of the param groups, as tensors and plain values."""
         groups = [
             {"names": [self._names[parameter] for parameter in group["params"]]}
-            | {key: _to_plain(value, key) for key, value in group.items() if key != "params"}
+            | {key: _copy_state(value, key) for key, value in group.items() if key != "params"}
             for group in self._native.param_groups
         ]
         names = self._names
-        state = {names[each]: _to_plain(value, names[each]) for each, value in self._native.state.items()}
+        state = {names[each]: _copy_state(value, names[each]) for each, value in self._native.state.items()}
         return {"groups": groups, "state": state}
 
     def parse_state(self, state: Any) -> tuple[torch.optim.Optimizer | None, list[str]]:
@@ -223,12 +223,13 @@ class WrappedRule:
             {**template, "params": [self._parameters[name] for name in group["names"]]} for group in groups
         ]
         param_groups = [
-            {key: _from_plain(value) for key, value in group.items() if key != "names"}
+            {key: map_state(Tensor.clone, value) for key, value in group.items() if key != "names"}
             | {"params": [position[name] for name in group["names"]]}
             for group in groups
         ]
         state = {
-            position[name]: _place_state(_from_plain(each), self._parameters[name]) for name, each in saved.items()
+            position[name]: _place_state(map_state(Tensor.clone, each), self._parameters[name])
+            for name, each in saved.items()
         }
         native.load_state_dict({"state": state, "param_groups": param_groups})
         for name, index in position.items():  # torch casts what it loads to the parameter's dtype
@@ -252,52 +253,9 @@ def _place_state(state: Mapping[str, Any], parameter: nn.Parameter) -> dict[str,
     return placed
 
 
-_KIND = "__kind__"  # a mapping with this key stands for a type that JSON does not have
-
-
-def _to_plain(value: Any, where: str) -> Any:
-    """Converts tuples, deques, dtypes and mappings with other keys than strings; raises for other objects."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, Mapping):
-        pairs = [[_to_plain(key, where), _to_plain(item, where)] for key, item in value.items()]
-        if all(isinstance(key, str) and key != _KIND for key in value):
-            return dict(pairs)
-        return {_KIND: "mapping", "items": pairs}
-    if isinstance(value, list | tuple | deque):
-        items = [_to_plain(item, where) for item in value]
-        if isinstance(value, list):
-            return items
-        more = {"maxlen": value.maxlen} if isinstance(value, deque) else {}
-        return {_KIND: "deque" if more else "tuple", "items": items, **more}
-    if isinstance(value, torch.dtype):
-        return {_KIND: "dtype", "items": str(value).removeprefix("torch.")}
-    raise StateMismatch(
-        f"the optimizer has a {type(value).__name__} in its state for {where!r}, which cannot be saved; "
-        "tensors and plain values can"
-    )
-
-
-def _from_plain(value: Any) -> Any:
-    """The inverse of `_to_plain`; tensors are copied."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, list):
-        return [_from_plain(item) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    kind, items = value.get(_KIND), value.get("items", [])
-    if kind is None:
-        return {key: _from_plain(item) for key, item in value.items()}
-    if kind == "tuple":
-        return tuple(_from_plain(items))
-    if kind == "deque":
-        return deque(_from_plain(items), maxlen=value["maxlen"])
-    if kind == "mapping":
-        return {_from_plain(key): _from_plain(item) for key, item in items}
-    dtype = getattr(torch, str(items), None)
-    if kind == "dtype" and isinstance(dtype, torch.dtype):
-        return dtype
-    raise StateMismatch(f"the saved state has a value of the unknown kind {kind!r}: {items!r}")
+def _copy_state(value: Any, where: str) -> Any:
+    if (odd := unsavable_type(value)) is not None:
+        raise StateMismatch(
+            f"the optimizer has a {odd} in its state for {where!r}, which cannot be saved; tensors and plain values can"
+        )
+    return map_state(Tensor.detach, value)

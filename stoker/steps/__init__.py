@@ -29,7 +29,7 @@ from stoker.steps._outputs import (
 from stoker.steps._samples import count_samples
 from stoker.steps._step_function import OwnForward, StepFunction, Steps
 from stoker.steps._supervised import Columns, Parts, Supervised, SupervisedOutput
-from stoker.steps._valid import clone_model, unwrap, valid
+from stoker.steps._valid import unwrap, valid
 
 if TYPE_CHECKING:
     from stoker.steps._summary import Summary, summary

@@ -101,9 +101,9 @@ CASES = [
     (metrics.R2(), numbers),
     (metrics.Perplexity(), tokens),
     (metrics.Perplexity(), classes),
-    (metrics.ErrorRate("characters"), sentences),
-    (metrics.ErrorRate("words", separator=0), sentences),
-    (metrics.ErrorRate(end=2), tokens),
+    (metrics.CharErrorRate(), sentences),
+    (metrics.WordErrorRate(separator=0), sentences),
+    (metrics.WordErrorRate(end=2), tokens),
     (metrics.of(absolute), numbers),
 ]
 

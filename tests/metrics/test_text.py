@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker import InvalidArgument, WrongType
-from stoker.metrics import ErrorRate, Perplexity
+from stoker.metrics import CharErrorRate, Perplexity, WordErrorRate
 from stoker.steps import SequenceOutput, SupervisedOutput
 from tests.metrics.cases import value
 
@@ -69,10 +69,10 @@ def test_error_rates_equal_torchmetrics(pairs, cut):
     outputs = [output(0, cut), output(cut, len(pairs))] if 0 < cut < len(pairs) else [output(0, len(pairs))]
     letters = sum(map(len, expected_rows))
     expected = reference.char_error_rate(texts(predicted), texts(expected_rows)).item() if letters else math.nan
-    assert value(ErrorRate("characters"), *outputs) == pytest.approx(expected, nan_ok=True)
+    assert value(CharErrorRate(), *outputs) == pytest.approx(expected, nan_ok=True)
     words = sum(len(text.split()) for text in texts(expected_rows))
     expected = reference.word_error_rate(texts(predicted), texts(expected_rows)).item() if words else math.nan
-    assert value(ErrorRate("words", separator=0), *outputs) == pytest.approx(expected, nan_ok=True)
+    assert value(WordErrorRate(separator=0), *outputs) == pytest.approx(expected, nan_ok=True)
 
 
 def test_error_rates_of_scores_with_mask_end_and_weights():
@@ -80,15 +80,15 @@ def test_error_rates_of_scores_with_mask_end_and_weights():
     logits = torch.nn.functional.one_hot(torch.tensor([[1, 2, 2, 9], [3, 9, 9, 9]]), 10).float()
     mask = targets != 0
     output = SequenceOutput(LOSS, logits, targets, mask)
-    assert value(ErrorRate("characters"), output) == 2 / 5
-    assert value(ErrorRate("characters", end=3), output) == 1 / 2  # [1, 2, 2] for [1, 2], and [] for []
+    assert value(CharErrorRate(), output) == 2 / 5
+    assert value(CharErrorRate(end=3), output) == 1 / 2  # [1, 2, 2] for [1, 2], and [] for []
     weighted = SequenceOutput(LOSS, logits, targets, mask, weight=torch.tensor([2.0, 1.0]))
-    assert value(ErrorRate("characters"), weighted) == (2 * 1 + 1) / (2 * 3 + 2)
+    assert value(CharErrorRate(), weighted) == (2 * 1 + 1) / (2 * 3 + 2)
 
 
 def test_outputs_that_cannot_be_read_are_named():
     with pytest.raises(WrongType, match=r"wer needs predictions and targets that are tensors \[samples, tokens\]"):
-        value(ErrorRate(), SupervisedOutput(LOSS, torch.zeros(3), torch.zeros(3)))
+        value(WordErrorRate(), SupervisedOutput(LOSS, torch.zeros(3), torch.zeros(3)))
     tokens = torch.zeros(2, 3, dtype=torch.long)
     with pytest.raises(InvalidArgument, match=r"cer: a weight has one number per sequence; got \[2, 3\]"):
-        value(ErrorRate("characters"), SupervisedOutput(LOSS, tokens, tokens, torch.ones(2, 3)))
+        value(CharErrorRate(), SupervisedOutput(LOSS, tokens, tokens, torch.ones(2, 3)))

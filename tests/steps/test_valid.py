@@ -324,7 +324,11 @@ def test_a_view_shares_parameters_of_a_subclass_of_tensor():
 def test_sparse_buffers_are_shared_and_sparse_parameters_are_an_error():
     model = noisy()
     model.register_buffer("graph", torch.eye(8).to_sparse())
-    assert valid(model).graph is model.graph
+    view = valid(model)
+    assert view.graph is model.graph
+    model.graph = torch.ones(8, 8).to_sparse()
+    with pytest.raises(InvalidArgument, match="make a new view"):
+        view(BATCH)
     with pytest.raises(InvalidArgument, match=r"can't share a parameter of the layout torch.sparse_coo"):
         valid(Scaling(nn.Parameter(torch.eye(8).to_sparse())))
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stoker._files import write_atomically
 from stoker._tree import map_leaves, map_tensors, tensors_in
-from stoker.errors import InvalidArgument, MissingExtra, StateMismatch, WrongType
+from stoker.errors import InvalidArgument, StateMismatch, WrongType, explain_missing
 
 __all__ = ["export"]
 
@@ -142,20 +142,16 @@ def _to_onnx(program: torch.export.ExportedProgram, check: bool) -> tuple[bytes,
         return [torch.from_numpy(each) for each in session.run(None, dict(zip(names, arrays, strict=True)))]
 
     if check:
-        try:
+        text = 'the check of an ONNX file needs onnxruntime: pip install "stoker[onnx]", or pass check=False'
+        with explain_missing(text):
             import onnxruntime  # noqa: F401
-        except ImportError as error:
-            text = 'the check of an ONNX file needs onnxruntime: pip install "stoker[onnx]", or pass check=False'
-            raise MissingExtra(text) from error
     return content, run
 
 
 def _import_onnx() -> None:
-    try:
+    with explain_missing('ONNX files need onnx and onnxscript: pip install "stoker[onnx]"'):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra('ONNX files need onnx and onnxscript: pip install "stoker[onnx]"') from error
 
 
 def _compare(path: Path, expected: list[Tensor], found: list[Tensor], tolerance: float) -> None:

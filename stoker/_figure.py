@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
-from stoker.errors import InvalidArgument, MissingExtra
+from stoker.errors import InvalidArgument, explain_missing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,15 +20,8 @@ _SIZES: dict[str, tuple[float, Any]] = {
     "paper": (0.75, {"font.size": 8.0, "lines.linewidth": 1.0, "axes.linewidth": 0.6, "lines.markersize": 4.0}),
     "slide": (1.5, {"font.size": 18.0, "lines.linewidth": 3.0, "axes.linewidth": 1.2, "lines.markersize": 9.0}),
 }
+_MISSING = 'plot needs matplotlib: pip install "stoker[plot]"'
 _SCALE = ContextVar("scale of figures", default=1.0)  # inside `figure_size`
-
-
-@contextmanager
-def _explain_missing() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise MissingExtra('plot needs matplotlib: pip install "stoker[plot]"') from error
 
 
 @contextmanager
@@ -42,7 +35,7 @@ def figure_size(size: Size) -> Iterator[None]:
     """
     if size not in _SIZES:
         raise InvalidArgument(f"size={size!r}; expected {', '.join(map(repr, _SIZES))}")
-    with _explain_missing():
+    with explain_missing(_MISSING):
         import matplotlib
     scale, settings = _SIZES[size]
     token = _SCALE.set(scale)
@@ -61,7 +54,7 @@ def new_figure(width: float, height: float) -> "Figure":
     >>> new_figure(6, 4).subplots().get_title()
     ''
     """
-    with _explain_missing():
+    with explain_missing(_MISSING):
         from matplotlib.figure import Figure
     scale = _SCALE.get()
     figure: Any = Figure(figsize=(width * scale, height * scale), layout="constrained")
@@ -76,7 +69,7 @@ def new_axes(width: float, height: float) -> "Axes":
 
 def new_pyplot_axes(width: float, height: float) -> "Axes":
     """Creates axes in a figure that pyplot knows, for a function that returns axes: a notebook shows only figures."""
-    with _explain_missing():
+    with explain_missing(_MISSING):
         import matplotlib.pyplot as plt
     return plt.subplots(figsize=(width, height), layout="constrained")[1]
 
@@ -117,7 +110,7 @@ def figure_to_png(figure: "Figure", **options: Any) -> bytes:
 
 def pixels_to_png(pixels: Any, cmap: str) -> bytes:
     """Values from 0 to 1 as a PNG file: [height, width] in the colors of a color map, or [height, width, 3]."""
-    with _explain_missing():
+    with explain_missing(_MISSING):
         from matplotlib.image import imsave
     file = io.BytesIO()
     imsave(file, pixels, format="png", cmap=cmap, vmin=0, vmax=1)

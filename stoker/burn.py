@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from stoker import weights
 from stoker._files import open_regular_file, write_atomically
 from stoker._select import Selector
-from stoker.errors import BadFile, InvalidArgument, MissingExtra, MissingFile
+from stoker.errors import BadFile, InvalidArgument, MissingExtra, MissingFile, explain_missing
 
 __all__ = ["load", "read", "save"]
 
@@ -223,8 +223,6 @@ def _burn_view(model: nn.Module) -> nn.Module:
 
 
 def _cbor() -> Any:
-    try:
+    with explain_missing('burnpack files need cbor2: pip install "stoker[burn]"'):
         import cbor2
-    except ImportError as error:
-        raise MissingExtra('burnpack files need cbor2: pip install "stoker[burn]"') from error
     return cbor2

@@ -28,8 +28,9 @@ StokerError
 Each inherits from the built-in exception in parentheses, so that `except ValueError` works too.
 """
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 __all__ = [
@@ -249,3 +250,16 @@ def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
     words = list(dict.fromkeys(name for name in islice(known, 2000) if len(name) <= 200))
     similar = difflib.get_close_matches(word[:200], words, n=most, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(name) for name in similar)}?" if similar else ""
+
+
+@contextlib.contextmanager
+def explain_missing(text: str) -> Iterator[None]:
+    """Turns an `ImportError` inside the block into a `MissingExtra` that says what to install.
+
+    >>> with explain_missing('plot needs matplotlib: pip install "stoker[plot]"'):
+    ...     import json
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(text) from error

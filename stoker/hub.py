@@ -17,7 +17,7 @@ from typing import Any
 from stoker import weights
 from stoker._files import write_atomically, write_json
 from stoker.config import Config
-from stoker.errors import InvalidArgument, MissingExtra, WrongType
+from stoker.errors import InvalidArgument, WrongType, explain_missing
 from stoker.learner import Fitted
 
 __all__ = ["push", "save_pretrained"]
@@ -85,10 +85,8 @@ def push(
     if missing:
         raise InvalidArgument(f"{str(folder)!r} has no {', '.join(missing)}; write it with save_pretrained first")
     if api is None:
-        try:
+        with explain_missing('push needs huggingface_hub: pip install "stoker[hub]"'):
             import huggingface_hub
-        except ImportError as error:
-            raise MissingExtra('push needs huggingface_hub: pip install "stoker[hub]"') from error
         api = huggingface_hub.HfApi()
     api.create_repo(repo, private=private, exist_ok=True)
     files = [_WEIGHTS, _CONFIG, _CARD]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stoker.callbacks import Callback, Context
 from stoker.config import Config
 from stoker.distributed import join
-from stoker.errors import InvalidArgument, MissingExtra, MissingFile, NoSuchMetric, did_you_mean
+from stoker.errors import InvalidArgument, MissingFile, NoSuchMetric, did_you_mean, explain_missing
 from stoker.learner import Fitted
 from stoker.record import Direction, Follower
 
@@ -238,8 +238,6 @@ def _no_metric(name: str, known: Any) -> NoSuchMetric:
 
 
 def _import_optuna() -> Any:
-    try:
+    with explain_missing('stoker.optuna needs optuna: pip install "stoker[optuna]"'):
         import optuna
-    except ImportError as error:
-        raise MissingExtra('stoker.optuna needs optuna: pip install "stoker[optuna]"') from error
     return optuna

@@ -20,16 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from stoker.callbacks import Callback
-from stoker.errors import InvalidArgument, MissingExtra, WrongType
+from stoker.errors import InvalidArgument, WrongType, explain_missing
 from stoker.learner import Learner
 
-try:
+with explain_missing('stoker.sklearn needs scikit-learn: pip install "stoker[sklearn]"'):
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils import check_random_state, column_or_1d
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-except ImportError as error:
-    raise MissingExtra('stoker.sklearn needs scikit-learn: pip install "stoker[sklearn]"') from error
 
 __all__ = ["Classifier", "Regressor"]
 

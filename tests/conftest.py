@@ -27,6 +27,8 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+# Hundreds of fits would only wait for the disk; tests/checkpoint covers power cuts.
+WITHOUT_FSYNC = {"engine", "executors", "learner", "random_programs", "test_faults.py"}
 NOT_RUN = "no NVIDIA GPU here"
 
 
@@ -71,3 +73,17 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(
             f"{count} CUDA tests were not run: {NOT_RUN}; `make test-simulated` runs them on a simulated device"
         )
+
+
+@pytest.fixture(autouse=True)
+def skip_fsync(request, monkeypatch):
+    if WITHOUT_FSYNC & {request.path.name, request.path.parent.name}:
+        monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+@pytest.fixture
+def mesh():
+    """A device mesh of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()

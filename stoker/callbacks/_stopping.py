@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from stoker.callbacks._callback import Callback, read_state
 from stoker.callbacks._context import Context
@@ -13,6 +13,8 @@ from stoker.record import Direction
 
 class _Monitor(Callback):
     """Compares one metric of the record with its best value so far, at the end of every epoch that measured it."""
+
+    _saved: ClassVar[Mapping[str, Any]]  # types of what is saved beside the metric: of the attribute `_best`, "best"
 
     def __init__(
         self,
@@ -40,9 +42,15 @@ class _Monitor(Callback):
         self._best: float | None = None
         self._waited = 0  # epochs without an improvement
 
-    def _is_of_another(self, state: Mapping[str, Any]) -> bool:
-        """Whether a saved state is about another metric: the run is resumed with another monitor."""
-        return self._followed is not None and state["monitor"] not in (None, self._followed)
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the metric, its best value so far, and what has been counted since."""
+        return {name: getattr(self, f"_{name}") for name in self._saved} | {"monitor": self._followed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned, unless it is about another metric."""
+        *entries, monitor = read_state(state, owner=type(self).__name__, **self._saved, monitor=str | None)
+        if self._followed is None or monitor in (None, self._followed):
+            vars(self).update({f"_{name}": value for name, value in zip(self._saved, entries, strict=True)})
 
     def _name(self, ctx: Context) -> str:
         """The metric: the given one, or the one that decides which weights are best."""
@@ -93,6 +101,8 @@ class EarlyStopping(_Monitor):
     first `warmup` epochs, and epochs that did not measure the metric, do not count as waiting.
     """
 
+    _saved: ClassVar[Mapping[str, Any]] = {"best": float | int | None, "best_epoch": int, "waited": int}
+
     def __init__(
         self,
         monitor: str | None = None,
@@ -140,18 +150,6 @@ class EarlyStopping(_Monitor):
         epochs = "1 epoch" if self.patience == 1 else f"{self.patience} epochs"
         return f"Early stopping at epoch {ctx.epoch}{limit}: {what} for {epochs}"
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the metric, its best value and that epoch, and the number of epochs since."""
-        best = {"best": self._best, "best_epoch": self._best_epoch, "waited": self._waited}
-        return {**best, "monitor": self._followed}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned, unless it is about another metric."""
-        types: dict[str, Any] = {"best": float | int | None, "best_epoch": int, "waited": int, "monitor": str | None}
-        *entries, _ = read_state(state, owner="EarlyStopping", **types)
-        if not self._is_of_another(state):
-            self._best, self._best_epoch, self._waited = entries
-
 
 class ReduceLROnPlateau(_Monitor):
     """Multiplies every learning rate by `factor` when a metric has not improved for more than `patience` epochs.
@@ -164,6 +162,8 @@ class ReduceLROnPlateau(_Monitor):
     and then ignores `cooldown` epochs. It scales the rates of the schedule through `ctx.lr_scale`, which it never makes
     smaller than `min_scale`. `direction` (or `mode`, as in `fit`) says which values are better, if the metric does not.
     """
+
+    _saved: ClassVar[Mapping[str, Any]] = {"best": float | int | None, "waited": int, "cooling": int}
 
     def __init__(
         self,
@@ -212,18 +212,6 @@ class ReduceLROnPlateau(_Monitor):
             if scale < ctx.lr_scale:
                 ctx.lr_scale = scale
                 ctx.note(f"{self._name(ctx)} is on a plateau at epoch {ctx.epoch}: learning rates × {scale:.4g}")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the metric, its best value, the number of epochs since, and the rest of the cooldown."""
-        best = {"best": self._best, "waited": self._waited, "cooling": self._cooling}
-        return {**best, "monitor": self._followed}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned, unless it is about another metric."""
-        types: dict[str, Any] = {"best": float | int | None, "waited": int, "cooling": int, "monitor": str | None}
-        *entries, _ = read_state(state, owner="ReduceLROnPlateau", **types)
-        if not self._is_of_another(state):
-            self._best, self._waited, self._cooling = entries
 
 
 class StopOnTime(Callback):

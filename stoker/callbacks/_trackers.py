@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker.callbacks._tracker import Ending, MediaItem, Tracked, Tracker
-from stoker.errors import MissingExtra
+from stoker.errors import explain_missing
 from stoker.record import flatten_config
 
 if TYPE_CHECKING:
@@ -25,15 +25,6 @@ _MLFLOW_MAX_PARAMS = 100  # MLflow's limit for one request
 _MLFLOW_MAX_LENGTH = 6000  # MLflow's limit for the value of a parameter
 _WANDB_EXIT_CODES = {"finished": 0, "interrupted": 130, "failed": 1}
 _TEXT_LIMIT = 5_000  # characters of messages that are kept where a tracker has one field for all of them
-
-
-@contextlib.contextmanager
-def _needs_package(package: str, *, owner: str, install: str | None = None) -> Iterator[None]:
-    """Turns an `ImportError` inside the block into one that says how to install the package."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingExtra(f"{owner} needs {package}: pip install {install or package}") from error
 
 
 def _append_text(texts: str, text: str) -> str:
@@ -71,7 +62,7 @@ class _EventFiles:
         self._writer: SummaryWriter | None = None
 
     def prepare(self) -> None:
-        with _needs_package("tensorboard", owner="TensorBoard", install='"stoker[tensorboard]"'):
+        with explain_missing('TensorBoard needs tensorboard: pip install "stoker[tensorboard]"'):
             import torch.utils.tensorboard  # noqa: F401
 
     def open(self, run: Tracked) -> None:
@@ -198,7 +189,7 @@ class _MLflowSink:
         self._texts = ""
 
     def prepare(self) -> None:
-        with _needs_package("mlflow", owner="MLflow"):
+        with explain_missing("MLflow needs mlflow: pip install mlflow"):
             import mlflow.entities  # noqa: F401
 
     def open(self, run: Tracked) -> Mapping[tuple[int, str], float]:
@@ -302,7 +293,7 @@ class _WandBSink:
         self._texts = ""
 
     def prepare(self) -> None:
-        with _needs_package("wandb", owner="WandB"):
+        with explain_missing("WandB needs wandb: pip install wandb"):
             import wandb  # noqa: F401
 
     def open(self, run: Tracked) -> None:
@@ -389,7 +380,7 @@ class _TrackioSink:
         self._run: Any = None
 
     def prepare(self) -> None:
-        with _needs_package("trackio", owner="Trackio"):
+        with explain_missing("Trackio needs trackio: pip install trackio"):
             import trackio  # noqa: F401
 
     def open(self, run: Tracked) -> Mapping[tuple[int, str], float]:

@@ -22,7 +22,7 @@ from stoker.config._values import (
     to_json,
     type_name,
 )
-from stoker.errors import ConfigError, MissingExtra
+from stoker.errors import ConfigError, explain_missing
 
 if TYPE_CHECKING:
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -286,10 +286,8 @@ def _replace(instance: Any, changes: Mapping[str, Any], path: str) -> Any:
 
 def _parse_args(cls: type[C], args: list[str]) -> C:
     """Parses arguments with tyro; `--config FILE` gives the defaults."""
-    try:
+    with explain_missing('from_args needs tyro: pip install "stoker[cli]"'):
         import tyro
-    except ImportError as error:
-        raise MissingExtra('from_args needs tyro: pip install "stoker[cli]"') from error
     defaults: dict[str, Any] = {}
     if not any(field.name == "config" for field in dataclasses.fields(cls)):
         args, file = _split_config_file(args)

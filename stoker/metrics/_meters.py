@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stoker.config import Config
-from stoker.errors import MissingExtra
+from stoker.errors import explain_missing
 from stoker.metrics._metric import Direction, State
 from stoker.metrics._states import add, ratio, read, zero_sum
 
@@ -258,16 +258,12 @@ class GPUTemperature(_GPUMeter):
 
 
 def _psutil() -> Any:
-    try:
+    with explain_missing("system metrics need psutil: pip install 'stoker[monitor]'"):
         import psutil
-    except ImportError as error:
-        raise MissingExtra("system metrics need psutil: pip install 'stoker[monitor]'") from error
     return psutil
 
 
 def _nvml() -> Any:
-    try:
+    with explain_missing("GPU metrics need nvidia-ml-py: pip install 'stoker[monitor]'"):
         import pynvml
-    except ImportError as error:
-        raise MissingExtra("GPU metrics need nvidia-ml-py: pip install 'stoker[monitor]'") from error
     return pynvml

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any, get_args
 
 from stoker._files import write_atomically
-from stoker.errors import BadFile, InvalidArgument, MissingExtra
+from stoker.errors import BadFile, InvalidArgument, explain_missing
 from stoker.record._columns import Source
 from stoker.record._control import CONTROL
 from stoker.record._event import to_json_value
@@ -109,11 +109,9 @@ def _write_json(file: IO[bytes], table: Table) -> None:
 
 
 def _write_parquet(file: IO[bytes], table: Table) -> None:
-    try:
+    with explain_missing("Parquet needs pyarrow: pip install pyarrow (CSV and JSON need nothing)"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtra("Parquet needs pyarrow: pip install pyarrow (CSV and JSON need nothing)") from error
     types = {"name": pyarrow.string(), "epoch": pyarrow.int64(), "update": pyarrow.int64()}
     arrays = {
         name: pyarrow.array(column, types.get(name, pyarrow.float64()), from_pandas=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker._figure import Size, figure_size, figure_to_png
 from stoker._text import format_number, html_text
-from stoker.errors import MissingExtra, NoSuchMetric, did_you_mean
+from stoker.errors import MissingExtra, NoSuchMetric, did_you_mean, explain_missing
 from stoker.record._columns import Best
 from stoker.record._plot import group_by_metric, plot_series
 from stoker.record._record import Record
@@ -100,10 +100,8 @@ class History:
 
     def to_pandas(self) -> "DataFrame":
         """A `pandas.DataFrame` with the epochs as its index; needs pandas."""
-        try:
+        with explain_missing("to_pandas needs pandas: pip install pandas (to_dict needs nothing)"):
             import pandas
-        except ImportError as error:
-            raise MissingExtra("to_pandas needs pandas: pip install pandas (to_dict needs nothing)") from error
         return pandas.DataFrame(self.to_dict()).set_index("epoch")
 
     def plot(self, *names: str, size: Size = "screen", ax: "Axes | None" = None) -> "Figure":

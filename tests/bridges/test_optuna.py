@@ -30,7 +30,7 @@ def make_study(folder, **options):
     return optuna.create_study(study_name="test", storage=storage, load_if_exists=True, **options)
 
 
-def fit(trial, config, epochs=4, **options):
+def fit_with_pruning(trial, config, epochs=4, **options):
     x = torch.linspace(-1, 1, 32)[:, None]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, config.hidden), nn.Tanh(), nn.Linear(config.hidden, 1))
@@ -43,7 +43,7 @@ def fit(trial, config, epochs=4, **options):
 
 def test_a_trial_that_is_worse_than_a_threshold_is_pruned_and_its_run_ends_in_order(tmp_path):
     study = make_study(tmp_path, pruner=optuna.pruners.ThresholdPruner(upper=0.0, n_warmup_steps=2))
-    search(study, lambda trial: fit(trial, Training(), run=run_directory(trial, tmp_path))[0], trials=1)
+    search(study, lambda trial: fit_with_pruning(trial, Training(), run=run_directory(trial, tmp_path))[0], trials=1)
     trial = study.trials[0]
     assert trial.state.name == "PRUNED" and sorted(trial.intermediate_values) == [1, 2]
     record = stoker.Record.open(tmp_path / "trial-0000")
@@ -54,7 +54,7 @@ def test_a_trial_that_is_worse_than_a_threshold_is_pruned_and_its_run_ends_in_or
 def test_the_result_is_the_best_value_of_the_monitored_metric(tmp_path):
     study = make_study(tmp_path)
     fits = []
-    search(study, lambda trial: (fits.append(fit(trial, Training())), fits[-1][0])[1], trials=2)
+    search(study, lambda trial: (fits.append(fit_with_pruning(trial, Training())), fits[-1][0])[1], trials=2)
     assert [trial.value for trial in study.trials] == [fitted.best.value for _, fitted in fits]
     assert study.best_value == min(min(fitted.history["valid/loss"]) for _, fitted in fits)
     search(study, None, trials=2)  # nothing is left to do
@@ -97,7 +97,7 @@ def run_search(folder, kill_at=None, trials=4, send=signal.SIGKILL):
     def objective(trial):
         config = suggest(trial, Training(), SPACE)
         run = run_directory(trial, folder / "runs")
-        return fit(trial, config, run=run, resume=True, callbacks=[on(update=stop)])[0]
+        return fit_with_pruning(trial, config, run=run, resume=True, callbacks=[on(update=stop)])[0]
 
     study = make_study(folder)
     search(study, objective, trials=trials)
@@ -129,7 +129,7 @@ def search_together(rank, size, folder):
         assert (trial is not None) == (rank == 0)
         config = suggest(trial, Training(), SPACE)
         values.append((config.lr, config.hidden))
-        return fit(trial, config)[0]
+        return fit_with_pruning(trial, config)[0]
 
     pruner = optuna.pruners.ThresholdPruner(upper=0.0, n_warmup_steps=2)
     study = make_study(Path(folder), pruner=pruner) if rank == 0 else None
@@ -146,7 +146,7 @@ def test_ranks_that_train_together_draw_and_prune_the_same_trials(tmp_path):
 def test_wrong_directions_and_names_are_errors(tmp_path):
     study = make_study(tmp_path, direction="maximize")
     with pytest.raises(InvalidArgument, match=r"'maximize', but 'valid/loss' is better when it is smaller"):
-        fit(study.ask(), Training())
+        fit_with_pruning(study.ask(), Training())
     x = torch.linspace(-1, 1, 32)[:, None]
     learner = stoker.Learner(nn.Linear(1, 1), loss=nn.MSELoss(), seed=0)
     pruning = Pruning(optuna.trial.FixedTrial({}), "valid/acuracy")

@@ -131,7 +131,7 @@ def test_an_unknown_metric_is_an_error_at_the_first_epoch_end(kind):
     assert kind.__name__ in str(error.value)
 
 
-def fit(*callbacks, valid=True, model=None, **options):
+def fit_two_epochs(*callbacks, valid=True, model=None, **options):
     torch.manual_seed(0)
     data = torch.randn(16, 3), torch.randn(16, 1)
     learner = stoker.Learner(model or torch.nn.Linear(3, 1), loss=torch.nn.MSELoss(), lr=0.1, **options)
@@ -155,15 +155,15 @@ def test_a_metric_that_nothing_measures_is_an_error_before_the_first_update(kind
     before = model.weight.clone()
     expected = f"{kind.__name__} monitors '{monitor}', but there is no such metric.*{text}"
     with pytest.raises(NoSuchMetric, match=expected):
-        fit(kind(monitor), model=model, **options)
+        fit_two_epochs(kind(monitor), model=model, **options)
     assert torch.equal(model.weight, before)
 
 
 def test_a_metric_that_may_be_logged_is_at_most_a_warning():
     log = on(epoch_end=lambda ctx: [ctx.log(name, 1.0) for name in ("valid/los", "heat", "test/score")])
-    fitted = fit(log, *(EarlyStopping(name, direction="min") for name in ("heat", "test/score")))
+    fitted = fit_two_epochs(log, *(EarlyStopping(name, direction="min") for name in ("heat", "test/score")))
     assert fitted.record.events_of("warning") == []
-    fitted = fit(log, EarlyStopping("valid/los", direction="min"))
+    fitted = fit_two_epochs(log, EarlyStopping("valid/los", direction="min"))
     (warning,) = fitted.record.events_of("warning")
     assert warning.text.startswith("EarlyStopping monitors 'valid/los', which this fit does not measure unless it is")
     assert warning.epoch == 0
@@ -175,7 +175,7 @@ def test_a_metric_without_a_direction_is_an_error_before_the_first_update():
         direction = None
 
     with pytest.raises(InvalidArgument, match="EarlyStopping does not know whether a larger 'valid/bias' is better"):
-        fit(EarlyStopping("valid/bias"), metrics=[Bias()])
+        fit_two_epochs(EarlyStopping("valid/bias"), metrics=[Bias()])
 
 
 def test_epochs_that_did_not_measure_the_metric_do_not_count():

@@ -6,32 +6,19 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.callbacks import Callback
 from stoker.record import Run
+from tests.hooks import crash_at
 
 PATIENCE = 240  # seconds; a real tracker always gets the time it needs on a busy machine
 CONFIG = {"model": {"hidden": 4}, "lr": 0.05}
 
 
-class CutOff(Callback):
-    """Ends a fit after an epoch is recorded and before it is saved, so that a resumed run trains it again."""
-
-    transient = True
-
-    def __init__(self, epoch):
-        self._epoch = epoch
-
-    def on_epoch_end(self, ctx):
-        if ctx.epoch == self._epoch:
-            raise KeyboardInterrupt
-
-
 def fit(tracker, *, run=None, epochs=3, cut_off=None, resume=False, more=()):
-    """Trains four updates per epoch; returns the run, or the `Fitted` if there is none."""
+    """Trains four updates per epoch; returns the run, or the `Fitted` if there is none. `cut_off` is an epoch."""
     torch.manual_seed(0)
     data = torch.randn(16, 3), torch.randn(16, 1)
     learner = stoker.Learner(nn.Linear(3, 1), optimizer=stoker.optim.SGD(), lr=0.05, loss=nn.MSELoss(), seed=0)
-    callbacks = [tracker, *more, *([CutOff(cut_off)] if cut_off else [])]
+    callbacks = [tracker, *more, *([crash_at(epoch=cut_off, error=KeyboardInterrupt)] if cut_off else [])]
     arguments = {} if run is None else {"run": run, "config": CONFIG, "resume": resume}
     try:
         fitted = learner.fit(

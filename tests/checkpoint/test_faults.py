@@ -63,12 +63,6 @@ def continue_saving(store) -> None:
     assert all(same(store.read(each), state_of(each.update)) for each in saved)
 
 
-@pytest.fixture(autouse=True)
-def without_sync(monkeypatch):
-    """A real sync would only take time: power cuts are simulated."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-
-
 class Layer:
     """Replaces the disk operations: counts them, and calls `before` first."""
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 from stoker.checkpoint import Store
@@ -16,13 +15,6 @@ from stoker.errors import BadFile, InvalidArgument
 from tests.checkpoint.states import place, same
 
 FILE = "shard-00001-model-00001-of-00001.safetensors"
-
-
-@pytest.fixture
-def mesh():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
 
 
 KINDS = {

@@ -1,10 +1,35 @@
-"""Comparing batches, and the random state around them."""
+"""Sources, comparing batches, and the random state around them."""
 
 import random
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
+
+from stoker.data import Loader
+
+
+class Letters(IterableDataset):
+    """A stream of seven samples."""
+
+    def __iter__(self):
+        return iter("abcdefg")
+
+
+@dataclass
+class Batch:
+    images: torch.Tensor
+    targets: torch.Tensor
+
+
+def as_batch(samples):
+    """A `batcher` of samples that begin with an image and a class."""
+    return Batch(torch.stack([x for x, *_ in samples]), torch.tensor([int(y) for _, y, *_ in samples]))
+
+
+def is_in_memory(source):
+    return Loader(source, batch_size=1).nbytes is not None
 
 
 def plain(value):

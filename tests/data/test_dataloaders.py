@@ -11,7 +11,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     TensorDataset,
@@ -19,7 +18,7 @@ from torch.utils.data import (
 
 from stoker.data import Loader
 from stoker.errors import InvalidArgument, StateMismatch, WrongType
-from tests.data.batches import plain, random_state, set_random_state
+from tests.data.batches import Letters, plain, random_state, set_random_state
 
 SIZE, BATCHES = 20, 5
 
@@ -53,11 +52,6 @@ class Permuted(Sampler):
 
     def __len__(self):
         return SIZE
-
-
-class Letters(IterableDataset):
-    def __iter__(self):
-        return iter("abcdefg")
 
 
 def seeded():

@@ -14,7 +14,7 @@ X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
 
 
-def fit(source, accumulate=1, **options):
+def fit_linear(source, accumulate=1, **options):
     torch.manual_seed(0)
     learner = stoker.Learner(nn.Linear(3, 1), loss=nn.MSELoss(), lr=0.1, seed=0, accumulate=accumulate)
     return learner.fit(source, **{"epochs": 3, "show": False, **options})
@@ -40,7 +40,7 @@ def test_workers_see_a_data_set_that_a_callback_changes(hook):
 
         loader = data.Loader(source, batch_size=4, shuffle=1, workers=workers)
         valid = data.Loader(source, batch_size=6, workers=workers)
-        return fit(loader, valid=valid, callbacks=[callbacks.on(**{hook: harder})]).model.weight
+        return fit_linear(loader, valid=valid, callbacks=[callbacks.on(**{hook: harder})]).model.weight
 
     assert torch.equal(weights(1), weights(0))
 
@@ -96,34 +96,34 @@ class Sized(IterableDataset):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_with_a_length_can_be_fitted(workers):
-    reference = fit(data.Loader((X, Y), batch_size=5))
-    assert torch.equal(fit(Sized(12), batch_size=5).model.weight, reference.model.weight)
+    reference = fit_linear(data.Loader((X, Y), batch_size=5))
+    assert torch.equal(fit_linear(Sized(12), batch_size=5).model.weight, reference.model.weight)
 
     class Plain:
         __len__, __iter__ = (lambda self: 12), (lambda self: iter(zip(X, Y, strict=True)))
 
-    found = fit(data.Loader(Plain(), batch_size=5, workers=workers), valid=Plain(), batch_size=5)
+    found = fit_linear(data.Loader(Plain(), batch_size=5, workers=workers), valid=Plain(), batch_size=5)
     assert torch.equal(found.model.weight, reference.model.weight)
-    assert torch.equal(fit(Plain(), batch_size=5).model.weight, reference.model.weight)
+    assert torch.equal(fit_linear(Plain(), batch_size=5).model.weight, reference.model.weight)
 
 
 def test_a_length_that_is_too_small_is_an_error():
     with pytest.raises(
         BadData, match=r"the Sized gives more samples than its __len__ says \(5\); let it return the numb"
     ):
-        fit(Sized(5), batch_size=4, accumulate=2)
+        fit_linear(Sized(5), batch_size=4, accumulate=2)
     with pytest.raises(
         BadData, match=r"the DataLoader gives more batches than len\(\) of it says \(2\); correct the __len__"
     ):
-        fit(DataLoader(Sized(5), batch_size=4), accumulate=2)
+        fit_linear(DataLoader(Sized(5), batch_size=4), accumulate=2)
 
     class Few(BatchSampler):
         def __len__(self):
             return 1
 
     with pytest.raises(BadData, match=r"more batches than len\(\) of it says \(1\)"):
-        fit(DataLoader(Curriculum(), batch_sampler=Few(range(12), 4, False)))
-    assert fit(Sized(100), batch_size=4, accumulate=2).updates == 6  # the epoch ends with the stream
+        fit_linear(DataLoader(Curriculum(), batch_sampler=Few(range(12), 4, False)))
+    assert fit_linear(Sized(100), batch_size=4, accumulate=2).updates == 6  # the epoch ends with the stream
 
 
 # --- resuming

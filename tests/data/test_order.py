@@ -15,14 +15,9 @@ import stoker
 from stoker.data import Loader, concat, mix, split, take, windows
 from stoker.data._rng import LazyPermutation
 from stoker.errors import BadData, InvalidArgument, WrongType
-from tests.data.batches import plain
+from tests.data.batches import Letters, plain
 
 X = torch.arange(23)
-
-
-class Letters(IterableDataset):
-    def __iter__(self):
-        return iter("abcdefg")
 
 
 class Numbers(Dataset):

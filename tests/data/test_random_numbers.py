@@ -1,7 +1,6 @@
 """What is drawn while loading is a function of (seed, epoch, sample); the random state of training never changes."""
 
 import random
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from stoker.data import Loader, split, take
-from tests.data.batches import plain, random_state
+from tests.data.batches import as_batch, plain, random_state
 
 X, Y = torch.arange(40.0).view(20, 2), torch.arange(20)
 
@@ -42,16 +41,6 @@ class Stream(IterableDataset):
         start = random.random()
         for number in range(20):
             yield torch.rand(2) + start + np.random.rand(), number
-
-
-@dataclass
-class Batch:
-    images: torch.Tensor
-    targets: torch.Tensor
-
-
-def as_batch(items):
-    return Batch(torch.stack([x for x, *_ in items]), torch.tensor([int(item[1]) for item in items]))
 
 
 SETTINGS = {

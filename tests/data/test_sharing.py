@@ -1,7 +1,6 @@
 """Several ranks: the shares of all ranks together are the batches of one process, bit for bit."""
 
 import random
-from dataclasses import dataclass
 
 import datasets
 import numpy as np
@@ -15,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 from stoker._tree import first_tensor, map_leaves, named_leaves
 from stoker.data import Loader, PaddingBatch, concat, mapped, shuffled, take, windows
 from stoker.errors import InvalidArgument, WrongType
-from tests.data.batches import plain
+from tests.data.batches import as_batch, plain
 
 
 class Rolls(Dataset):
@@ -40,16 +39,6 @@ class Stream(IterableDataset):
     def __iter__(self):
         for number in range(self.count):
             yield torch.rand(2), number
-
-
-@dataclass
-class Batch:
-    images: torch.Tensor
-    targets: torch.Tensor
-
-
-def as_batch(samples):
-    return Batch(torch.stack([x for x, *_ in samples]), torch.tensor([int(y) for _, y, *_ in samples]))
 
 
 def noisy(x, y, *rest):

@@ -11,11 +11,11 @@ import polars
 import pyarrow
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from stoker.data import Loader, Source, concat, take, windows
 from stoker.errors import BadData, WrongType
-from tests.data.batches import plain
+from tests.data.batches import Letters, is_in_memory, plain
 
 X, Y = torch.arange(8.0).view(4, 2), torch.arange(4)
 Pair = namedtuple("Pair", ["x", "y"])
@@ -27,11 +27,6 @@ class Squares(Dataset):
 
     def __getitem__(self, number):
         return number**2
-
-
-class Lines(IterableDataset):
-    def __iter__(self):
-        return iter("abc")
 
 
 class Doubled(TensorDataset):
@@ -60,10 +55,6 @@ def whole(source):
     return next(iter(Loader(source, batch_size=100)))
 
 
-def is_in_memory(source):
-    return Loader(source, batch_size=1).nbytes is not None
-
-
 @pytest.mark.parametrize(
     ("source", "batch"),
     [
@@ -90,9 +81,9 @@ def test_columns_in_memory_give_batches_of_their_structure(source, batch):
 def test_datasets_lists_and_iterables_are_read_sample_by_sample():
     assert whole(Squares()).tolist() == [0, 1, 4, 9]
     assert whole([1, 2]).tolist() == whole(range(1, 3)).tolist() == whole(Again()).tolist() == [1, 2]
-    assert whole(Lines()) == ["a", "b", "c"]
+    assert whole(Letters()) == list("abcdefg")
     assert whole(Doubled(X, Y))[1].tolist() == [0, 2, 4, 6]  # a subclass's own __getitem__ is called
-    assert not any(map(is_in_memory, (Squares(), [1, 2], Lines(), Again(), Doubled(X, Y))))
+    assert not any(map(is_in_memory, (Squares(), [1, 2], Letters(), Again(), Doubled(X, Y))))
 
 
 class Fetches(TensorDataset):
@@ -148,7 +139,7 @@ def test_subsets_of_tensors_stay_in_memory():
 def test_the_source_protocol_is_len_and_indexing():
     for source in ([1], Squares(), TensorDataset(X), take(X, 2)):
         assert isinstance(source, Source)
-    assert not isinstance(Lines(), Source)
+    assert not isinstance(Letters(), Source)
 
 
 @pytest.mark.parametrize("make", [torch.zeros, np.zeros])

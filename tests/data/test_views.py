@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from stoker.data import Loader, concat, mapped, shuffled, split, take, windows
 from stoker.errors import BadData, InvalidArgument, WrongType
-from tests.data.batches import plain
+from tests.data.batches import is_in_memory, plain
 
 X, Y = torch.arange(20.0).view(10, 2), torch.arange(10)
 
@@ -34,10 +34,6 @@ SOURCES = {
     "read-only": np.broadcast_to(Y.numpy()[:, None], (10, 2)),
 }
 each_view = pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-
-
-def is_in_memory(source):
-    return Loader(source, batch_size=1).nbytes is not None
 
 
 @each_view

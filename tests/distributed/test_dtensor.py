@@ -1,9 +1,7 @@
 """Functions for sharded tensors in a world of one process; several processes: the other tests in this directory."""
 
-import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -17,13 +15,6 @@ from stoker.distributed import (
     shard_like,
     to_local,
 )
-
-
-@pytest.fixture
-def mesh():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
 
 
 def test_an_ordinary_tensor_is_its_own_part():

@@ -8,17 +8,10 @@ from torch import nn
 
 import stoker
 from tests.distributed.processes import launched
+from tests.hooks import Crash, crash_at
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
 DATA = X, X.sum(1, keepdim=True)
-
-
-class Crash(stoker.Callback):
-    transient = True
-
-    def on_update(self, ctx):
-        if ctx.update == 5:
-            raise RuntimeError("stopped by the test")
 
 
 def make():
@@ -33,8 +26,8 @@ def train(rank, size, mode, folder):
     settings = {"valid": DATA, "epochs": 2, "batch_size": 8, "show": False}
     whole = learner.fit(DATA, **settings)
     settings |= {"run": folder, "checkpoint": stoker.Checkpoint(every=2, frozen="fingerprint")}
-    with pytest.raises(RuntimeError):
-        learner.fit(DATA, **settings, callbacks=[Crash()])
+    with pytest.raises(Crash):
+        learner.fit(DATA, **settings, callbacks=[crash_at(update=5)])
     resumed = learner.fit(DATA, **settings, resume=True)
 
     def weights(fitted):

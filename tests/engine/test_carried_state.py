@@ -7,6 +7,7 @@ from torch import nn
 
 import stoker
 from stoker import Callback, Checkpoint, data, optim
+from tests.hooks import Crash, crash_at
 
 STREAMS, WINDOW, WINDOWS, WORDS, WIDTH = 4, 5, 6, 7, 6
 
@@ -89,14 +90,9 @@ def test_validation_leaves_expanded_and_sparse_buffers_alone():
 
 @pytest.mark.parametrize("stop", [4, pytest.param(9, marks=pytest.mark.soak)])
 def test_a_resumed_run_continues_with_it(tmp_path, stop):
-    class Dies(Callback):
-        def on_update(self, ctx):
-            if ctx.update == stop:
-                raise KeyError("the process dies")
-
     every = Checkpoint(every=2, background=False)
-    with pytest.raises(KeyError):
-        fit(run=tmp_path / "run", checkpoint=every, hooks=[Dies()])
+    with pytest.raises(Crash):
+        fit(run=tmp_path / "run", checkpoint=every, hooks=[crash_at(update=stop)])
     assert_same(fit(run=tmp_path / "run", checkpoint=every, resume=True).model, fit().model)
 
 

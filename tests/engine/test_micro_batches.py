@@ -17,6 +17,7 @@ from stoker import Callback, Checkpoint, callbacks, data, metrics, optim
 from stoker.engine import Batch, split_batch
 from stoker.errors import BadData, InvalidArgument
 from tests.device import size
+from tests.hooks import Crash, crash_at
 
 SAMPLES, SIZE = 53, 16  # the last batch has five samples
 
@@ -236,14 +237,9 @@ def test_a_resumed_run_starts_with_the_limit_that_was_found(tmp_path):
         every = Checkpoint(every=3, background=False)
         return fit(model(4, *middle), run=path, micro_batch="auto", epochs=3, checkpoint=every, **more)
 
-    class Dies(Callback):
-        def on_update(self, ctx):
-            if ctx.update == 7:
-                raise KeyError("the process dies")
-
     whole = run(tmp_path / "whole", Limited)
-    with pytest.raises(KeyError, match="dies"):
-        run(tmp_path / "cut", Limited, fit_callbacks=[Dies()])
+    with pytest.raises(Crash):
+        run(tmp_path / "cut", Limited, fit_callbacks=[crash_at(update=7)])
     resumed = run(tmp_path / "cut", Limited, resume=True)
     assert max(resumed.model.sizes) == 4
     for name, value in whole.model.state_dict().items():

@@ -10,6 +10,7 @@ from torch import nn
 import stoker
 from stoker import Callback, Checkpoint, callbacks, data, optim
 from stoker.errors import UnmatchedParameter
+from tests.hooks import Crash, crash_at
 
 EPOCHS, SIZE = 4, 16
 
@@ -113,15 +114,10 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, kind, stop, frozen):
         made[2].requires_grad_(kind == "FreezeUntil")
         return made
 
-    class Dies(Callback):
-        def on_update(self, ctx):
-            if ctx.update == stop:
-                raise KeyError("the process dies")
-
     settings = {"ema": 0.5, "frozen": frozen, "fit_settings": {"keep": "best", "valid": samples()}}
     whole = fit(model(), hooks(), run=tmp_path / "whole", **settings)
-    with pytest.raises(KeyError):
-        fit(model(), [*hooks(), Dies()], run=tmp_path / "cut", **settings)
+    with pytest.raises(Crash):
+        fit(model(), [*hooks(), crash_at(update=stop)], run=tmp_path / "cut", **settings)
     resumed = fit(model(), hooks(), run=tmp_path / "cut", resume=True, **settings)
     assert resumed.best == whole.best
     for name, value in whole.model.state_dict().items():

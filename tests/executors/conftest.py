@@ -1,17 +1,9 @@
 """Fixtures of the executors' tests."""
 
-import os
-
 import pytest
 import torch
 
 from stoker.engine import _curve
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch):
-    """Saves the time of `fsync`; the checkpoint tests cover power failures."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture

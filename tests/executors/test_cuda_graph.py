@@ -43,6 +43,7 @@ from tests.executors.fits import (
     warnings_of,
 )
 from tests.executors.unsupported import ALGORITHMS, SUPPORTED, UNSUPPORTED, HostRandom, with_algorithm
+from tests.hooks import Crash, crash_at
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
@@ -336,20 +337,13 @@ def test_a_batch_that_runs_eagerly_after_a_nan_in_flight_does_not_change_the_wei
 # --- resuming
 
 
-class FailAt(callbacks.Callback):
-    def __init__(self, update):
-        self.update = update
-
-    def on_update(self, ctx):
-        if ctx.update == self.update:
-            raise ZeroDivisionError("injected")
-
-
 @pytest.mark.parametrize("update", [10, 14, 31])
 def test_a_run_resumes_within_an_epoch_to_the_same_bits(update, tmp_path):
     uninterrupted = captured(combined(), run=tmp_path / "whole")
-    with pytest.raises(ZeroDivisionError):
-        fit(combined(), run=tmp_path / "cut", callbacks=[FailAt(update)], checkpoint=stoker.Checkpoint(every=4))
+    with pytest.raises(Crash):
+        fit(
+            combined(), run=tmp_path / "cut", callbacks=[crash_at(update=update)], checkpoint=stoker.Checkpoint(every=4)
+        )
     resumed = captured(combined(), run=tmp_path / "cut", resume=True, checkpoint=stoker.Checkpoint(every=4))
     assert_identical_fits(resumed, uninterrupted)
 

@@ -12,6 +12,7 @@ from stoker import Callback, Checkpoint, Fitted, Learner, load_for_inference, op
 from stoker.callbacks import FreezeUntil
 from stoker.errors import StateMismatch
 from tests.checkpoint.quantised import Int8Weight
+from tests.hooks import Crash, crash_at
 
 X = torch.randn(48, 8, generator=torch.Generator().manual_seed(0))
 DATA = X, X[:, :3].sum(1, keepdim=True).sin()
@@ -54,17 +55,6 @@ def weights(model):
 def assert_equal(one, other):
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
-class StopAt(Callback):
-    transient = True
-
-    def __init__(self, update):
-        self.update = update
-
-    def on_update(self, ctx):
-        if ctx.update == self.update:
-            raise RuntimeError("stopped by the test")
 
 
 # --- what is saved
@@ -121,8 +111,8 @@ def test_a_large_frozen_part_is_left_out_by_default_and_the_user_is_told(tmp_pat
 @pytest.mark.parametrize("settings", [{}, {"ema": 0.9}], ids=str)
 def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, settings):
     whole = fit(learner(**settings))
-    with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit(learner(**settings), run=tmp_path / "run", checkpoint=FINGERPRINT, callbacks=[StopAt(5)])
+    with pytest.raises(Crash):
+        fit(learner(**settings), run=tmp_path / "run", checkpoint=FINGERPRINT, callbacks=[crash_at(update=5)])
     resumed = fit(learner(**settings), run=tmp_path / "run", checkpoint=FINGERPRINT, resume=True)
     assert_equal(weights(resumed.model), weights(whole.model))
     assert resumed.history["train/loss"] == whole.history["train/loss"]
@@ -135,8 +125,8 @@ OTHER = (
 
 def test_a_model_with_other_frozen_weights_is_refused(tmp_path):
     run = tmp_path / "run"
-    with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit(learner(), run=run, checkpoint=FINGERPRINT, callbacks=[StopAt(5)])
+    with pytest.raises(Crash):
+        fit(learner(), run=run, checkpoint=FINGERPRINT, callbacks=[crash_at(update=5)])
     with pytest.raises(StateMismatch, match=OTHER):
         fit(learner(lambda: Classifier(seed=2)), run=run, checkpoint=FINGERPRINT, resume=True)
     with pytest.raises(StateMismatch, match=OTHER):
@@ -195,8 +185,8 @@ class AveragedTeacher(nn.Module):
 
 def test_a_frozen_parameter_that_changes_is_saved(tmp_path):
     whole = fit(learner(AveragedTeacher))
-    with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit(learner(AveragedTeacher), run=tmp_path / "run", checkpoint=FINGERPRINT, callbacks=[StopAt(5)])
+    with pytest.raises(Crash):
+        fit(learner(AveragedTeacher), run=tmp_path / "run", checkpoint=FINGERPRINT, callbacks=[crash_at(update=5)])
     assert "parameters.teacher.weight" in load_file(newest(tmp_path / "run") / "model.safetensors")
     resumed = fit(learner(AveragedTeacher), run=tmp_path / "run", checkpoint=FINGERPRINT, resume=True)
     assert_equal(weights(resumed.model), weights(whole.model))
@@ -258,8 +248,8 @@ def test_a_quantised_base_trains_and_resumes_to_the_same_bits(tmp_path, settings
     make = learner(Quantised, **settings)
     assert "Quantised" in make.explain(DATA, valid=DATA, epochs=3)
     whole = fit(make)
-    with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit(make, run=tmp_path / "run", callbacks=[StopAt(5)])
+    with pytest.raises(Crash):
+        fit(make, run=tmp_path / "run", callbacks=[crash_at(update=5)])
     resumed = fit(make, run=tmp_path / "run", resume=True)
     trained = {name: value for name, value in resumed.model.state_dict().items() if name != "weight"}
     assert_equal(trained, {name: value for name, value in whole.model.state_dict().items() if name != "weight"})

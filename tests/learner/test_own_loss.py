@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import stoker
-from stoker import BadData, InvalidArgument, WrongType, callbacks, data, optim
+from stoker import BadData, InvalidArgument, WrongType, data, optim
+from tests.hooks import Crash, crash_at
 from tests.learner.fits import line, same
 
 
@@ -313,11 +314,6 @@ def test_a_batch_that_forward_cannot_take_is_an_error_that_asks_for_a_loss(tmp_p
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path):
-    class Stop(callbacks.Callback):
-        def on_update(self, ctx):
-            if ctx.update == 4:
-                raise RuntimeError
-
     def train(name, *stops, resume=False):
         learner = stoker.Learner(LanguageModel, lr=0.1, seed=0, ema=0.9, accumulate=2)
         return learner.fit(
@@ -326,8 +322,8 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
         )  # fmt: skip
 
     whole = train("whole")
-    with pytest.raises(RuntimeError):
-        train("cut", Stop())
+    with pytest.raises(Crash):
+        train("cut", crash_at(update=4))
     cut = train("cut", resume=True)
     assert same(cut.model, whole.model) and cut.history["valid/loss"] == whole.history["valid/loss"]
     assert cut.history["train/loss"] == whole.history["train/loss"]

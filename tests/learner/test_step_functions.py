@@ -10,6 +10,7 @@ from torch import nn
 
 import stoker
 from stoker import InvalidArgument, Objective, StateMismatch, WrongType, callbacks, data, optim
+from tests.hooks import Crash, crash_at
 from tests.learner.fits import line, same
 
 
@@ -158,19 +159,14 @@ def test_a_changed_step_is_found_when_a_run_is_resumed(tmp_path):
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path):
-    class Stop(callbacks.Callback):
-        def on_update(self, ctx):
-            if ctx.update == 5:
-                raise RuntimeError
-
     def train(name, **arguments):
         torch.manual_seed(1)
         of = learner(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.3), nn.Linear(4, 1)), step=mapping_step)
         return fit(of, run=tmp_path / name, checkpoint=stoker.Checkpoint(every=2), **arguments)
 
     whole = train("whole")
-    with pytest.raises(RuntimeError):
-        train("cut", callbacks=[Stop()])
+    with pytest.raises(Crash):
+        train("cut", callbacks=[crash_at(update=5)])
     cut = train("cut", resume=True)
     assert same(cut.model, whole.model)
     assert all(cut.history[name] == whole.history[name] for name in ("train/error", "valid/error", "valid/loss"))

@@ -11,6 +11,7 @@ from torch import nn
 
 import stoker
 from stoker import BadData, data, metrics
+from tests.libraries import test_transformers
 
 pytestmark = pytest.mark.soak  # importing these libraries takes seconds
 
@@ -29,22 +30,14 @@ def bert(kind, **config):
 
 
 def gpt2():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(vocab_size=WORDS, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
-    return GPT2LMHeadModel(config)
+    return test_transformers.gpt2(vocab_size=WORDS, n_positions=1024, n_embd=16, n_layer=1)
 
 
 def t5():
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=WORDS, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
-    return T5ForConditionalGeneration(config)
+    return test_transformers.t5(vocab_size=WORDS, d_model=16, d_kv=8, num_layers=1)
 
 
-def fit(model, rows, **arguments):
+def fit_once(model, rows, **arguments):
     given = {"lr": 1e-3, "seed": 0, "metrics": [], **arguments}
     batch_size = None if isinstance(rows, data.Loader) else 4
     return stoker.Learner(model, **given).fit(rows, valid=rows, epochs=1, batch_size=batch_size, show=False)
@@ -74,7 +67,7 @@ def test_token_metrics_agree_with_the_loss_of_the_model(name):
         metrics.as_metric(torchmetrics.text.Perplexity(), name="perplexity_tm"),
     ]
     rows = {"input_ids": IDS, "labels": labels}
-    fitted = fit(model, rows, metrics=given)
+    fitted = fit_once(model, rows, metrics=given)
     found = fitted.evaluate(rows, batch_size=3)
     with torch.no_grad():
         output = fitted.model(**rows)
@@ -98,11 +91,13 @@ def test_label_is_passed_as_labels_and_another_name_is_an_error_that_says_so():
     found = []
     for name in ("labels", "label"):
         torch.manual_seed(0)
-        fitted = fit(bert("BertForSequenceClassification", num_labels=3), {"input_ids": IDS, name: classes}, **rate)
+        fitted = fit_once(
+            bert("BertForSequenceClassification", num_labels=3), {"input_ids": IDS, name: classes}, **rate
+        )
         found.append((fitted.history["valid/loss"], fitted.history["valid/accuracy"]))
     assert found[0] == found[1]
     with pytest.raises(BadData, match=r"loss is None: .* has labels \(it has 'input_ids', 'y'\). Rename the column"):
-        fit(bert("BertForSequenceClassification", num_labels=3), {"input_ids": IDS, "y": classes}, **rate)
+        fit_once(bert("BertForSequenceClassification", num_labels=3), {"input_ids": IDS, "y": classes}, **rate)
 
 
 def test_a_loss_of_the_user_on_the_outputs_of_a_model_that_takes_labels():
@@ -114,7 +109,7 @@ def test_a_loss_of_the_user_on_the_outputs_of_a_model_that_takes_labels():
 
     torch.manual_seed(0)
     model = bert("BertForSequenceClassification", num_labels=3)
-    fitted = fit(model, rows, loss=loss, metrics=[metrics.Accuracy()])
+    fitted = fit_once(model, rows, loss=loss, metrics=[metrics.Accuracy()])
     found = fitted.evaluate(rows, batch_size=3)
     with torch.no_grad():
         output = fitted.model(input_ids=IDS)
@@ -122,7 +117,7 @@ def test_a_loss_of_the_user_on_the_outputs_of_a_model_that_takes_labels():
     assert found["accuracy"] == pytest.approx((output.logits.argmax(1) == classes).double().mean().item())
     torch.testing.assert_close(fitted.predict(rows, batch_size=3).logits, output.logits)
     with pytest.raises(TypeError, match="must be Tensor") as caught:
-        fit(model, rows, loss=nn.CrossEntropyLoss())
+        fit_once(model, rows, loss=nn.CrossEntropyLoss())
     assert any("lambda output, target: CrossEntropyLoss(output['logits'], target)" in n for n in caught.value.__notes__)
 
 
@@ -131,7 +126,7 @@ def test_sequences_have_classes_labels_or_numbers():
     classes = torch.randint(3, (10,), generator=DRAW)
     rows = {"input_ids": IDS, "labels": classes}
     model = bert("BertForSequenceClassification", num_labels=3, output_hidden_states=True)
-    fitted = fit(model, rows, metrics=[metrics.FBeta(), metrics.Accuracy()])
+    fitted = fit_once(model, rows, metrics=[metrics.FBeta(), metrics.Accuracy()])
     with torch.no_grad():
         output = fitted.model(**rows)
     found = fitted.evaluate(rows, batch_size=3)
@@ -143,14 +138,14 @@ def test_sequences_have_classes_labels_or_numbers():
     several = torch.randint(2, (10, 3), generator=DRAW).float()
     rows = {"input_ids": IDS, "labels": several}
     model = bert("BertForSequenceClassification", num_labels=3)
-    fitted = fit(model, rows, metrics=[metrics.FBeta(task="multilabel")])
+    fitted = fit_once(model, rows, metrics=[metrics.FBeta(task="multilabel")])
     with torch.no_grad():
         chosen = fitted.model(**rows).logits > 0
     exact = f1_score(several, chosen, average="macro", zero_division=0)
     assert fitted.evaluate(rows)["f1_macro"] == pytest.approx(exact)
 
     rows = {"input_ids": IDS, "labels": torch.randn(10, generator=DRAW)}
-    found = fit(bert("BertForSequenceClassification", num_labels=1), rows, metrics=[metrics.MSE()]).evaluate(rows)
+    found = fit_once(bert("BertForSequenceClassification", num_labels=1), rows, metrics=[metrics.MSE()]).evaluate(rows)
     assert found["mse"] == pytest.approx(found["loss"], rel=1e-5)
 
 
@@ -181,7 +176,7 @@ def test_several_losses_need_a_step_that_says_what_belongs_together():
     positions = {"start_positions": torch.arange(10) % 7, "end_positions": torch.arange(10) * 3 % 7}
     rows = {"input_ids": IDS, **positions}
     with pytest.raises(stoker.InvalidArgument, match="not known which targets belong to this part"):
-        fit(bert("BertForQuestionAnswering"), rows, metrics=[metrics.Accuracy(of="end_logits")])
+        fit_once(bert("BertForQuestionAnswering"), rows, metrics=[metrics.Accuracy(of="end_logits")])
 
     def step(model, batch):
         output = model(**batch)
@@ -189,7 +184,7 @@ def test_several_losses_need_a_step_that_says_what_belongs_together():
         targets = {name: batch[f"{name}_positions"] for name in predictions}
         return {"loss": output.loss, "predictions": predictions, "targets": targets}
 
-    fitted = fit(bert("BertForQuestionAnswering"), rows, step=step, metrics=[metrics.Accuracy(of="end")])
+    fitted = fit_once(bert("BertForQuestionAnswering"), rows, step=step, metrics=[metrics.Accuracy(of="end")])
     with torch.no_grad():
         chosen = fitted.model(**rows).end_logits.argmax(1)
     assert fitted.evaluate(rows)["end_accuracy"] == pytest.approx(accuracy_score(positions["end_positions"], chosen))
@@ -214,12 +209,12 @@ def test_batches_padded_to_different_lengths_need_a_predict_step():
         return data.Loader(samples, batch_size=batch_size, collate_fn=pad)
 
     torch.manual_seed(0)
-    fitted = fit(bert("BertForMaskedLM"), loader(2), metrics=[metrics.Perplexity()])
+    fitted = fit_once(bert("BertForMaskedLM"), loader(2), metrics=[metrics.Perplexity()])
     exact = fitted.evaluate(loader(10))  # one batch
     assert fitted.evaluate(loader(2)) == pytest.approx(exact, rel=1e-5)
     with pytest.raises(BadData, match=r"the output\['logits'\] has other shapes in other batches .*predict_step"):
         fitted.predict(loader(2))
-    fitted = fit(fitted.model, loader(2), predict_step=rows_of_each)
+    fitted = fit_once(fitted.model, loader(2), predict_step=rows_of_each)
     one, two = fitted.predict(loader(1)), fitted.predict(loader(4))
     assert [len(row) for row in one] == [len(row["input_ids"]) for row in samples]
     torch.testing.assert_close(one, two)
@@ -304,7 +299,7 @@ def test_parts_of_a_segmentation():
 
     torch.manual_seed(0)
     images, pixels = torch.rand(6, 3, 8, 8), torch.randint(3, (6, 8, 8))
-    fitted = fit(FCN(Backbone(), FCNHead(8, 3)), (images, pixels), loss=loss, metrics=[metrics.IoU(of="out")])
+    fitted = fit_once(FCN(Backbone(), FCNHead(8, 3)), (images, pixels), loss=loss, metrics=[metrics.IoU(of="out")])
     with torch.no_grad():
         chosen = fitted.model(images)["out"].argmax(1)
     iou = torchmetrics.classification.MulticlassJaccardIndex(3)
@@ -346,13 +341,13 @@ def test_graphs_have_one_answer_each():
     torch.manual_seed(0)
     model = Graphs()
     steps = {"step": step, "predict_step": lambda model, graphs: model(graphs)[0], "metrics": [metrics.Accuracy()]}
-    fitted = fit(model, loader(4), **steps)
+    fitted = fit_once(model, loader(4), **steps)
     with torch.no_grad():
         exact, _ = fitted.model(Batch.from_data_list(graphs))
     torch.testing.assert_close(fitted.predict(loader(4)), exact)
     targets = torch.cat([graph.y for graph in graphs])
     assert fitted.evaluate(loader(4))["accuracy"] == pytest.approx(accuracy_score(targets, exact.argmax(1)))
-    nodes = fit(model, loader(4), **{**steps, "predict_step": lambda model, graphs: model(graphs)[1]})
+    nodes = fit_once(model, loader(4), **{**steps, "predict_step": lambda model, graphs: model(graphs)[1]})
     with pytest.raises(
         BadData, match="predict returns one prediction per sample, but for a batch of 4 samples the output"
     ):

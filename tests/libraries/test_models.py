@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import stoker
-from stoker import Callback, Checkpoint
+from stoker import Checkpoint
+from tests.hooks import Crash, crash_at
 from tests.libraries import (
     recurrent,
     test_diffusers,
@@ -88,34 +89,14 @@ def test_a_fit_has_the_weights_of_a_plain_loop(case):
     assert any(not torch.equal(value, first[name]) for name, value in weights(fitted.model).items()), "nothing trained"
 
 
-class StopAt(Callback):
-    """Raises after an update, as a crash would."""
-
-    transient = True
-
-    def __init__(self, update):
-        self.update = update
-
-    def on_update(self, ctx):
-        if ctx.update == self.update:
-            raise Crash
-
-
-class Crash(Exception):
-    pass
-
-
 @pytest.mark.parametrize("name", models("BERT"))
 def test_a_crashed_run_resumes_to_the_same_bits(case, tmp_path):
     """A run that crashes inside an epoch and is resumed has the bits of one that was not interrupted."""
     valid = {} if case.metrics_only else {"valid": case.loader()}
     whole = case.fit(case.learner(**case.resumed), **valid)
     run = {"run": tmp_path / "run", "checkpoint": Checkpoint(every=2, frozen="fingerprint"), **valid}
-    try:
-        case.fit(case.learner(**case.resumed), **run, callbacks=[StopAt(3)])
-        raise AssertionError("it did not crash")
-    except Crash:
-        pass
+    with pytest.raises(Crash):
+        case.fit(case.learner(**case.resumed), **run, callbacks=[crash_at(update=3)])
     resumed = case.fit(case.learner(**case.resumed), **run, resume=True)
     assert_same(weights(resumed.model), weights(whole.model))
     assert resumed.history["train/loss"] == whole.history["train/loss"]

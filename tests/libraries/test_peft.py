@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import stoker
 from stoker import Checkpoint, StateMismatch
 from tests.libraries.checks import Case, assert_same, weights
+from tests.libraries.test_transformers import gpt2, own_loss, predict
 
 pytestmark = pytest.mark.soak
 GENERATOR = torch.Generator().manual_seed(0)
@@ -20,23 +21,15 @@ ROWS = {"input_ids": IDS, "labels": IDS}
 
 def make():
     import peft
-    import transformers
 
-    config = transformers.GPT2Config(
-        vocab_size=40, n_positions=8, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
-    )
     lora = peft.LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.1, task_type="CAUSAL_LM", fan_in_fan_out=True)
-    return peft.get_peft_model(transformers.GPT2LMHeadModel(config), lora)
-
-
-def predict(model, batch):
-    return {"logits": model(**batch).logits}
+    return peft.get_peft_model(gpt2(), lora)
 
 
 CASE = Case(
     make,
     ROWS,
-    lambda model, batch: model(**batch).loss,
+    own_loss,
     inputs={"input_ids": IDS},
     predict=predict,
     count=lambda batch: batch["labels"][:, 1:].numel(),

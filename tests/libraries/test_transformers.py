@@ -37,13 +37,11 @@ def gpt2(**settings):
     return transformers.GPT2LMHeadModel(config)
 
 
-def t5():
+def t5(**settings):
     import transformers
 
-    config = transformers.T5Config(
-        vocab_size=40, d_model=8, d_kv=4, d_ff=16, num_layers=2, num_heads=2, decoder_start_token_id=0
-    )
-    return transformers.T5ForConditionalGeneration(config)
+    sizes = {"vocab_size": 40, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2} | settings
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
 
 
 def vit():

@@ -3,7 +3,7 @@
 import json
 import math
 
-from stoker.record import Event, Record
+from stoker.record import Event, Follower, Record
 
 # The start of a program that runs in a process of its own; without torch it starts ten times faster.
 WITHOUT_TORCH = """
@@ -38,6 +38,13 @@ def append_fit(record, *, epochs=5, planned=5, end=True, stop="", interrupted=Fa
 
 def example_record(**options):
     return append_fit(Record(), **options)
+
+
+def follow(run):
+    """What another process has read of a run."""
+    follower = Follower(run.path)
+    assert follower.refresh()
+    return follower
 
 
 def record_of(values, name="valid/loss"):

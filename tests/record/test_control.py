@@ -7,14 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from stoker.errors import InvalidArgument, MissingFile
-from stoker.record import Control, Request, Run, send_request
-
-
-@pytest.fixture
-def run(tmp_path):
-    run = Run.create(tmp_path / "digits")
-    yield run
-    run.close()
+from stoker.record import Control, Request, send_request
 
 
 def test_a_request_is_returned_once(run):

@@ -28,6 +28,7 @@ from stoker.record import (
     run_settings,
     send_request,
 )
+from tests.hooks import crash_at
 from tests.record.examples import append_fit
 
 FILES = ("events.jsonl", "run.json", "config.json", "log.txt", ".events.jsonl.lock", "control.json")
@@ -189,14 +190,10 @@ def test_a_fit_resumes_to_the_same_weights_and_best_epoch_without_its_events_or_
         arguments = {"epochs": 6, "batch_size": 8, "show": False, **arguments}
         return learner.fit(train, valid=valid, run=tmp_path / name, **arguments)
 
-    def interrupt(ctx):
-        if ctx.epoch == 4:
-            raise KeyboardInterrupt
-
     whole = fit("whole")
     assert whole.best.epoch == 1, "the best epoch is among the lost ones"
     with pytest.raises(KeyboardInterrupt):
-        fit("cut", callbacks=[stoker.callbacks.on(epoch_end=interrupt)])
+        fit("cut", callbacks=[crash_at(epoch=4, error=KeyboardInterrupt)])
     shutil.copytree(tmp_path / "cut", tmp_path / "damaged")
     events = tmp_path / "damaged" / "events.jsonl"
     lines = events.read_bytes().splitlines(keepends=True)

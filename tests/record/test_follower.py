@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.record import Event, Follower, Points, Record, Run, find_runs
-from tests.record.examples import WITHOUT_TORCH, append_fit, same_floats, to_lines
+from tests.record.examples import WITHOUT_TORCH, append_fit, follow, same_floats, to_lines
 
 NAMES = ["train/loss", "valid/loss", "lr"]
 MESSAGES = ("note", "warning", "stop", "error", "resume", "checkpoint")
@@ -85,19 +85,6 @@ def test_any_events_in_any_pieces_are_what_the_record_says(tmp_path_factory, eve
         follower.refresh()
         check_against_record(follower, path)
     assert (follower.damaged_lines, follower.problem) == (0, "")
-
-
-@pytest.fixture
-def run(tmp_path):
-    run = Run.create(tmp_path / "digits", config={"lr": 0.1}, facts={"seed": 3})
-    yield run
-    run.close()
-
-
-def follow(run):
-    follower = Follower(run.path)
-    assert follower.refresh()
-    return follower
 
 
 def test_a_run_from_its_start_to_its_end(run):

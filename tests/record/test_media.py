@@ -11,20 +11,8 @@ import torch
 from PIL import Image
 
 from stoker.errors import BadFile, InvalidArgument, MissingFile, WrongType
-from stoker.record import Event, Follower, MediaLimits, Record, Run, media_path, read_media
-
-
-@pytest.fixture
-def run(tmp_path):
-    run = Run.create(tmp_path / "run")
-    yield run
-    run.close()
-
-
-def follow(run):
-    follower = Follower(run.path)
-    follower.refresh()
-    return follower
+from stoker.record import Event, MediaLimits, Record, Run, media_path, read_media
+from tests.record.examples import follow
 
 
 def pixels(run):

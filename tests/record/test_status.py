@@ -2,23 +2,13 @@
 
 import pytest
 
-from stoker.record import Event, Follower, Record, Run
-from tests.record.examples import append_fit, to_lines
-
-
-@pytest.fixture
-def run(tmp_path):
-    """A run with a living process."""
-    run = Run.create(tmp_path / "run")
-    yield run
-    run.close()
+from stoker.record import Event, Record
+from tests.record.examples import append_fit, follow, to_lines
 
 
 def status_of(run, *events):
     (run.path / "events.jsonl").write_bytes(to_lines(events))
-    follower = Follower(run.path)
-    follower.refresh()
-    return follower.status
+    return follow(run).status
 
 
 BEGIN = Event("begin", 1000.0, extra={"epochs": 4, "batches": 10})

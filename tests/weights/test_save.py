@@ -115,14 +115,7 @@ def test_a_file_holds_what_state_dict_holds(tmp_path):
     assert list(inspect(save(model, tmp_path / "m")).tensors) == list(model.state_dict())
 
 
-@pytest.fixture
-def one_process():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def test_wrappers_do_not_appear_in_names(tmp_path, one_process):
+def test_wrappers_do_not_appear_in_names(tmp_path, mesh):
     class Own(nn.Module):
         def __init__(self, module):
             super().__init__()

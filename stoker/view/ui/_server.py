@@ -4,7 +4,7 @@ import os
 import secrets
 import socket
 
-from stoker.errors import InvalidArgument, MissingExtra
+from stoker.errors import InvalidArgument, explain_missing
 
 _PORT = 7070
 _PORTS = 20  # tried from the default port on
@@ -25,12 +25,10 @@ class Server:
         port: int | None = None,
         read_only: bool = False,
     ) -> None:
-        try:
+        with explain_missing("the web page needs starlette and uvicorn: pip install 'stoker[ui]'"):
             import uvicorn
 
             from stoker.view.ui._app import Connection, create_app
-        except ImportError as error:
-            raise MissingExtra("the web page needs starlette and uvicorn: pip install 'stoker[ui]'") from error
         from stoker.view.ui._runs import RunFolder
 
         runs = RunFolder(folder)

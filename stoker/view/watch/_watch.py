@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from stoker._text import escape_control
-from stoker.errors import MissingExtra, MissingFile
+from stoker.errors import MissingFile, explain_missing
 from stoker.record import Follower
 from stoker.view.watch import _panes as panes
 from stoker.view.watch._reader import Snapshot, View, take_snapshot
@@ -24,10 +24,8 @@ def watch(runs: Sequence[str | os.PathLike[str]], *, light: bool | None = None) 
     Several runs are drawn in one chart. `light` chooses the theme if the terminal does not say which it needs. After
     the screen is closed the state of each run is printed. Needs Textual (`stoker[watch]`).
     """
-    try:
+    with explain_missing("watch needs textual: pip install 'stoker[watch]'"):
         from stoker.view.watch._app import Dashboard
-    except ImportError as error:
-        raise MissingExtra("watch needs textual: pip install 'stoker[watch]'") from error
     if os.environ.get("NO_COLOR") == "":
         del os.environ["NO_COLOR"]  # Textual only checks whether it is set; an empty value means nothing
     app = Dashboard([Follower(run) for run in runs], light=light)

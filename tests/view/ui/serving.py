@@ -137,3 +137,7 @@ def long_run(path, *, names=2, points=5000):
 def environment():
     """For subprocesses that import this checkout."""
     return {**os.environ, "PYTHONPATH": str(Path(stoker.__file__).parents[1]), "PYTHONIOENCODING": "utf-8"}
+
+
+def panel(page, title):
+    return page.get_by_role("region", name=title, exact=True)

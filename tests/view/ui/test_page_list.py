@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import expect
 
 from stoker.record import Annotations, read_annotations, write_annotations
-from tests.view.ui.serving import serving, train
+from tests.view.ui.serving import panel, serving, train
 
 SLOW, MEDIUM, FAST = "slow", "sweep/medium", "sweep/fast"
 
@@ -199,10 +199,6 @@ def test_dark_and_light_themes(server, visit):
 def test_an_empty_folder_says_how_to_start(tmp_path, visit):
     with serving(tmp_path) as (server, _), visit(server) as page:
         expect(page.locator(".empty")).to_contain_text(f"There are no runs in {tmp_path} yet.")
-
-
-def panel(page, title):
-    return page.get_by_role("region", name=title, exact=True)
 
 
 def lines(page, title):

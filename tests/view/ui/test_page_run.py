@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from stoker import metrics
 from stoker.checkpoint import Place, Store
 from stoker.record import Event, Run
-from tests.view.ui.serving import PLAN, serving, train
+from tests.view.ui.serving import PLAN, panel, serving, train
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,6 @@ def server(tmp_path_factory):
     with serving(folder) as (server, _):
         yield server
     going.close()
-
-
-def panel(page, title):
-    return page.get_by_role("region", name=title, exact=True)
 
 
 def chart(page, title, what):

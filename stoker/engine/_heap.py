@@ -13,4 +13,4 @@ def keep_freed_memory() -> None:
     program had done before. This frees such a block, without writing to it. It has no effect if `MALLOC_…` variables
     set the limits, or with another allocator.
     """
-    torch.empty(_BLOCK, dtype=torch.uint8, device="cpu")
+    torch.UntypedStorage(_BLOCK, device="cpu")  # unlike `torch.empty`, never filled

@@ -39,6 +39,6 @@ def faults_per_update(**environment):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other limits")
 def test_steps_take_no_new_pages_from_the_system():
-    assert faults_per_update() < 20
+    assert faults_per_update() < 200
     # A negative control: with this limit glibc gives the memory back after each step.
-    assert faults_per_update(MALLOC_TRIM_THRESHOLD_="131072") > 200
+    assert faults_per_update(MALLOC_TRIM_THRESHOLD_="131072") > 2000

@@ -1,4 +1,4 @@
-"""Process groups for tensors of the simulated device: the backend "nccl", and gloo. See README_ranks.md."""
+"""Process groups for tensors of the simulated device: the backend "nccl", and gloo. See README.md."""
 
 from datetime import timedelta
 from typing import Any

@@ -14,6 +14,7 @@ import torch
 from stoker.data import Loader, prefetch
 from stoker.data._prefetch import BackgroundIterator
 from stoker.errors import InvalidArgument
+from tests.device import size
 
 GPU = torch.device("cuda")
 Pair = namedtuple("Pair", ["a", "b"])
@@ -128,15 +129,19 @@ def test_a_source_may_reuse_one_buffer(pinned):
 
 @cuda
 def test_a_host_that_is_ahead_does_not_fill_the_device_memory():
+    # Of batches of 16 or 32 MiB; the device needs longer for each than the host.
+    count, elements, milliseconds = size((40, 2**23, 10), simulated=(16, 2**22, 80))
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before, size = torch.cuda.memory_allocated(), 8_000_000  # 32 MB per batch
-    for batch in prefetch(numbers(40, size), GPU, depth=2):
-        busy(10)
+    before = torch.cuda.memory_reserved()
+    for batch in prefetch(numbers(count, elements), GPU, depth=2):
+        busy(milliseconds)
         batch.add_(1)
         del batch
     torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before <= 6 * 4 * size
+    # Reserved memory: a tensor that the device still needs is not allocated any more when the host has released it.
+    assert torch.cuda.max_memory_reserved() - before <= 6 * 4 * elements
 
 
 @cuda

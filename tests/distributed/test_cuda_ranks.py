@@ -3,8 +3,6 @@
 On the simulated device every process has a device of its own. On hardware NCCL wants a GPU for each process.
 """
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,6 +10,7 @@ from torch import nn
 
 from stoker import Parallel, metrics
 from stoker.distributed import join
+from tests.device import SIMULATED
 from tests.distributed import test_reducer
 from tests.distributed.fits import CASES, learner, results, results_of, samples
 from tests.distributed.processes import launched, run
@@ -22,7 +21,7 @@ from tests.distributed.test_resume import one_fails, resume_after_failure, stop_
 pytestmark = pytest.mark.cuda
 
 needs_two = pytest.mark.skipif(
-    torch.cuda.device_count() < 2 and not os.environ.get("SIMULATED_CUDA"), reason="NCCL wants a GPU for each process"
+    torch.cuda.device_count() == 1 and not SIMULATED, reason="NCCL wants a GPU for each process"
 )
 BACKENDS = [pytest.param(launched, marks=needs_two, id="nccl"), pytest.param(run, marks=pytest.mark.soak, id="gloo")]
 both_backends = pytest.mark.parametrize("start", BACKENDS)

@@ -16,7 +16,7 @@ import stoker
 from stoker import Callback, Checkpoint, callbacks, data, metrics, optim
 from stoker.engine import Batch, split_batch
 from stoker.errors import BadData, InvalidArgument
-from tests.device import size
+from tests.device import limited_memory, size
 from tests.hooks import Crash, crash_at
 
 SAMPLES, SIZE = 53, 16  # the last batch has five samples
@@ -490,12 +490,8 @@ def test_auto_finds_what_fits_on_a_gpu(captured):
 
     expected = run()
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    try:
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + limit * 2**20) / total)
+    with limited_memory(limit * 2**20):
         found = run(micro_batch="auto")
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
     assert limits_in(found)
     for name, value in expected.model.state_dict().items():
         torch.testing.assert_close(found.model.state_dict()[name], value, rtol=1e-4, atol=1e-6)

@@ -95,6 +95,48 @@ def test_a_captured_step_gives_the_bits_of_the_eager_step(name, precision, monke
     assert len(graphs) == (feature.graphs or feature.programs)
 
 
+# A rate that float32 can't hold, so that a rate of another type gives other bits.
+@pytest.mark.parametrize("lr", [0.01, schedule.cosine(0.01, steps=56)], ids=["constant", "schedule"])
+@pytest.mark.parametrize("hook", ["train_batch_begin", "train_batch_after_backward", "train_batch_end"])
+def test_a_callback_that_does_nothing_changes_no_bit(hook, lr):
+    for optimizer in (optim.AdamW(), optim.RMSprop(), optim.AdamW(fused=False, capturable=True), optim.Adadelta()):
+        feature = Feature(settings=lambda optimizer=optimizer: {"optimizer": optimizer, "lr": lr})
+        nothing = callbacks.on(**{hook: lambda ctx: None})
+        assert_identical_fits(fit(feature, epochs=2, callbacks=[nothing]), captured(feature, epochs=2))
+
+
+def _move_weights(ctx):
+    if ctx.batch_number in (0, 4):
+        for parameter in ctx.model.parameters():
+            parameter.data = parameter.data.clone()
+
+
+def _move_buffers(ctx):
+    for module in ctx.model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.clone())
+
+
+def _set_number_or_mapping(ctx):
+    rate = 2.0 ** -(4 + ctx.batch_number % 3)
+    ctx.lr = {"0.*": rate, "*": 0.01} if ctx.epoch % 2 else rate
+
+
+# Callbacks after which what a graph reads is at another address; the old memory is somebody else's then.
+MOVED = {
+    "weights at epochs": {"epoch_begin": _move_weights},
+    "weights within epochs": {"train_batch_end": _move_weights},
+    "buffers": {"epoch_begin": _move_buffers},
+    "tensors of learning rates": {"train_batch_begin": _set_number_or_mapping},
+}
+
+
+@pytest.mark.parametrize("what", MOVED)
+def test_a_graph_does_not_use_memory_that_a_callback_has_replaced(what):
+    feature = Feature(batch_norm_net, callbacks=lambda: [callbacks.on(**MOVED[what])])
+    assert_identical_fits(captured(feature), fit(feature, eager=True))
+
+
 class KeepOutputs(callbacks.Callback):
     """Keeps the outputs of every batch until the end, without copying them."""
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stoker
 from stoker import Objective, data, metrics
@@ -380,6 +381,10 @@ def add_noise(x, y):
     return x + 0.1 * torch.randn(x.shape, dtype=x.dtype) + 0.01 * float(numpy.random.rand()), y
 
 
+def negate(x, y):
+    return -x, y
+
+
 @data.batchable
 def flip_batch(x, y):
     return x.flip(1), y
@@ -433,6 +438,17 @@ DATA = {
         batch_size=size,
         shuffle=2,
     ),
+    "side by side": lambda x, y, size: data.Loader(
+        data.zip(x=x, y=data.cycle(y[: len(y) // 2 + 1])), batch_size=size, shuffle=2
+    ),
+    "views": lambda x, y, size: data.Loader(
+        data.concat(data.shuffled(data.take((x, y), slice(3, None)), 5), data.take((x, y), 3)),
+        batch_size=size,
+        shuffle=2,
+    ),
+    "mapped": lambda x, y, size: data.Loader(data.mapped((x, y), negate), batch_size=size, shuffle=2, workers=1),
+    "stream with workers": lambda x, y, size: data.Loader(Stream(x, y), batch_size=size, workers=2),
+    "StatefulDataLoader": lambda x, y, size: StatefulDataLoader(Samples(x, y), batch_size=size, shuffle=True),
     "more in each epoch": lambda x, y, size: data.Loader(
         data.by_epoch(lambda epoch: (x[: 8 + 9 * epoch], y[: 8 + 9 * epoch])), batch_size=size, shuffle=2
     ),
@@ -440,7 +456,8 @@ DATA = {
 
 READ_BY_POSITION = {"ordered", "shuffled", "full batches", "rows", "weighted", "padded", "buckets"}
 SPLITTABLE = {"tensors", "arrays", "mapping", "TensorDataset", "data set that draws", "list"}
-UNKNOWN_LENGTH = {"stream", "more in each epoch"}  # the number of updates is not known before the fit
+# The number of updates is not known before the fit.
+UNKNOWN_LENGTH = {"stream", "stream with workers", "more in each epoch"}
 
 VALID = {  # from the program's `make_samples` to the `valid` of `fit`
     "none": lambda make: None,

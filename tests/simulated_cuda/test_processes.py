@@ -1,7 +1,6 @@
 """Processes that a program starts have the device too, and the runner says what it needs."""
 
 import multiprocessing
-import os
 import sys
 from pathlib import Path
 
@@ -63,9 +62,12 @@ def test_a_missing_compiler_is_named(tmp_path):
     assert done.returncode == 1
     assert "needs g++" in done.stderr and "the package g++" in done.stderr
     assert not (tmp_path / "new").exists() or not any(Path(tmp_path, "new").iterdir())
+    elsewhere = "import sys; sys.executable = '/nowhere/python'; from simulated_cuda._build import build; build()"
+    done = run_python("-c", elsewhere, env=environment)
+    assert done.returncode == 1
+    assert "needs g++ and ninja" in done.stderr and "pip install '.[dev]'" in done.stderr
 
 
 def test_without_a_program_the_runner_prints_its_usage():
     done = run_python(*RUN, env=environment_without_device())
     assert done.returncode == 1 and "python -m simulated_cuda program.py" in done.stderr
-    assert os.getpid() > 0

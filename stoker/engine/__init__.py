@@ -8,6 +8,7 @@
 """
 
 from stoker.engine._batch import Batch
+from stoker.engine._begin import Kept, begin, continue_, explain_bad_state, resume
 from stoker.engine._checkpointer import Checkpointer
 from stoker.engine._deterministic import check_deterministic
 from stoker.engine._evaluate import check_valid_sets, evaluate, predict, validate
@@ -39,6 +40,7 @@ __all__ = [
     "Ending",
     "Executor",
     "Fit",
+    "Kept",
     "LossScale",
     "ModelWithLoss",
     "Plan",
@@ -54,12 +56,15 @@ __all__ = [
     "TrainStep",
     "WeightCopy",
     "agree_on_plan",
+    "begin",
     "check_deterministic",
     "check_precision",
     "check_state",
     "check_valid_sets",
+    "continue_",
     "copy_weights",
     "evaluate",
+    "explain_bad_state",
     "find_recomputed",
     "join_loss",
     "length_of",
@@ -67,6 +72,7 @@ __all__ = [
     "predict",
     "preserve_rng",
     "restore_weights",
+    "resume",
     "run",
     "seed_of_rank",
     "seed_rng",

@@ -18,6 +18,7 @@ from stoker.distributed import Parallel, World, as_parallel, find_blocks, is_dis
 from stoker.engine import (
     Ending,
     Fit,
+    Kept,
     LossScale,
     ModelWithLoss,
     RankSync,
@@ -72,8 +73,8 @@ class Prepared:
     metrics: KnownMetrics
     given_lr: Any  # the learner's
     lr: Any  # the same; schedules without a length have that of the fit
-    resumed: Mapping[str, Any] | None = None  # the state that was loaded
     ending: Ending | None = None
+    kept: Kept | None = None  # of a finished run that was loaded, for `continue_`
     reopen: Callable[[], Run] | None = None  # opens a run that had ended already, for `continue_`
 
 

@@ -7,9 +7,10 @@ dataclasses and is several times slower for the small structures that a batch is
 """
 
 import dataclasses
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from enum import Enum
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -105,6 +106,31 @@ def first_tensor(tree: Any) -> Tensor | None:
         if found is not None:
             return found
     return None
+
+
+def find_tensors(thing: Any) -> list[Tensor]:
+    """Lists the tensors that `copy.deepcopy` of a module or another object reaches through attributes and containers.
+
+    >>> from types import SimpleNamespace
+    >>> find_tensors(SimpleNamespace(names={"a": [torch.zeros(1)]}))
+    [tensor([0.])]
+    """
+    seen: dict[int, Any] = {}
+    pending: list[Any] = [thing]
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list | tuple | set | deque):
+            pending.extend(value)
+        elif isinstance(value, MethodType):
+            pending.append(value.__self__)
+        elif not isinstance(value, Tensor | type | ModuleType | FunctionType):
+            pending.extend(getattr(value, "__dict__", {}).values())
+    return [value for value in seen.values() if isinstance(value, Tensor)]
 
 
 class Structure(NamedTuple):

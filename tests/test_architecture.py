@@ -1,6 +1,8 @@
 """The packages import each other in one direction and through their `__init__`; a few rules hold in all of them."""
 
 import ast
+import importlib
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -33,9 +35,9 @@ PACKAGES = [
     "cli",
 ]
 # Modules at the top that every package may import. They import only those before them in this list.
-SHARED = ["_lazy", "errors", "_text", "_files", "config", "_tree", "_select", "_dispatch"]
+SHARED = ["_lazy", "errors", "_text", "_files", "_figure", "config", "_tree", "_select", "_dispatch"]
 # Packages that never import torch, so that schedules, readers of runs and viewers start at once.
-WITHOUT_TORCH = ("schedule", "config", "errors", "record", "view", "_text", "_files")
+WITHOUT_TORCH = ("schedule", "config", "errors", "record", "view", "_text", "_files", "_figure")
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -87,6 +89,31 @@ def test_imports_point_one_way_and_go_through_init(path):
     assert list(wrong_imports(path)) == []
 
 
+def used_names(path):
+    """Yields (package, name) for what a file imports from packages of stoker, or reads as an attribute of them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from ((node.module.removeprefix("stoker."), alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield ast.unparse(node.value).rpartition(".")[2], node.attr
+
+
+def test_what_a_package_imports_without_exporting_it_is_used_elsewhere():
+    """By other packages or by tests: ruff does not report unused imports in an `__init__`."""
+    used = defaultdict(set)
+    for path in [*FILES, *Path(__file__).parent.rglob("*.py")]:
+        own = package_of(path) if path in FILES else None
+        for package, name in used_names(path):
+            if package != own:
+                used[package].add(name)
+    for init in ROOT.glob("*/__init__.py"):
+        package, module = init.parent.name, ast.parse(init.read_text())
+        imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
+        names = {alias.name for node in imports if node.module.startswith(f"stoker.{package}.") for alias in node.names}
+        exported = importlib.import_module(f"stoker.{package}").__all__
+        assert names - {*exported} - used[package] == set(), package
+
+
 def test_every_package_is_listed():
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     modules = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
@@ -105,6 +132,19 @@ def test_the_check_itself_sees_a_wrong_import(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         assert [fault in each for each in wrong_imports(path)] == [True], text
+
+
+def test_matplotlib_is_imported_in_one_file_only():
+    found = set()
+    for path in FILES:
+        blocks = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.If)]
+        for_types = [
+            range(each.lineno, each.end_lineno + 1) for each in blocks if ast.unparse(each.test) == "TYPE_CHECKING"
+        ]
+        for module, line in imports_of(path):
+            if module.split(".")[0] == "matplotlib" and not any(line in each for each in for_types):
+                found.add(str(path.relative_to(ROOT)))
+    assert found == {"_figure.py"}
 
 
 def test_grad_is_used_in_two_files_only():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stoker.callbacks._freeze import FreezeUntil
     from stoker.callbacks._mix import CutMix, MixUp, mixed_loss
     from stoker.callbacks._profile import Profile
-    from stoker.callbacks._tracker import Ending, MediaItem, Sink, Tracked, Tracker
+    from stoker.callbacks._tracker import MediaItem, Sink, Tracked, Tracker
     from stoker.callbacks._trackers import MLflow, TensorBoard, Trackio, WandB
 else:  # what a plain fit does not use
     __getattr__, __dir__ = import_on_use(
@@ -26,27 +26,23 @@ else:  # what a plain fit does not use
             "_freeze": "FreezeUntil",
             "_mix": "CutMix MixUp mixed_loss",
             "_profile": "Profile",
-            "_tracker": "Ending MediaItem Sink Tracked Tracker",
+            "_tracker": "MediaItem Sink Tracked Tracker",
             "_trackers": "MLflow TensorBoard Trackio WandB",
         },
     )
 
 __all__ = [
     "CSV",
-    "HOOK_NAMES",
     "Callback",
     "Context",
     "CutMix",
     "EarlyStopping",
-    "Ending",
     "FreezeUntil",
-    "Hooks",
     "MLflow",
     "MediaItem",
     "MixUp",
     "Profile",
     "ReduceLROnPlateau",
-    "Requests",
     "Sink",
     "StopOnTime",
     "TensorBoard",

@@ -68,7 +68,10 @@ class Callback:
         """Called after the last training batch of the epoch."""
 
     def on_valid_begin(self, ctx: Context) -> None:
-        """Called before the first batch of a validation set."""
+        """Called before the first batch of a validation set.
+
+        Up to `on_valid_end`, `ctx.model` is in eval mode and has the weights that are validated. It must not be switched.
+        """
 
     def on_valid_batch_begin(self, ctx: Context) -> None:
         """Called with `ctx.batch` on the device; it may be replaced."""

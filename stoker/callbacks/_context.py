@@ -1,6 +1,8 @@
 """`ctx`, the argument of every hook: where training is, and what a callback may read, replace and request."""
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import InitVar, dataclass, field, fields
 from typing import Any, Literal, NoReturn
 
@@ -60,7 +62,7 @@ class Context(BatchContext, MediaLog):
     | the fit | |
     |---|---|
     | `model`, `optimizer`, `device`, `seed` | what is trained, and with what |
-    | `eval_model` | what is validated and kept: the averaged model with `ema=`, otherwise `model` |
+    | `evaluating` | `with ctx.evaluating() as model:` is the model in eval mode, with the weights that are validated |
     | `epochs`, `updates_planned` | the limits given to `fit`, or `None` |
     | `record`, `history` | the recorded events, and a table of them with a row per epoch |
     | `metrics` | the final values of this epoch so far, by name: `ctx.metrics["valid/loss"]` after the validation |
@@ -97,7 +99,6 @@ class Context(BatchContext, MediaLog):
     """
 
     model: nn.Module
-    eval_model: nn.Module | None = None
     optimizer: Optimizer | None = None
     record: Record = field(default_factory=Record)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -114,14 +115,20 @@ class Context(BatchContext, MediaLog):
     state: dict[Any, Any] = field(default_factory=dict)
     requests: InitVar[Requests | None] = None
     supervised: InitVar[Supervised | None] = None
+    evaluation: InitVar[Callable[[], AbstractContextManager[nn.Module]] | None] = None
     _requests: Requests = field(init=False)
     _supervised: Supervised | None = field(init=False)  # splits batches; None for a model with a train_step
+    _evaluation: Callable[[], AbstractContextManager[nn.Module]] | None = field(init=False)
 
-    def __post_init__(self, requests: Requests | None, supervised: Supervised | None) -> None:
+    def __post_init__(
+        self,
+        requests: Requests | None,
+        supervised: Supervised | None,
+        evaluation: Callable[[], AbstractContextManager[nn.Module]] | None,
+    ) -> None:
         self._requests = Requests() if requests is None else requests
         self._supervised = supervised
-        if self.eval_model is None:
-            self.eval_model = self.model
+        self._evaluation = evaluation
 
     @property
     def history(self) -> History:
@@ -132,6 +139,17 @@ class Context(BatchContext, MediaLog):
     def monitor(self) -> str | None:
         """The metric that decides which weights are best, as the record declares it."""
         return None if self.record.begin is None else self.record.begin.extra.get("monitor")
+
+    def evaluating(self) -> AbstractContextManager[nn.Module]:
+        """Gives the model in eval mode, with the weights that are validated and kept, for the length of a `with` block.
+
+        These are the average with `ema=`, and the optimizer's own for one that trains others (schedule-free). It is the
+        model itself: afterwards modes, weights, buffers and random generators are as before. With several processes
+        whose model is sharded, all of them have to call it.
+        """
+        if self._evaluation is None:
+            raise InvalidArgument("ctx.evaluating needs the context of a fit, which knows the weights to evaluate")
+        return self._evaluation()
 
     def stop(self, reason: str) -> None:
         """Stops training after this batch; the end hooks still run, and only the first reason is kept.

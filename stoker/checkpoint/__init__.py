@@ -12,15 +12,14 @@ from stoker.checkpoint._frozen import Frozen, choose_left_out, count_bytes, fing
 from stoker.checkpoint._manifest import Moment, Place, Saved
 from stoker.checkpoint._model_state import check_model_state, has_extra_state, load_model_state, model_state
 from stoker.checkpoint._policy import Checkpoint, Policy
-from stoker.checkpoint._rng import RandomSnapshot, RandomWatch, random_state, set_random_state
+from stoker.checkpoint._rng import RandomWatch, random_state, set_random_state
 from stoker.checkpoint._unsaved import Unsaved
 
 if TYPE_CHECKING:
-    from stoker.checkpoint._encoding import State
     from stoker.checkpoint._saver import Saver
     from stoker.checkpoint._store import Found, Store
 else:  # what a plain fit does not use
-    __getattr__, __dir__ = import_on_use(__name__, {"_encoding": "State", "_saver": "Saver", "_store": "Found Store"})
+    __getattr__, __dir__ = import_on_use(__name__, {"_saver": "Saver", "_store": "Found Store"})
 
 __all__ = [
     "Checkpoint",
@@ -29,19 +28,9 @@ __all__ = [
     "Moment",
     "Place",
     "Policy",
-    "RandomSnapshot",
-    "RandomWatch",
     "Saved",
     "Saver",
-    "State",
     "Store",
-    "Unsaved",
-    "check_model_state",
-    "choose_left_out",
-    "count_bytes",
-    "fingerprint_tensors",
-    "has_extra_state",
-    "is_plain",
     "load_model_state",
     "model_state",
     "random_state",

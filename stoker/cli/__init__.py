@@ -6,4 +6,4 @@ runs do not import torch.
 
 from stoker.cli._main import main
 
-__all__ = ["main"]
+__all__: list[str] = []

@@ -22,14 +22,9 @@ else:  # what a plain fit does not use
     __getattr__, __dir__ = import_on_use(__name__, {"_dataset_files": "cifar10 idx read_idx", "_digits": "digits"})
 
 __all__ = [
-    "Combination",
-    "EpochBatches",
     "Loader",
     "PaddingBatch",
-    "RowSelection",
-    "RowSelections",
     "Source",
-    "Zip",
     "batchable",
     "by_epoch",
     "cifar10",

@@ -384,27 +384,39 @@ class PaddedBatches(Composite):
 # --- from sources to batches
 
 
-def combine_zip(parts: Mapping[str, Batches], cycled: set[str], seed: int) -> ZipBatches:
+def combine_zip(parts: Mapping[str, Batches], cycled: set[str], seed: int | None) -> ZipBatches:
     """Makes the batches of a zip from those of its sources."""
     if len(cycled) == len(parts):
         raise InvalidArgument("every source of this zip is repeated, so an epoch has no end; leave out one cycle()")
+    parts = {  # without batches that are not full
+        name: replace(part, drop_last=True) if isinstance(part, NumberedBatches | StreamBatches) else part
+        for name, part in parts.items()
+    }
     full = {name: _count_full(name, part, name in cycled) for name, part in parts.items()}
     ends = [full[name] for name in parts if name not in cycled]
     known = [each for each in ends if each is not None]
     length = min(known) if len(known) == len(ends) else None
+    made = {
+        name: _read_passes(part, _key(seed, number), repeats=name in cycled, batches=length, full=full[name])
+        for number, (name, part) in enumerate(parts.items())
+    }
+    return ZipBatches(parts=made, length=length)
 
-    def prepare(number: int, name: str, part: Batches) -> Batches:
-        if isinstance(part, NumberedBatches) and name in cycled and length is not None:
-            return replace(part, order=repeat_order(part.order, length * part.size), drop_last=False)
-        if isinstance(part, NumberedBatches | StreamBatches):
-            part = replace(part, drop_last=True)
-        if isinstance(part, DataLoaderBatches) or name in cycled:
-            key = random_key(PART, seed, number)
-            return PassBatches(parts={name: part}, key=key, repeats=name in cycled, full=full[name])
-        return part
 
-    numbered = enumerate(parts.items())
-    return ZipBatches(parts={name: prepare(number, name, part) for number, (name, part) in numbered}, length=length)
+def _key(seed: int | None, number: int) -> int:
+    return random_key(PART, seed or 0, number)
+
+
+def _read_passes(part: Batches, key: int, *, repeats: bool, batches: int | None, full: int | None = None) -> Batches:
+    """The batches of a source among others: one pass of it, or pass after pass if it `repeats`.
+
+    Numbered samples, of which an epoch has a known number of `batches`, continue where the epoch before has ended.
+    """
+    if isinstance(part, NumberedBatches) and repeats and batches is not None:
+        return replace(part, order=repeat_order(part.order, batches * part.size), drop_last=False)
+    if isinstance(part, DataLoaderBatches) or repeats:
+        return PassBatches(parts={"source": part}, key=key, repeats=repeats, full=full)
+    return part
 
 
 def _count_full(name: str, part: Batches, is_cycled: bool) -> int | None:
@@ -420,7 +432,7 @@ def _count_full(name: str, part: Batches, is_cycled: bool) -> int | None:
     if sizes is not None:
         found = list(sizes)
         return sum(size == found[0] for size in found)
-    return length_of(replace(part, drop_last=True) if isinstance(part, StreamBatches) else part)
+    return length_of(part)
 
 
 def combine_mix(parts: Mapping[str, Batches], mixture: Mix, seed: int | None) -> MixBatches:
@@ -431,21 +443,12 @@ def combine_mix(parts: Mapping[str, Batches], mixture: Mix, seed: int | None) ->
         if mixture.length is None:
             raise InvalidArgument(f"{error}; pass length=, the batches of an epoch, and weights=") from None
         own = []
-    counts = own if mixture.weights is None else count_by_weight(mixture, mixture.length or sum(own))
-
-    def prepare(number: int, name: str, part: Batches) -> Batches:
-        is_cycled = mixture.weights is not None
-        if isinstance(part, NumberedBatches):
-            if not is_cycled:
-                return part
-            return replace(part, order=repeat_order(part.order, counts[number] * part.size), drop_last=False)
-        if isinstance(part, StreamBatches) and not is_cycled:
-            return part
-        key = random_key(PART, 0 if seed is None else seed, number)
-        return PassBatches(parts={name: part}, key=key, repeats=is_cycled, full=None)
-
-    numbered = enumerate(parts.items())
-    made = {name: prepare(number, name, part) for number, (name, part) in numbered}
+    repeats = mixture.weights is not None
+    counts = count_by_weight(mixture, mixture.length or sum(own)) if repeats else own
+    made = {
+        name: _read_passes(part, _key(seed, number), repeats=repeats, batches=counts[number])
+        for number, (name, part) in enumerate(parts.items())
+    }
     return MixBatches(parts=made, counts=tuple(counts), seed=seed)
 
 

@@ -632,7 +632,7 @@ def _combine(loader: Loader, source: Combination) -> Batches:
     if isinstance(source, Mix):
         return combine_mix(batches, source, loader.shuffle)
     cycled = {name for name, each in source.sources.items() if isinstance(each, Cycle)}
-    return combine_zip(batches, cycled, _DEFAULT_SEED if loader.shuffle is None else loader.shuffle)
+    return combine_zip(batches, cycled, loader.shuffle)
 
 
 def _check_used(source: Zip | Mix, options: Mapping[str, Any]) -> None:
@@ -650,8 +650,11 @@ def _as_part(source: Any, seed: int | None, number: int, options: Mapping[str, A
     if is_batched(source):
         return Loader(source)
     is_stream = isinstance(as_source(source), Stream)
-    own = None if seed is None or is_stream else random_key(PART, seed, number) >> 1
-    return Loader(source, shuffle=own, **options)
+    return Loader(source, shuffle=None if is_stream else _seed_of_part(seed, number), **options)
+
+
+def _seed_of_part(seed: int | None, number: int) -> int | None:
+    return None if seed is None else random_key(PART, seed, number) >> 1
 
 
 def _check_part(loader: Loader) -> Loader:
@@ -693,10 +696,8 @@ def _mix_samples(loader: Loader, source: Mix) -> Batches:
     sizes = [len(view) for view in views.values()]
     counts = count_by_weight(source, source.length or sum(sizes))
     seed = loader.shuffle
-    parts = [
-        repeat_order(make_order(size, None if seed is None else random_key(PART, seed, number) >> 1), counts[number])
-        for number, size in enumerate(sizes)
-    ]
+    orders = [make_order(size, _seed_of_part(seed, number)) for number, size in enumerate(sizes)]
+    parts = [repeat_order(order, count) for order, count in zip(orders, counts, strict=True)]
     return _make_single(loader, concat(*views.values()), Mixed(sum(sizes), seed, tuple(parts)))
 
 

@@ -11,11 +11,12 @@ from stoker.engine._batch import Batch
 from stoker.engine._begin import Kept, begin, continue_, explain_bad_state, resume
 from stoker.engine._checkpointer import Checkpointer
 from stoker.engine._deterministic import check_deterministic
-from stoker.engine._evaluate import check_valid_sets, evaluate, predict, validate
+from stoker.engine._evaluate import check_valid_sets, evaluate, predict
+from stoker.engine._evaluating import evaluating
 from stoker.engine._fit import Fit
 from stoker.engine._micro_batches import split_batch
 from stoker.engine._plan import Plan, agree_on_plan, plan_fit
-from stoker.engine._precision import PRECISIONS, LossScale, check_precision
+from stoker.engine._precision import LossScale, check_precision
 from stoker.engine._rank_sync import RankSync, length_of
 from stoker.engine._recompute import find_recomputed
 from stoker.engine._recorder import Recorder
@@ -23,61 +24,10 @@ from stoker.engine._rng import preserve_rng, seed_of_rank, seed_rng
 from stoker.engine._run import Ending, run, use_best_weights
 from stoker.engine._settings import Settings
 from stoker.engine._signals import TERMINATED, StopSignals
-from stoker.engine._state import Progress, TrainState, check_state
-from stoker.engine._step import StepResult, TrainStep
+from stoker.engine._state import TrainState, check_state
+from stoker.engine._step import TrainStep
 from stoker.engine._system import SystemMetrics
 from stoker.engine._totals import RunningTotals
-from stoker.engine._train import train
 from stoker.engine._weights import EMA, ModelWithLoss, WeightCopy, copy_weights, join_loss, restore_weights
-from stoker.engine.executors import Executor
 
-__all__ = [
-    "EMA",
-    "PRECISIONS",
-    "TERMINATED",
-    "Batch",
-    "Checkpointer",
-    "Ending",
-    "Executor",
-    "Fit",
-    "Kept",
-    "LossScale",
-    "ModelWithLoss",
-    "Plan",
-    "Progress",
-    "RankSync",
-    "Recorder",
-    "RunningTotals",
-    "Settings",
-    "StepResult",
-    "StopSignals",
-    "SystemMetrics",
-    "TrainState",
-    "TrainStep",
-    "WeightCopy",
-    "agree_on_plan",
-    "begin",
-    "check_deterministic",
-    "check_precision",
-    "check_state",
-    "check_valid_sets",
-    "continue_",
-    "copy_weights",
-    "evaluate",
-    "explain_bad_state",
-    "find_recomputed",
-    "join_loss",
-    "length_of",
-    "plan_fit",
-    "predict",
-    "preserve_rng",
-    "restore_weights",
-    "resume",
-    "run",
-    "seed_of_rank",
-    "seed_rng",
-    "split_batch",
-    "train",
-    "use_best_weights",
-    "validate",
-]
+__all__: list[str] = []

@@ -1,10 +1,9 @@
-"""Evaluation, validation and prediction: on a view of the model that can't disturb its training."""
+"""Evaluation, validation and prediction, which do not disturb the training: see `evaluating`."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from types import MethodType
 from typing import Any
 
 import torch
@@ -14,10 +13,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from stoker._select import has_compiled_modules
 from stoker.callbacks import Context
 from stoker.data import Loader, PaddingBatch, move_batch
-from stoker.distributed import World, is_sharded, reshard
+from stoker.distributed import World
 from stoker.engine._batch import Batch
 from stoker.engine._batch_errors import name_batch
 from stoker.engine._buffers import preserve_buffers
+from stoker.engine._evaluating import evaluating
 from stoker.engine._fit import Fit
 from stoker.engine._forward import call_as_forward
 from stoker.engine._forward_loss import as_objective
@@ -25,53 +25,20 @@ from stoker.engine._micro_batches import evaluate_micro_batches
 from stoker.engine._precision import autocast
 from stoker.engine._predictions import join_predictions, to_plain
 from stoker.engine._rank_sync import length_of
-from stoker.engine._rng import preserve_rng
 from stoker.engine._totals import RunningTotals, TotalsReading, loss_weight
 from stoker.engine._undo import is_out_of_memory
 from stoker.engine.executors import Executor
 from stoker.errors import BadData, InvalidArgument, NoSuchMetric, did_you_mean
 from stoker.metrics import Metric
 from stoker.record import Best, split_matrices
-from stoker.steps import BareLoss, Output, OwnForward, StepFunction, Steps, count_samples, valid
+from stoker.steps import BareLoss, Output, OwnForward, StepFunction, Steps, count_samples
 
 _ONE_PROCESS = World()
-
-
-@contextmanager
-def eval_view(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in eval mode: a view of it; or the model itself, for the length of the context, if that is impossible.
-
-    The hooks that gather the shards of FSDP belong to the modules themselves, and TorchScript can't be copied.
-    """
-    if not is_sharded(model) and not any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        yield valid(model)
-        return
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield model.eval()
-    finally:
-        for module, training in modes:
-            module.training = training
-        reshard(model)  # without a backward pass nothing else does
-
-
-@contextmanager
-def _evaluate_loss(steps: Steps, model: nn.Module, view: nn.Module) -> Iterator[Steps]:
-    """The steps with the loss function of an evaluation: a module in eval mode, or a method of the view of the model.
-
-    What the loss writes to its buffers even so is undone: validation must not change the training.
-    """
-    loss: Any = steps.split.loss
-    if isinstance(loss, MethodType):
-        owner = next((name for name, module in model.named_modules() if module is loss.__self__), None)
-        loss = loss if owner is None else getattr(view.get_submodule(owner), loss.__name__)
-        yield steps.with_loss(loss)
-        return
-    if not isinstance(loss, nn.Module):
-        yield steps
-        return
-    with preserve_buffers(loss):
-        yield steps.with_loss(valid(loss))
+_SWITCHED = (
+    "the model was switched to training mode in a validation, which evaluates the model itself: a hook of a callback "
+    "or the model's own step called train(). Do that after the validation, in on_validation; to use other modes for "
+    "a part of the model, switch that part alone"
+)
 
 
 class Evaluator:
@@ -93,15 +60,15 @@ class Evaluator:
         self._device, self._precision = device, precision
         self._after_pred, self._after_loss = after_pred, after_loss
 
-    def add(self, view: nn.Module, batch: Any, totals: RunningTotals, size: int | None = None) -> None:
+    def add(self, model: nn.Module, batch: Any, totals: RunningTotals, size: int | None = None) -> None:
         """Adds the loss and the metrics of one batch to the totals; `size` is its number of samples, if it is known."""
         step, supervised = self._steps.evaluate, self._steps.split
         if step is not None:
-            self._add_step(step, view, batch, totals, size)
+            self._add_step(step, model, batch, totals, size)
             return
         parts = supervised.parts(batch)
         with autocast(self._precision, self._device):
-            pred = view(*parts.args, **parts.kwargs)
+            pred = model(*parts.args, **parts.kwargs)
         pred = self._after_pred(pred)
         with autocast(self._precision, self._device):
             output: Output = supervised.score(pred, parts)
@@ -110,13 +77,13 @@ class Evaluator:
         totals.update(output)
 
     def _add_step(
-        self, step: StepFunction, view: nn.Module, batch: Any, totals: RunningTotals, size: int | None
+        self, step: StepFunction, model: nn.Module, batch: Any, totals: RunningTotals, size: int | None
     ) -> None:
         with autocast(self._precision, self._device):
-            answer = call_as_forward(view, lambda: step(view, batch, size, needs_loss=False))
+            answer = call_as_forward(model, lambda: step(model, batch, size, needs_loss=False))
             is_generator = isinstance(answer, Generator)
             if is_generator:
-                output = _add_objectives(step, view, batch, answer, count_samples(batch, size), totals)
+                output = _add_objectives(step, model, batch, answer, count_samples(batch, size), totals)
             else:
                 output = answer
         self._after_pred(getattr(output, "predictions", None))
@@ -132,7 +99,7 @@ class Evaluator:
 
 def _add_objectives(
     step: StepFunction,
-    view: nn.Module,
+    model: nn.Module,
     batch: Any,
     objectives: Generator[Any, Any, Any],
     samples: int,
@@ -142,7 +109,7 @@ def _add_objectives(
     loss = torch.zeros(())
     while True:
         try:
-            objective = as_objective(call_as_forward(view, next, objectives), step)
+            objective = as_objective(call_as_forward(model, next, objectives), step)
         except StopIteration as end:
             return BareLoss(loss) if end.value is None else step.as_last_output(end.value, batch)
         loss = objective.loss
@@ -165,14 +132,14 @@ def evaluate(
     `sizes` are the numbers of samples in the batches. A matrix is one value, as nested lists.
     """
     totals = RunningTotals(metrics, device)
-    with eval_view(model) as view, _evaluate_loss(steps, model, view) as evaluated, torch.no_grad():
-        evaluator = Evaluator(evaluated, device, precision)
+    evaluator = Evaluator(steps, device, precision)
+    with evaluating(model, loss=steps.split.loss) as evaluated, torch.no_grad():
         for number, batch in enumerate(batches, start=1):
             is_padding = isinstance(batch, PaddingBatch)
             value = move_batch(batch.batch if is_padding else batch, device)
             size = None if sizes is None else next(sizes, None)
             with name_batch(f"batch {number}", value):
-                evaluator.add(view, value, totals.empty_copy() if is_padding else totals, size)
+                evaluator.add(evaluated, value, totals.empty_copy() if is_padding else totals, size)
     numbers, matrices = split_matrices(totals.merge_ranks(world).values("x"))
     values = numbers | {name: matrix["values"] for name, matrix in matrices.items()}
     return {name.removeprefix("x/"): value for name, value in values.items()}
@@ -189,16 +156,17 @@ def validate(fit: Fit, executor: Executor) -> None:
     fit.ranks.broadcast_buffers([state.model, None if state.ema is None else state.ema.model, state.loss])
     batch_number = ctx.batch_number
     with (
-        preserve_rng(),
-        _preserve_generators(fit.valid.values()),
         state.optimizer.evaluation_weights(),
+        state.evaluating() as model,
+        _preserve_generators(fit.valid.values()),
         executor.share_graph_pool() as use_pool,
         _preserve_batch(ctx),  # releases the outputs of validation before the pool is checked
     ):
+        is_training = model.training  # a model may override eval()
         for name, loader in fit.valid.items():
             ctx.phase, ctx.set_name, ctx.batches = "valid", name, length_of(loader)
             fire("on_valid_begin", ctx)
-            values = _validate_on(fit, loader, name, use_pool)
+            values = _validate_on(fit, model, loader, name, use_pool, is_training=is_training)
             if not fit.signals.interrupted:
                 ctx.metrics |= split_matrices(values)[0]
                 # The position is that of the training; batches of the validation set do not matter afterwards.
@@ -240,7 +208,13 @@ def _preserve_generators(loaders: Iterable[Loader]) -> Iterator[None]:
 
 
 def _validate_on(
-    fit: Fit, loader: Loader, name: str, use_pool: Callable[[], AbstractContextManager[None]]
+    fit: Fit,
+    model: nn.Module,
+    loader: Loader,
+    name: str,
+    use_pool: Callable[[], AbstractContextManager[None]],
+    *,
+    is_training: bool,
 ) -> dict[str, float]:
     """The values of one validation set; empty if a signal ends it."""
     ctx, fire = fit.ctx, fit.hooks.fire
@@ -260,20 +234,13 @@ def _validate_on(
         fire("on_valid_batch_after_loss", ctx)
         return ctx.loss
 
-    state, steps = fit.state, fit.step.steps
-    if state.eval_loss is not None:
-        steps = steps.with_loss(state.eval_loss)
+    evaluator = Evaluator(
+        fit.step.steps, fit.device, fit.settings.precision, after_pred=after_pred, after_loss=after_loss
+    )
     # Always epoch 0: what a transform draws is the same in every validation.
     batches = fit.ranks.stop_streams_together(loader, fit.signals.interruptible_batches(loader, loader.at(epoch=0)))
     sizes = loader.at(epoch=0).sizes()
-    with (
-        preserve_buffers(state.model, None if state.ema is None else state.ema.model),
-        eval_view(state.eval_model) as view,
-        _evaluate_loss(steps, state.model, view) as evaluated,
-    ):
-        evaluator = Evaluator(
-            evaluated, fit.device, fit.settings.precision, after_pred=after_pred, after_loss=after_loss
-        )
+    with preserve_buffers(model, fit.state.loss):  # every set is evaluated with those of the training
         for number, batch in enumerate(batches, start=1):
             ctx.is_padding = isinstance(batch, PaddingBatch)
             value, counted = (batch.batch, totals.empty_copy()) if ctx.is_padding else (batch, totals)
@@ -285,11 +252,13 @@ def _validate_on(
                 ctx.batch = part.value
                 place = f"epoch {ctx.epoch}, batch {number} of {name!r}"
                 with torch.no_grad(), use_pool(), name_batch(place, part.value):
-                    evaluator.add(view, part.value, counted, part.size)
+                    evaluator.add(model, part.value, counted, part.size)
 
             whole = Batch(ctx.batch, size=size, is_padding=ctx.is_padding)
             evaluate_micro_batches(fit, whole, counted, add)
             fire("on_valid_batch_end", ctx)
+            if model.training is not is_training:
+                raise InvalidArgument(_SWITCHED)
             counted.samples += count_samples(value, size)
             fit.between_batches(totals)
             if fit.signals.interrupted:
@@ -391,14 +360,11 @@ def check_valid_sets(fit: Fit) -> None:
         steps = replace(steps, train=OwnForward(state.model, warn=lambda text: None))  # for the same reason
     loaders = {name: loader for name, loader in fit.valid.items() if _can_be_repeated(loader)}
     with (
-        preserve_buffers(state.model),
-        preserve_rng(),
+        evaluating(state.model, loss=state.loss) as model,
         _preserve_generators(loaders.values()),
-        eval_view(state.model) as view,
-        _evaluate_loss(steps, state.model, view) as evaluated,
         torch.no_grad(),
     ):
-        evaluator = Evaluator(evaluated, fit.device, fit.settings.precision)
+        evaluator = Evaluator(steps, fit.device, fit.settings.precision)
         for name, loader in loaders.items():
             totals = RunningTotals(fit.valid_metrics, fit.device, describe_position=lambda n=name: f", {n}, batch 1")
             batch = next(iter(fit.signals.interruptible_batches(loader, loader.at(epoch=0))), None)
@@ -409,7 +375,7 @@ def check_valid_sets(fit: Fit) -> None:
 
             def add(part: Batch, name: str = name, totals: RunningTotals = totals) -> None:
                 with name_batch(f"batch 1 of {name!r}, before the first update", part.value):
-                    evaluator.add(view, part.value, totals, part.size)
+                    evaluator.add(model, part.value, totals, part.size)
 
             try:
                 if fit.settings.micro_batch == "auto":
@@ -466,13 +432,13 @@ def predict(
     predictions: list[tuple[int, Any] | None] = []  # None for a padding batch
     prediction = None
     known_sizes = iter(()) if sizes is None else iter(sizes)
-    with eval_view(model) as view, torch.no_grad(), autocast(precision, device):
+    with evaluating(model) as evaluated, torch.no_grad(), autocast(precision, device):
         for number, batch in enumerate(batches, start=1):
             is_padding = isinstance(batch, PaddingBatch)
             value = move_batch(batch.batch if is_padding else batch, device)
             size = next(known_sizes, None)
             with name_batch(f"batch {number}", value):
-                prediction = call_as_forward(view, steps.predict_batch, view, value, size)
+                prediction = call_as_forward(evaluated, steps.predict_batch, evaluated, value, size)
             predictions.append(
                 None if is_padding else (count_samples(value) if size is None else size, to_plain(prediction))
             )

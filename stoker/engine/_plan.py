@@ -46,9 +46,24 @@ class Plan:
     notes: list[str] = field(default_factory=list)  # shapes, memory, seconds of compilation
 
     @property
+    def is_eager(self) -> bool:
+        """Whether the step runs operation by operation, without a program."""
+        return self.mode == "eager"
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch's compiler makes the programs; otherwise they repeat the eager operations."""
+        return self.mode in ("compiled", "compiled_backward")
+
+    @property
+    def ends_with_gradients(self) -> bool:
+        """Whether a program computes the gradients, and the update follows eagerly."""
+        return self.mode == "compiled_backward"
+
+    @property
     def warning(self) -> str:
         """What to tell a user who requested a faster mode."""
-        how = "is compiled up to the gradients only" if self.mode == "compiled_backward" else f"runs {self.mode}"
+        how = "is compiled up to the gradients only" if self.ends_with_gradients else f"runs {self.mode}"
         return f"the training step {how}, not {self.wanted} as requested: {self.reason}"
 
     def lines(self) -> list[str]:
@@ -84,7 +99,7 @@ def plan_fit(fit: "Fit") -> Plan:
     elif compile and not fit.step.compiles_update:
         plan.mode = "compiled_backward" if device == "cpu" else "compiled"
         plan.notes.append("the update is one fused kernel, which is not compiled")
-    plan.defers_check = plan.mode == "eager" and _can_defer_check(fit)
+    plan.defers_check = plan.is_eager and _can_defer_check(fit)
     return plan
 
 
@@ -99,7 +114,7 @@ def agree_on_plan(fit: "Fit", plan: Plan) -> Plan:
     mode, reason = plans[rank]
     if mode != plan.mode:
         plan.mode, plan.reason = mode, f"rank {rank} can't: {reason}"
-    if fit.step.reducer is not None and mode != "eager":
+    if fit.step.reducer is not None and not plan.is_eager:
         fit.step.reducer.reduce_after_backward()
     return plan
 

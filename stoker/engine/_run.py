@@ -14,6 +14,7 @@ from stoker.data import Loader
 from stoker.distributed import propagate_failures
 from stoker.engine._deterministic import deterministic_algorithms
 from stoker.engine._fit import Fit
+from stoker.engine._heap import keep_freed_memory
 from stoker.engine._plan import warn_about_plan
 from stoker.engine._precision import tf32_if_requested
 from stoker.engine._recompute import recompute_activations
@@ -72,6 +73,8 @@ def run(fit: Fit, start: Callable[[], None]) -> Ending:
 def _train(fit: Fit, start: Callable[[], None]) -> None:
     """Trains with an executor, and with the data on the GPU if it fits."""
     device = torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
+    if fit.device.type == "cpu":
+        keep_freed_memory()
     with (
         device,
         recompute_activations(fit.recomputed),
@@ -80,7 +83,7 @@ def _train(fit: Fit, start: Callable[[], None]) -> None:
     ):
         selects_rows = (
             is_on_device
-            and fit.plan.mode != "eager"
+            and not fit.plan.is_eager
             and fit.train.has_row_selections
             and not fit.hooks.has("on_train_batch_begin")
             and (fit.settings.micro_batch is None or fit.train.batch_transform is None)  # which sees whole batches

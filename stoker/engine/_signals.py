@@ -184,6 +184,23 @@ class StopSignals:
 
 
 @contextmanager
+def delay_interrupt() -> Iterator[None]:
+    """Handles a Ctrl-C that comes inside the block when it ends. Only the main thread gets one."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    presses: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *received: presses.append(received))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        for received in presses:
+            handler(*received)
+
+
+@contextmanager
 def restore_modes() -> Iterator[None]:
     """Restores the modes of torch: an interrupt inside of `torch.no_grad` or `autocast` leaves them changed."""
     is_grad_enabled = torch.is_grad_enabled()

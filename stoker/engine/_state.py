@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -23,9 +24,10 @@ from stoker.checkpoint import (
     random_state,
 )
 from stoker.data import Loader
+from stoker.engine._evaluating import evaluating
 from stoker.engine._precision import LossScale
 from stoker.engine._totals import RunningTotals, TotalsSnapshot
-from stoker.engine._weights import EMA, ModelWithLoss, WeightCopy, copy_user_state, copy_weights, weights_of
+from stoker.engine._weights import EMA, WeightCopy, copy_user_state, copy_weights, weights_of
 from stoker.errors import BadFile, StateMismatch
 from stoker.gradients import Accumulator
 from stoker.metrics import GradientNorm, State
@@ -134,17 +136,10 @@ class TrainState:
     _left_out_parameters: list[Tensor] = field(default_factory=list)
     _tracker: "_Tracker | None" = None
 
-    @property
-    def eval_model(self) -> nn.Module:
-        """The model that is validated: the EMA if there is one."""
-        averaged = self.model if self.ema is None else self.ema.model
-        return averaged.model if isinstance(averaged, ModelWithLoss) else averaged
-
-    @property
-    def eval_loss(self) -> nn.Module | None:
-        """The loss module that is used in validation: averaged too, if it is trained."""
-        averaged = None if self.ema is None else self.ema.model
-        return averaged.loss if isinstance(averaged, ModelWithLoss) else self.loss
+    def evaluating(self) -> AbstractContextManager[nn.Module]:
+        """The model, in eval mode with the weights that are validated and kept: see `stoker.engine.evaluating`."""
+        averaged = None if self.ema is None else named_parameters(self.ema.model)
+        return evaluating(self.model, averaged, loss=self.loss)
 
     def begin_epoch(self) -> None:
         """Resets what counts within an epoch."""

@@ -11,10 +11,7 @@ from stoker.gradients._split import split_for_capture
 
 __all__ = [
     "Accumulator",
-    "Differentiator",
     "GradientReducer",
     "Gradients",
     "backward",
-    "needs_backward",
-    "split_for_capture",
 ]

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from stoker._figure import Size
     from stoker.checkpoint import Found
     from stoker.learner._learner import Learner
-    from stoker.record import Size
     from stoker.view.report import Evaluation, Kind
 
 

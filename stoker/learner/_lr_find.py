@@ -1,5 +1,6 @@
 """`lr_find`: the loss while the learning rate grows, and a suggestion to start with."""
 
+import copy
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -7,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
-from torch import nn
 
+from stoker._tree import find_tensors
 from stoker.callbacks import Callback, Context
 from stoker.distributed import join
-from stoker.engine import ModelWithLoss, preserve_rng
+from stoker.engine import preserve_rng
 from stoker.errors import InvalidArgument, NotFinite
 from stoker.learner._learner import Learner
-from stoker.steps import clone_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +79,9 @@ def lr_find(
     >>> 1e-7 <= curve.suggestion <= 1.0
     True
 
-    The learner, its model, its loss and the global random numbers do not change.
+    The learner, its model, its loss and the global random numbers do not change. The copy is a `copy.deepcopy`. If the
+    model holds what that can't copy, such as a lock or a closure that uses the model, give the learner a function that
+    makes the model.
     """
     if not 0 < start_lr < end_lr:
         raise InvalidArgument(f"the rate grows from start_lr to end_lr, both above 0; got {start_lr!r} and {end_lr!r}")
@@ -116,16 +118,14 @@ def lr_find(
 
 def _copy_modules(model: Any, loss: Any) -> tuple[Any, Any]:
     """Copies of a model and a loss, which may share parameters; functions and classes are returned as they are."""
-    if not isinstance(model, nn.Module):
-        return model, clone_model(loss) if isinstance(loss, nn.Module) else loss
-    if isinstance(loss, nn.Module):
-        both = clone_model(ModelWithLoss(model, loss))
-        return both.model, both.loss
-    copied, owner = clone_model(model), getattr(loss, "__self__", None)
-    for name, module in model.named_modules():
-        if module is owner:  # the loss is a method of the model
-            loss = getattr(copied.get_submodule(name), loss.__name__)
-    return copied, loss
+    with_graph = [tensor for tensor in find_tensors((model, loss)) if tensor.grad_fn is not None]  # can't be copied
+    try:
+        return copy.deepcopy((model, loss), {id(tensor): tensor.detach().clone() for tensor in with_graph})
+    except Exception as error:
+        raise InvalidArgument(
+            f"lr_find trains a copy, and the model or the loss can't be copied ({error}); make a Learner with a "
+            "function that returns a new model: Learner(lambda: Net(...), ...)"
+        ) from error
 
 
 def _steepest(rates: Sequence[float], losses: Sequence[float]) -> float:

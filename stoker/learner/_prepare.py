@@ -20,7 +20,6 @@ from stoker.engine import (
     Fit,
     Kept,
     LossScale,
-    ModelWithLoss,
     RankSync,
     Recorder,
     RunningTotals,
@@ -146,7 +145,6 @@ def prepare(
         algorithm = choose_fused(learner.optimizer, trained, device, compile=True)
     recomputed = find_recomputed_modules(learner, model, parallel)
     ema = distribute_model(trained, parallel, world, ema=learner.ema, compile=learner.compile, dry=dry)
-    averaged = trained if ema is None else ema.model
     optimizer = init(algorithm, trained)
     if optimizer.needs_closure:
         raise InvalidArgument(
@@ -158,7 +156,6 @@ def prepare(
     signals = StopSignals() if signals is None else signals
     ctx = Context(
         model=model,
-        eval_model=averaged.model if isinstance(averaged, ModelWithLoss) else averaged,
         optimizer=optimizer,
         device=device,
         seed=seed,
@@ -167,6 +164,7 @@ def prepare(
         batches=length_of(train),
         requests=requests,
         supervised=steps.supervised,
+        evaluation=lambda: state.evaluating(),
     )
     given = {
         **vars(learner),

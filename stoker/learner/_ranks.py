@@ -189,7 +189,7 @@ def describe_ranks(fit: Fit) -> Iterator[str]:
         yield "gradients  reduced by the model, which is already distributed"
     elif fit.step.sums_on_each_rank:
         yield "gradients  accumulated on each rank, and summed over the ranks once per update"
-    elif fit.plan.mode == "compiled_backward":
+    elif fit.plan.ends_with_gradients:
         yield "gradients  summed over the ranks after the backward pass, which is compiled; weighted by samples"
     elif fit.step.reducer is not None and not fit.step.reducer.overlaps:
         yield "gradients  summed over the ranks in one message after the backward pass; weighted by samples"

@@ -81,9 +81,5 @@ __all__ = [
     "TopKAccuracy",
     "Value",
     "as_metric",
-    "as_metrics",
-    "flatten_value",
     "of",
-    "takes_probabilities",
-    "weight_of",
 ]

@@ -14,7 +14,11 @@ from stoker.config import Config
 from stoker.metrics._outputs import read_part
 
 State = dict[str, Tensor]
+"""What a metric has counted: tensors by name."""
+
 Value = float | list[Any] | dict[str, Any]
+"""What a metric computes: a number, nested lists of numbers, or a mapping of them."""
+
 Direction = Literal["min", "max"]
 
 

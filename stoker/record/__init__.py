@@ -17,18 +17,13 @@ from stoker.record._matrix import Matrix, matrix_sizes, split_matrices
 from stoker.record._media import MEDIA_TYPES, MediaLimits, MediaLog, media_path, read_media
 from stoker.record._plot import (
     LineStyle,
-    Size,
-    escape_label,
-    figure_of,
-    figure_size,
     group_by_metric,
     line_styles,
-    new_figure,
     use_log_scale,
 )
-from stoker.record._record import Listener, Record
+from stoker.record._record import Record
 from stoker.record._run import Run, flatten_config, run_settings
-from stoker.record._summary import Status, fraction_done
+from stoker.record._summary import Status
 
 if TYPE_CHECKING:
     from stoker.record._annotations import (
@@ -56,55 +51,29 @@ else:  # what a plain fit does not use
     )
 
 __all__ = [
-    "MEDIA_TYPES",
-    "TRASH",
-    "Action",
     "Annotations",
     "Best",
     "CheckpointInfo",
-    "Control",
-    "Direction",
     "Event",
     "Follower",
     "History",
-    "LineStyle",
-    "Listener",
     "Matrix",
     "MediaLimits",
     "MediaLog",
     "Numbers",
     "Points",
     "Record",
-    "Request",
     "Run",
-    "Size",
-    "Source",
     "Status",
-    "escape_label",
     "export",
-    "figure_of",
-    "figure_size",
-    "find_removed_runs",
     "find_runs",
-    "flatten_config",
-    "fraction_done",
-    "group_by_metric",
-    "is_python",
-    "line_styles",
     "list_checkpoints",
-    "matrix_sizes",
     "media_path",
-    "new_figure",
-    "python_target",
     "read_annotations",
-    "read_command",
     "read_media",
     "remove_run",
     "restore_run",
-    "resume_command",
     "run_settings",
     "send_request",
-    "split_matrices",
-    "use_log_scale",
     "write_annotations",
 ]

@@ -1,13 +1,15 @@
 """History: a run's numbers as a table with a row per epoch, as text, HTML, a data frame or a figure."""
 
+import base64
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stoker._figure import Size, figure_size, figure_to_png
 from stoker._text import format_number, html_text
 from stoker.errors import MissingExtra, NoSuchMetric, did_you_mean
 from stoker.record._columns import Best
-from stoker.record._plot import Size, figure_size, figure_to_html, group_by_metric, plot_series
+from stoker.record._plot import group_by_metric, plot_series
 from stoker.record._record import Record
 
 if TYPE_CHECKING:
@@ -127,7 +129,8 @@ class History:
         image = ""
         if panels:
             with contextlib.suppress(MissingExtra):
-                image = figure_to_html(self._draw(panels))
+                data = base64.b64encode(figure_to_png(self._draw(panels), dpi=70)).decode()
+                image = f'<img alt="curves" src="data:image/png;base64,{data}"/>'
         return f"<div>{image}{html_text(str(self))}</div>"
 
     def _draw(self, panels: Mapping[str, Sequence[str]], ax: "Axes | None" = None) -> "Figure":

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from stoker._figure import figure_to_png
 from stoker._files import explain_errors, open_regular_file
 from stoker.errors import BadFile, InvalidArgument, WrongType
 from stoker.record._event import Event, to_json_value
@@ -312,9 +313,7 @@ def _encode_figure(figure: Any) -> Encoded:
     figure = figure if hasattr(figure, "savefig") else getattr(figure, "figure", None)
     if not hasattr(figure, "savefig"):
         raise WrongType("log_figure takes a matplotlib figure or axes")
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    content = file.getvalue()
+    content = figure_to_png(figure)
     width, height = struct.unpack(">II", content[16:24])
     return Encoded(content, {"width": width, "height": height})
 

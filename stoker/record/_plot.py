@@ -1,16 +1,12 @@
 """Pictures of a history: which numbers share a panel, how their lines look, and the matplotlib figure."""
 
-import base64
-import functools
-import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from stoker._figure import escape_label, figure_of, new_figure, use_integer_ticks
 from stoker._text import format_number
-from stoker.errors import InvalidArgument, MissingExtra
+from stoker.errors import InvalidArgument
 from stoker.record._columns import Best
 
 if TYPE_CHECKING:
@@ -21,14 +17,6 @@ if TYPE_CHECKING:
 TRAIN, VALID = "#0072B2", "#E69F00"
 OTHERS = ("#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 
-Size = Literal["screen", "paper", "slide"]
-# The scale of a figure, and matplotlib's settings. A figure of two columns then fits a page, or a slide.
-_SIZES: dict[str, tuple[float, Any]] = {  # scale of the figure, and settings of matplotlib by name
-    "screen": (1.0, {}),
-    "paper": (0.75, {"font.size": 8.0, "lines.linewidth": 1.0, "axes.linewidth": 0.6, "lines.markersize": 4.0}),
-    "slide": (1.5, {"font.size": 18.0, "lines.linewidth": 3.0, "axes.linewidth": 1.2, "lines.markersize": 9.0}),
-}
-_SCALE = ContextVar("scale of figures", default=1.0)  # inside `figure_size`
 _DASHES = ("-", "--", ":")
 _PANELS_PER_ROW = 3
 _LARGEST = 1e300  # what is larger, infinite or NaN is not drawn: matplotlib's limits would overflow
@@ -83,80 +71,6 @@ def use_log_scale(values: Iterable[float]) -> bool:
     return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > _LOG_RANGE
 
 
-@contextmanager
-def figure_size(size: Size) -> Iterator[None]:
-    """Draws what is inside the block for a screen, a paper (small, thin lines) or a slide (large, thick lines).
-
-    >>> with figure_size("paper"):
-    ...     figure = new_figure(4, 3)
-    >>> figure.get_size_inches().tolist()
-    [3.0, 2.25]
-    """
-    if size not in _SIZES:
-        raise InvalidArgument(f"size={size!r}; expected {', '.join(map(repr, _SIZES))}")
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingExtra('plot needs matplotlib: pip install "stoker[plot]"') from error
-    scale, settings = _SIZES[size]
-    token = _SCALE.set(scale)
-    try:
-        with matplotlib.rc_context(settings):
-            yield
-    finally:
-        _SCALE.reset(token)
-
-
-def new_figure(width: float, height: float) -> "Figure":
-    """Creates an empty matplotlib figure (`stoker[plot]`), in inches; inside `figure_size` it has another scale.
-
-    A notebook shows it; pyplot does not know it, so nothing keeps it alive or prints it a second time.
-
-    >>> new_figure(6, 4).subplots().get_title()
-    ''
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra('plot needs matplotlib: pip install "stoker[plot]"') from error
-    scale = _SCALE.get()
-    figure: Any = Figure(figsize=(width * scale, height * scale), layout="constrained")
-    figure._repr_png_ = functools.partial(_png, figure)  # what IPython calls
-    return figure
-
-
-def _png(figure: "Figure", **options: Any) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", **options)
-    return file.getvalue()
-
-
-def figure_to_html(figure: "Figure") -> str:
-    """The figure as an `<img>` that holds its own data."""
-    data = base64.b64encode(_png(figure, dpi=70)).decode()
-    return f'<img alt="curves" src="data:image/png;base64,{data}"/>'
-
-
-def figure_of(axes: "Axes") -> "Figure":
-    """The figure that the axes belong to, also where they are in a subfigure."""
-    from matplotlib.figure import Figure
-
-    return axes.figure if isinstance(axes.figure, Figure) else axes.figure.figure
-
-
-def escape_label(name: str) -> str:
-    r"""A name as a matplotlib label: `$` starts no formula, and a character that the font lacks becomes a box.
-
-    >>> escape_label("loss"), escape_label("損失"), escape_label("5$"), escape_label("_own")
-    ('loss', '□□', '5\\$', ' _own')
-    """
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    known = get_font(findfont(FontProperties())).get_charmap()
-    text = "".join(letter if ord(letter) in known else "□" for letter in name).replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text  # matplotlib hides labels that start with an underscore
-
-
 def plot_series(
     epochs: Sequence[int],
     panels: Mapping[str, Mapping[str, Sequence[float]]],
@@ -193,8 +107,6 @@ def _draw(
     best: Best | None,
     minimized: frozenset[str],
 ) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     for name, style in line_styles(series).items():
         points = [(epoch, value) for epoch, value in zip(epochs, series[name], strict=True) if abs(value) < _LARGEST]
         marker = "o" if len(points) < 2 else None  # a line through one point is invisible
@@ -208,7 +120,7 @@ def _draw(
     axes.set_xlabel("Epoch")
     if len(series) == 1:
         axes.set_ylabel(escape_label(next(iter(series))))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    use_integer_ticks(axes)
     axes.grid(alpha=0.3)
     is_crowded = len(axes.lines) > 6
     axes.legend(fontsize="small" if is_crowded else None, ncols=2 if is_crowded else 1)

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from stoker.errors import InvalidArgument, MissingExtra
+from stoker._figure import new_pyplot_axes
+from stoker.errors import InvalidArgument
 from stoker.schedule._schedule import ScheduleLike, as_schedule, find_length, natural_length
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ def plot(
     Without `updates`, the plot ends a little after the longest schedule. Schedules that take their length from a fit
     are drawn for a fit of `updates`.
     """
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise MissingExtra('plot needs matplotlib: pip install "stoker[plot]"') from error
     lines = [as_schedule(schedule) for schedule in schedules]
     if not lines:
         raise InvalidArgument("plot: expected at least one schedule, got none")
@@ -38,7 +35,7 @@ def plot(
         length = max(natural_length(line.curve) for line in lines) * 21 // 20
     if length < 1:
         raise InvalidArgument(f"plot: updates is {length}; expected at least 1")
-    axes = plt.subplots(figsize=(7, 3.5), layout="constrained")[1] if ax is None else ax
+    axes = new_pyplot_axes(7, 3.5) if ax is None else ax
     points = list(range(0, length + 1, max(1, length // _MAX_POINTS)))
     for line in lines:
         complete = line.with_updates(length)

@@ -695,6 +695,7 @@ class Schedule(Config):
 
 
 ScheduleLike = Union[float, Schedule, Callable[[int], float]]  # noqa: UP007
+"""What `as_schedule` takes: a number, a schedule, or a function of the update number."""
 
 
 def as_schedule(value: ScheduleLike) -> Schedule:

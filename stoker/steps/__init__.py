@@ -29,43 +29,21 @@ from stoker.steps._outputs import (
 from stoker.steps._samples import count_samples
 from stoker.steps._step_function import OwnForward, StepFunction, Steps
 from stoker.steps._supervised import Columns, Parts, Supervised, SupervisedOutput
-from stoker.steps._valid import clone_model, valid
+from stoker.steps._valid import clone_model, unwrap, valid
 
 if TYPE_CHECKING:
-    from stoker.steps._summary import Layer, Summary, summary
+    from stoker.steps._summary import Summary, summary
 else:  # what a plain fit does not use
-    __getattr__, __dir__ = import_on_use(__name__, {"_summary": "Layer Summary summary"})
+    __getattr__, __dir__ = import_on_use(__name__, {"_summary": "Summary summary"})
 
 __all__ = [
-    "KNOWN_PARTS",
-    "BareLoss",
     "ClassificationOutput",
-    "Columns",
-    "ForwardOutput",
-    "Layer",
-    "LossCount",
-    "LossFunction",
     "MultiLabelOutput",
     "Objective",
     "Output",
-    "OwnForward",
-    "Parts",
     "RegressionOutput",
     "SequenceOutput",
-    "StepFunction",
-    "Steps",
     "Summary",
-    "Supervised",
-    "SupervisedOutput",
-    "clone_model",
-    "count_samples",
-    "count_targets",
-    "extra_numbers",
-    "mixed_mean",
-    "named_parts",
-    "per_sample",
-    "says_count",
     "summary",
     "valid",
-    "weighted_mean",
 ]

@@ -15,7 +15,6 @@ from stoker.weights._torch import load_torch
 
 __all__ = [
     "Listing",
-    "check_tensor",
     "inspect",
     "load",
     "load_torch",

@@ -197,17 +197,13 @@ def use_views(rank, size):
     replicated = nn.parallel.DistributedDataParallel(noisy_model())
     if rank == 0:  # alone: no collective may be waiting for the other process
         assert torch.equal(stoker.valid(replicated)(BATCH), expected)
-    sharded = shard_noisy()
-    assert torch.allclose(stoker.valid(sharded)(BATCH), expected, atol=1e-6)
-    assert all(hasattr(parameter, "full_tensor") for parameter in sharded.parameters())  # shards, as before
-    for model, plain in (
-        (replicated, nn.parallel.DistributedDataParallel(noisy_model())),
-        (sharded, shard_noisy()),
-    ):
-        assert all(module.training for module in model.modules())
-        assert all(map(torch.equal, update_twice(model, stoker.valid(model)), update_twice(plain, None)))
+        assert all(module.training for module in replicated.modules())
+    plain = nn.parallel.DistributedDataParallel(noisy_model())
+    assert all(map(torch.equal, update_twice(replicated, stoker.valid(replicated)), update_twice(plain, None)))
+    with pytest.raises(stoker.InvalidArgument, match=r"FSDP does not support deepcopy.*; call model.eval\(\), compute"):
+        stoker.valid(shard_noisy())
     return True
 
 
-def test_views_of_ddp_and_fsdp_models_change_nothing():
+def test_a_view_of_a_ddp_model_changes_nothing_and_a_sharded_model_has_none():
     assert run(use_views) == [True, True]

@@ -169,7 +169,7 @@ def count_programs(monkeypatch):
 def interpret_graphs(monkeypatch):
     """Runs traced graphs node by node instead of compiling them, which takes seconds."""
     monkeypatch.setattr(_compiled, "compile_graph", lambda graph, inputs, **_: lambda tensors: graph(*tensors))
-    monkeypatch.setattr(_compiled, "_REPLACEMENTS", {})  # so that dropout draws the same numbers as the eager step
+    monkeypatch.setattr(_compiled, "_ON_CPU", {})  # so that dropout draws the same numbers as the eager step
 
 
 def warnings_of(fitted):

@@ -316,6 +316,23 @@ def test_after_a_nan_the_model_has_the_weights_of_the_update_before():
     assert weights and all(torch.equal(value, expected[name]) for name, value in weights.items())
 
 
+def test_a_batch_that_runs_eagerly_after_a_nan_in_flight_does_not_change_the_weights():
+    """From the batch after the NaN on, steps can't be replayed, because a callback has added a hook to the model."""
+    expected = last_weights(fit(with_nan(None), updates=4, epochs=None))
+    weights = {}
+
+    def add_hook(ctx):
+        if ctx.batch_number == 5:
+            ctx.model.register_forward_hook(lambda module, args, output: None)
+
+    def keep(ctx):
+        weights.update({name: value.clone() for name, value in ctx.model.named_parameters()})
+
+    with pytest.raises(stoker.NotFinite, match="epoch 1, batch 5"):
+        fit(with_nan(5), callbacks=[callbacks.on(train_batch_end=add_hook, exception=keep)])
+    assert weights and all(torch.equal(value, expected[name]) for name, value in weights.items())
+
+
 # --- resuming
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import stoker
 from stoker import callbacks
-from stoker.engine.executors._operations import draw_mask, fast_dropout, hash_elements
+from stoker.engine.executors._dropout import draw_mask, fast_dropout, hash_elements
 from tests.executors.fits import plan_of
 
 MANY = 2**18

@@ -1,5 +1,7 @@
 """lr_find: its suggestion where the answer is known, and that it changes nothing."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -98,3 +100,18 @@ def test_a_loss_that_is_never_finite_is_an_error():
     x, y = line()
     with pytest.raises(InvalidArgument, match="the loss was not finite after 0 updates; use a smaller start_lr"):
         stoker.lr_find(linear(), (x * torch.nan, y))
+
+
+def test_a_model_that_can_not_be_copied_is_an_error_that_says_what_to_do():
+    model = nn.Linear(3, 1)
+    model.lock = threading.Lock()
+    with pytest.raises(InvalidArgument, match=r"can't be copied \(cannot pickle.*function that returns a new model"):
+        stoker.lr_find(linear(model=model), line())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+def test_a_model_with_tensors_that_have_a_graph_is_copied():
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 1)))
+    before = copy_state(model)
+    assert len(stoker.lr_find(linear(model=model), line(), steps=10).losses) == 10
+    assert same(copy_state(model), before)

@@ -98,7 +98,8 @@ def test_the_ema_averages_it_and_validation_uses_the_average():
         transient = True
 
         def on_update(self, ctx):
-            assert type(ctx.eval_model) is nn.Linear
+            with ctx.evaluating() as evaluated:
+                assert evaluated is model
             for name, parameter in loss.named_parameters():
                 start = expected.get(name, torch.zeros(2) if name == "log_variance" else torch.ones(()))
                 expected[name] = start.lerp(parameter.detach(), max(0.3, 9 / (9 + ctx.update)))  # it warms up
@@ -199,12 +200,10 @@ def test_a_part_of_the_model_must_not_have_the_same_name():
 
 
 def test_validation_and_evaluation_leave_no_trace_in_the_loss():
-    """It is in eval mode there, and what it writes even so is undone: buffers and attributes."""
+    """It is in eval mode there, and what it writes to its buffers even so is undone."""
     modes = []
 
     class Watched(Uncertain):
-        counts = True
-
         def forward(self, predictions, targets):
             modes.append((torch.is_grad_enabled(), self.training))
             return super().forward(predictions, targets)
@@ -215,12 +214,12 @@ def test_validation_and_evaluation_leave_no_trace_in_the_loss():
     watched = learner(other, other_loss).fit(loader(), valid=samples(), epochs=2, keep="last", show=False)
     before = copy.deepcopy(other_loss.state_dict())
     assert watched.evaluate(samples()) == watched.evaluate(samples())
-    assert same(model, other) and same(loss, other_loss) and same(other_loss, before) and loss.seen == other_loss.seen
+    assert same(model, other) and same(loss, other_loss) and same(other_loss, before)
     assert plain.history["train/loss"] == watched.history["train/loss"]
     assert set(modes) == {(True, True), (False, False)} and other_loss.training
 
 
-def test_a_loss_that_is_a_method_of_the_model_is_that_of_its_view():
+def test_a_loss_that_is_a_method_of_the_model_is_evaluated_with_it():
     class Own(nn.Linear):
         def __init__(self):
             super().__init__(3, 2)

@@ -159,10 +159,8 @@ def _log(ctx):
 
 def _predict(ctx):
     x = torch.linspace(-1, 1, 18, device=ctx.device, dtype=ctx.model.head.weight.dtype).reshape(3, 6)
-    training = ctx.eval_model.training
-    ctx.eval_model.eval()
-    ctx.log("prediction", ctx.eval_model.head(ctx.eval_model.body[0](x)[:, :5]).sum())
-    ctx.eval_model.train(training)
+    with ctx.evaluating() as model:
+        ctx.log("prediction", model.head(model.body[0](x)[:, :5]).sum())
 
 
 def _save(ctx):

@@ -8,17 +8,15 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
+from stoker._figure import escape_label, figure_of, new_figure
 from stoker.errors import InvalidArgument, MissingExtra, NoSuchMetric
 from stoker.record import (
     Event,
     History,
     LineStyle,
     Record,
-    escape_label,
-    figure_of,
     group_by_metric,
     line_styles,
-    new_figure,
     use_log_scale,
 )
 from tests.record.examples import example_record, record_of

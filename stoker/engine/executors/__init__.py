@@ -24,10 +24,10 @@ __all__ = ["Executor", "SpanResult", "make_executor"]
 
 def make_executor(step: TrainStep, plan: Plan, device: torch.device, *, is_saved: bool) -> Executor:
     """The executor for a plan. `is_saved`: the run is saved, and a resumed one has to give the same bits."""
-    if plan.mode == "eager":
+    if plan.is_eager:
         return DeferredEager(step, device) if plan.defers_check else Eager(step)
     # Imported when needed: torch's compiler takes long to import.
-    if plan.mode == "compiled_backward" or device.type != "cuda":
+    if plan.ends_with_gradients or device.type != "cuda":
         from stoker.engine.executors._compiled import Compiled
 
         return Compiled(step, plan, is_saved=is_saved)

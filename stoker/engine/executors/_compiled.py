@@ -17,15 +17,8 @@ from stoker.engine._plan import Plan
 from stoker.engine._replayable import CannotReplay, pretend_compiling
 from stoker.engine._step import LocalGradients, StepResult, TrainStep
 from stoker.engine._undo import undo_if_out_of_memory
+from stoker.engine.executors._dropout import fast_dropout
 from stoker.engine.executors._executor import Executor, SpanResult
-from stoker.engine.executors._operations import (
-    adaptive_pool_backward,
-    convolution,
-    convolution_backward,
-    fast_dropout,
-    small_affine,
-    small_product,
-)
 from stoker.engine.executors._programs import (
     FlatBatch,
     HostState,
@@ -45,18 +38,7 @@ _INDUCTOR_OPTIONS = {
 _LONGEST_SPAN = 32  # updates, so that a signal is noticed soon
 _SMALL_MODEL = 2**18  # elements of parameters and state; steps of larger models take longer than what surrounds them
 _aten = torch.ops.aten
-_REPLACEMENTS: dict[str, dict[Any, Callable[..., Any]]] = {  # faster forms of torch's operations, by device
-    "cpu": {
-        _aten.native_dropout.default: fast_dropout,
-        _aten.mm.default: small_product,
-        _aten.addmm.default: small_affine,
-    },
-    "cuda": {
-        _aten.convolution.default: convolution,
-        _aten.convolution_backward.default: convolution_backward,
-        _aten._adaptive_avg_pool2d_backward.default: adaptive_pool_backward,
-    },
-}
+_ON_CPU = {_aten.native_dropout.default: fast_dropout}  # faster forms of torch's operations
 
 CompiledFunction = Callable[[list[Tensor]], Sequence[Tensor]]  # takes all inputs in a list that it may empty
 
@@ -117,7 +99,7 @@ def trace(step: TrainStep, flat: FlatBatch, lr: Any, *, whole: bool) -> Trace:
         found["answer"] = answer
         return tensors
 
-    replacements = _REPLACEMENTS.get(step.device.type)
+    replacements = _ON_CPU if step.device.type == "cpu" else {}
     try:
         with (
             torch.no_grad(),
@@ -254,21 +236,18 @@ class Compiled(Executor):
         super().__init__(step)
         self._plan, self._is_saved = plan, is_saved
         self._programs = ProgramCache(step, plan, self._compile)
-        self._can_run_spans = step.settings.micro_batch is None
         self._window: list[Program] = []  # programs of the open accumulation window
         self._windows: dict[int, list[Program]] = {}  # of whole updates, by the id of their first program
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch by its program; eagerly if it has none."""
-        step, programs = self._step, self._programs
-        if programs.is_disabled:
-            return step.run_eagerly(batch, lr)
+        step = self._step
         found = self._find(batch, lr)
         if found is None:
             self._window.clear()
-            return programs.run_eagerly(batch, lr)
+            return self._programs.run_eagerly(batch, lr)
         program, tensors = found
-        if self._plan.mode == "compiled_backward":
+        if self._plan.ends_with_gradients:
             if step.starts_on_ranks(batch):
                 step.start_batch_on_ranks()  # every rank starts from the first one's running statistics
             with undo_if_out_of_memory(step.state) if step.settings.micro_batch == "auto" else nullcontext():
@@ -289,8 +268,7 @@ class Compiled(Executor):
     def run_span(self, first: Batch, rows: Tensor, rates: Sequence[Any]) -> SpanResult:
         """Calls the programs of an update again and again, and looks after each call whether all is well."""
         step, guard = self._step, self._step.device_guard
-        may_run = not self._programs.is_disabled and not step.wants_output
-        found = self._find(first, rates[0]) if may_run else None
+        found = None if step.wants_output else self._find(first, rates[0])
         window = None if found is None else self._windows.get(id(found[0]))
         if window is None:  # the next batches run one by one until their programs are known
             self.longest_span = 1
@@ -329,7 +307,7 @@ class Compiled(Executor):
 
     def _note_program(self, program: Program, batch: Batch, result: StepResult) -> None:
         """Remembers which programs make an update, so that the next ones can run in a span."""
-        if not self._can_run_spans or self._step.wants_output:
+        if self._step.settings.micro_batch is not None or self._step.wants_output:
             return
         self._window.append(program)
         if not batch.closes_window:
@@ -365,19 +343,19 @@ class Compiled(Executor):
             return self._programs.find(batch, lr)
         except CannotReplay as error:
             reason = str(error)
-        if self._plan.mode == "compiled_backward" or self._step.device.type != "cpu":
+        if self._plan.ends_with_gradients or self._step.device.type != "cpu":
             self._programs.disable(reason)
             return None
         self._plan.fall_back("compiled_backward", reason)
         self._programs.clear()
-        self._can_run_spans, self.longest_span = False, 1
+        self.longest_span = 1
         found = self._find(batch, lr)
         if not self._programs.is_disabled:
             self._programs.report_fall_back()
         return found
 
     def _compile(self, flat: FlatBatch, lr: Any) -> Program:
-        whole = self._plan.mode == "compiled"
+        whole = not self._plan.ends_with_gradients
         traced, compiled = trace_and_compile(self._step, self._plan, flat, lr, whole=whole, is_saved=self._is_saved)
 
         def launch(tensors: list[Tensor]) -> Any:

@@ -39,6 +39,7 @@ from stoker.engine.executors._programs import (
 )
 from stoker.optim import Optimizer
 
+S = TypeVar("S")
 T = TypeVar("T")
 STEPS_PER_LAUNCH = 8  # if they have the same learning rates
 _LONGEST_SPAN = 32  # updates, so that a signal is noticed soon
@@ -78,13 +79,13 @@ class CudaGraph(Executor):
         if found is None:
             return self._run_eagerly(batch, lr)
         program, tensors = found
-        result = self._launch([batch], program, lambda: program.launch(tensors))
+        result = self._launch([batch], program, program.launch, tensors)
         # The next launch overwrites the outputs of this one.
         return map_outputs(torch.clone, result) if self._step.wants_output else result
 
     def run_span(self, first: Batch, rows: Tensor, rates: Sequence[Any]) -> SpanResult:
         """Launches several steps together where they have the same learning rates."""
-        count = done = 0
+        done = 0
         while done < len(rows):
             batch, lr = first.later(rows[done], done), rates[done]
             found = self._find(batch, lr)
@@ -95,13 +96,13 @@ class CudaGraph(Executor):
             count = STEPS_PER_LAUNCH if rates[done : done + STEPS_PER_LAUNCH] == [lr] * STEPS_PER_LAUNCH else 1
             if count > 1 and program.launch_several is None:
                 self._make_launch(program)
-            if count > 1 and (launch := program.launch_several) is not None:
+            if count > 1 and program.launch_several is not None:
                 own = rows[done : done + count]
                 batches = [first.later(each, done + index) for index, each in enumerate(own.unbind())]
-                self._launch(batches, program, lambda launch=launch, own=own: launch(own))
+                self._launch(batches, program, program.launch_several, own)
             else:
                 count = 1
-                self._launch([batch], program, lambda program=program, tensors=tensors: program.launch(tensors))
+                self._launch([batch], program, program.launch, tensors)
             done += count
         return SpanResult(done, done)
 
@@ -192,7 +193,7 @@ class CudaGraph(Executor):
             step.device_guard.end_step()
             return result
 
-        if self._plan.mode != "compiled":
+        if not self._plan.is_compiled:
             return run_operations
         effects, before = side_effects_of(step), HostState(step)
         try:
@@ -243,8 +244,6 @@ class CudaGraph(Executor):
 
     def _find(self, batch: Batch, lr: Any) -> tuple[Program, list[Tensor]] | None:
         """The graph for a batch and the tensors to launch it with; None if it has to run eagerly."""
-        if self._programs.is_disabled:
-            return None
         try:
             return self._programs.find(batch, lr)
         except CannotReplay as error:
@@ -252,7 +251,7 @@ class CudaGraph(Executor):
             clear_workspaces()  # with the memory of the graphs
             return None
 
-    def _launch(self, batches: Sequence[Batch], program: Program, launch: Callable[[], T]) -> T:
+    def _launch(self, batches: Sequence[Batch], program: Program, launch: Callable[[S], T], inputs: S) -> T:
         """Launches the steps of these batches, and does on the host what their Python would have done."""
         step, in_flight = self._step, self._in_flight
         in_flight.wait_for_room()
@@ -262,16 +261,13 @@ class CudaGraph(Executor):
                 change.apply(step)
         if self._is_saved:
             step.note_weights_changed()
-        result = launch()
+        result = launch(inputs)
         in_flight.note_launch()
         return result
 
     def _run_eagerly(self, batch: Batch, lr: Any) -> StepResult:
-        if self._programs.is_disabled:
-            return self._step.run_eagerly(batch, lr)
-        self.synchronize()
         result = self._programs.run_eagerly(batch, lr)
-        if self._is_first_step:
+        if self._is_first_step and not self._programs.is_disabled:
             self._is_first_step = False
             self._compact_memory()
         return result

@@ -173,6 +173,7 @@ class DeferredEager(Executor):
         """Runs one batch; the first one is checked at once, because it creates the optimizer's state."""
         step, in_flight = self._step, self._in_flight
         if not step.has_begun(batch):
+            in_flight.check_all()  # a batch after a bad one must not change the weights
             return step.run(batch, lr, step.host_guard)
         in_flight.wait_for_room()
         step.rates.set(lr)  # its optimizers take tensors (`plan.defers_check`)

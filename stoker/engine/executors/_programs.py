@@ -195,12 +195,12 @@ def _find_window_changes(before: HostState, after: HostState) -> list[WindowChan
 # --- the first step
 
 
-def prepare_first_step(step: TrainStep, flat: FlatBatch, lr: Any, *, is_whole: bool) -> bool:
+def prepare_first_step(step: TrainStep, flat: FlatBatch, lr: Any, *, whole: bool) -> bool:
     """Creates what the first step of a fit creates, so that it can be compiled too; returns whether that worked.
 
     An eager step of a large model needs twice the memory of the compiled one, so none should run. The gradients of a
     few samples show what the loss is a mean over and which parameters are trained. That creates the totals and, if the
-    whole step is compiled (`is_whole`), the optimizer's state; everything else is as before. If anything fails, the
+    whole step is compiled (`whole`), the optimizer's state; everything else is as before. If anything fails, the
     first batch runs eagerly.
     """
     state, ctx = step.state, step.ctx
@@ -223,7 +223,7 @@ def prepare_first_step(step: TrainStep, flat: FlatBatch, lr: Any, *, is_whole: b
         ctx.batch = ctx.pred = ctx.output = ctx.loss = None
         free_cached_memory(step.device)
     state.totals.reset()
-    if not is_whole:
+    if not whole:
         return True
     parameters = named_parameters(state.trained)
     return state.optimizer.create_state([parameters[name] for name in names], lr=step.host_guard.rates(lr))
@@ -259,7 +259,7 @@ class ProgramCache:
     """Finds the program for a batch, and makes it when it is time.
 
     `record(flat_batch, lr)` makes one. It raises `CannotReplay`, or whatever the user's code raises. `synchronize` is
-    called before: then no step is in flight.
+    called before it and before a batch without a program: then no step is in flight.
     """
 
     def __init__(
@@ -304,6 +304,8 @@ class ProgramCache:
 
         Raises `CannotReplay` if the step can't be recorded or compiled.
         """
+        if self.is_disabled:
+            return None
         last, value = self._last, batch.value
         state = self._prepare(batch, lr)
         if last is not None and last.fits(batch, state):  # decided in a few microseconds
@@ -316,7 +318,7 @@ class ProgramCache:
             if reason := next(find_user_hooks(self._step.state.model), None):
                 raise CannotReplay(reason)
             self._is_prepared = self._is_prepared or self._step.ctx.update > 0 or self._prepare_first_step(flat, lr)
-            fingerprint = fingerprint_step(self._step, whole=self._plan.mode != "compiled_backward")
+            fingerprint = fingerprint_step(self._step, whole=not self._plan.ends_with_gradients)
             self._fingerprint = self._fingerprints.setdefault(fingerprint, len(self._fingerprints))
         program = self._find_or_make(flat, lr, state)
         if program is None:
@@ -329,7 +331,7 @@ class ProgramCache:
     def _prepare(self, batch: Batch, lr: Any) -> Any:
         """Writes the learning rates to their tensors; returns the fingerprint of the batch."""
         step = self._step
-        if self._plan.mode == "compiled_backward":
+        if self._plan.ends_with_gradients:
             return step.state.model.training, batch.is_padding
         if not step.rates.are_recorded:
             step.rates.set(lr)
@@ -337,10 +339,8 @@ class ProgramCache:
 
     def _prepare_first_step(self, flat: FlatBatch, lr: Any) -> bool:
         """Prepares the first step of a fit; returns whether it can be compiled. A CUDA graph needs an eager step."""
-        is_whole = self._plan.mode == "compiled"
-        return (is_whole or self._plan.mode == "compiled_backward") and prepare_first_step(
-            self._step, flat, lr, is_whole=is_whole
-        )
+        plan = self._plan
+        return plan.is_compiled and prepare_first_step(self._step, flat, lr, whole=not plan.ends_with_gradients)
 
     def _find_or_make(self, flat: FlatBatch, lr: Any, batch_fingerprint: Any) -> Program | None:
         state = (self._fingerprint, batch_fingerprint)
@@ -362,7 +362,7 @@ class ProgramCache:
             if note not in self._plan.notes:
                 self._plan.notes.append(note)
             return False
-        if self._plan.mode != "captured":
+        if self._plan.is_compiled:
             # Compiled code rounds differently, so a batch's program must not depend on what this process has seen.
             return self._is_prepared
         self._seen[key] += 1
@@ -392,9 +392,10 @@ class ProgramCache:
 
     def run_eagerly(self, batch: Batch, lr: Any) -> StepResult:
         """Runs a batch without a program. The step may create state, so the next batch looks up its program again."""
+        self._synchronize()  # a batch after a bad one must not change the weights
         self.invalidate()
         always_misses = not self._programs and len(self._fingerprints) > _MOST_PROGRAMS
-        if not always_misses:
+        if self.is_disabled or not always_misses:
             return self._step.run_eagerly(batch, lr)
         effects = side_effects_of(self._step)
         result = self._step.run_eagerly(batch, lr)

@@ -16,23 +16,15 @@ from stoker.view.report._evaluation import (
 from stoker.view.report._figures import Kind, calibration, confusion, lr_curve, plot
 from stoker.view.report._report import fitted_html, lr_curve_html, report_html, write_report
 
-# Earlier names, which keep working.
-judged = evaluate_predictions
-calibrated = measure_calibration
-
 __all__ = [
     "Calibration",
     "Evaluation",
-    "Kind",
     "Sample",
-    "Task",
-    "calibrated",
     "calibration",
     "compare_html",
     "confusion",
     "evaluate_predictions",
     "fitted_html",
-    "judged",
     "lr_curve",
     "lr_curve_html",
     "measure_calibration",

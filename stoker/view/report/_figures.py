@@ -5,16 +5,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from stoker._figure import Size, escape_label, figure_of, figure_size, new_axes
 from stoker.errors import InvalidArgument
 from stoker.record import (
     History,
     Record,
-    Size,
-    escape_label,
-    figure_of,
-    figure_size,
     line_styles,
-    new_figure,
 )
 from stoker.view.report._evaluation import Calibration, Evaluation, class_names, measure_calibration, row_shares
 from stoker.view.report._reader import RecordReader, recorded_matrices
@@ -85,7 +81,7 @@ def confusion(matrix: Any, labels: Sequence[str] | None = None, *, ax: "Axes | N
     classes = len(counts)
     names = class_names(labels, classes)
     side = min(2.6 + 0.62 * classes, 10.0)
-    axes = new_figure(side + 0.9, side).subplots() if ax is None else ax
+    axes = new_axes(side + 0.9, side) if ax is None else ax
     shares = row_shares(counts)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure_of(axes).colorbar(image, ax=axes, label="Share of true label", shrink=0.8)
@@ -123,7 +119,7 @@ def lr_curve(
     >>> lr_curve([1e-3, 1e-2, 1e-1], [2.3, 1.1, 3.0], 1e-2).axes[0].get_xscale()
     'log'
     """
-    axes = new_figure(6, 3.6).subplots() if ax is None else ax
+    axes = new_axes(6, 3.6) if ax is None else ax
     axes.plot(rates, losses, color=_COLOR)
     if suggestion is not None:
         axes.axvline(suggestion, linestyle="--", color=_SECOND_COLOR, label=f"suggestion {suggestion:.2g}")
@@ -139,7 +135,7 @@ def _plot_lr(record: Record, ax: "Axes | None") -> "Figure":
         raise InvalidArgument(
             "plot: the run recorded no learning rate; add metrics.LearningRate() to the learner's metrics"
         )
-    axes = new_figure(7, 3.2).subplots() if ax is None else ax
+    axes = new_axes(7, 3.2) if ax is None else ax
     for name, style in line_styles(rates).items():
         axes.plot(rates[name].update, rates[name].value, color=style.color, label=escape_label(name))
     axes.set(xlabel="Update", ylabel="Learning rate", ylim=(0, None))
@@ -163,7 +159,7 @@ def _plot_confusion(record: Record, evaluation: Evaluation | None, ax: "Axes | N
 
 
 def _draw_calibration(result: Calibration, ax: "Axes | None") -> "Figure":
-    axes = new_figure(4.5, 4.5).subplots() if ax is None else ax
+    axes = new_axes(4.5, 4.5) if ax is None else ax
     filled = result.count > 0
     confidence, share = result.confidence[filled], result.count[filled] / result.count.sum()
     axes.plot([0, 1], [0, 1], "--", color=_GREY, label="Perfectly calibrated")

@@ -1,7 +1,6 @@
 """The report on one run: every section of the page, and the card that a notebook shows for a fit."""
 
 import base64
-import io
 import math
 import os
 from collections.abc import Sequence
@@ -10,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from stoker._figure import pixels_to_png
 from stoker._text import format_duration, format_number, format_size, format_time
-from stoker.errors import BadFile
+from stoker.errors import BadFile, MissingExtra
 from stoker.record import (
     History,
     LineStyle,
@@ -385,10 +385,7 @@ def _pixels(sample: np.ndarray) -> np.ndarray:
 def _image(pixels: np.ndarray, alt: str, *, cmap: str = "gray") -> Html:
     """Pixels from 0 to 1 as an image inside the page; empty without matplotlib."""
     try:
-        from matplotlib.image import imsave
-    except ImportError:
+        data = base64.b64encode(pixels_to_png(pixels, cmap)).decode()
+    except MissingExtra:
         return Html("")
-    file = io.BytesIO()
-    imsave(file, pixels, format="png", cmap=cmap, vmin=0, vmax=1)
-    data = base64.b64encode(file.getvalue()).decode()
     return element("img", src=f"data:image/png;base64,{data}", alt=alt)

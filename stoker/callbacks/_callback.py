@@ -25,8 +25,9 @@ class Callback:
     the loss uses `with torch.enable_grad():`. `Context` describes `ctx`.
 
     A callback that counts something resets it in `on_fit_begin`, returns it from `state_dict` and restores it in
-    `load_state_dict`. When a run is resumed, `load_state_dict` is called after `on_fit_begin`, and `ctx` has the
-    position at which training continues. `state_dict` may be called after every batch. A callback that changes and
+    `load_state_dict`. When a run is resumed, `ctx` has the position at which training continues, `on_fit_begin` is
+    called, which may change the model, then the weights and the optimizer are loaded, and then `load_state_dict` is
+    called. `state_dict` may be called after every batch. A callback that changes and
     has no `state_dict` causes a warning when the run is saved, unless it sets `transient = True`, which says that it
     may start from scratch in a resumed run.
     """
@@ -222,7 +223,12 @@ class Hooks:
     @property
     def may_log(self) -> bool:
         """Whether there is a callback that is not stoker's own: it may log metrics of any name."""
-        return any(isinstance(c, On) or not type(c).__module__.startswith("stoker.callbacks.") for c in self)
+        return any(map(_is_users, self))
+
+    @property
+    def may_change_model(self) -> bool:
+        """Whether a callback that is not stoker's own has `on_fit_begin`: it may add modules and buffers there."""
+        return any(map(_is_users, self.listeners("on_fit_begin")))
 
     def fire(self, name: str, ctx: Context) -> None:
         """Calls the hook of every callback; an exception gets a note that names the hook and the position."""
@@ -265,6 +271,10 @@ class Hooks:
             return self._methods[name]
         except KeyError:
             raise UnknownHook(f"{name!r} is not a hook{did_you_mean(name, HOOK_NAMES)}") from None
+
+
+def _is_users(callback: Callback) -> bool:
+    return isinstance(callback, On) or not type(callback).__module__.startswith("stoker.callbacks.")
 
 
 def _defines(callback: Callback, name: str) -> bool:

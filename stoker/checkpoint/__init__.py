@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stoker._lazy import import_on_use
 from stoker.checkpoint._frozen import Frozen, choose_left_out, count_bytes, fingerprint_tensors
 from stoker.checkpoint._manifest import Moment, Place, Saved
-from stoker.checkpoint._model_state import has_extra_state, load_model_state, model_state
+from stoker.checkpoint._model_state import check_model_state, has_extra_state, load_model_state, model_state
 from stoker.checkpoint._policy import Checkpoint, Policy
 from stoker.checkpoint._rng import RandomWatch, random_state, set_random_state
 from stoker.checkpoint._unsaved import Unsaved

@@ -56,17 +56,8 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any], *, resize_buffe
     A state may leave out parameters: its `frozen` maps their names to fingerprints, which those of the model must have,
     or to None if the model's may have any value.
     """
-    reshard(model)
+    check_model_state(model, state, resize_buffers=resize_buffers)
     state = {"frozen": {}, **state}
-    missing = [name for name, kind in _PARTS.items() if not isinstance(state.get(name), kind)]
-    lines = [f"this is not a state of a model: {name!r} is missing" for name in missing]
-    if not lines:
-        names = [*state["tied"].values(), *state["empty"], *state["trainable"], *state["evaluating"]]
-        lines = [f"this is not a state of a model: {name!r} is not a name" for name in names if type(name) is not str]
-    lines = lines or _differences(model, state, resize_buffers=resize_buffers)
-    if lines:
-        raise StateMismatch("\n  ".join(["the state does not match the model", *lines]))
-    _check_frozen(model, state["frozen"])
     for name, module in named_modules(model):
         if has_extra_state(module):  # first, because it is the user's code and may raise
             module.set_extra_state(state["extra"][name])
@@ -80,6 +71,21 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any], *, resize_buffe
         _load_buffers(_find_slots(model, "_buffers"), _with_ties(state, "buffers"), device)
     for name, module in named_modules(model, wrappers=True):
         module.training = name not in evaluating
+
+
+def check_model_state(model: nn.Module, state: Mapping[str, Any], *, resize_buffers: bool = False) -> None:
+    """Raises `StateMismatch` if `load_model_state` would; changes nothing."""
+    reshard(model)
+    state = {"frozen": {}, **state}
+    missing = [name for name, kind in _PARTS.items() if not isinstance(state.get(name), kind)]
+    lines = [f"this is not a state of a model: {name!r} is missing" for name in missing]
+    if not lines:
+        names = [*state["tied"].values(), *state["empty"], *state["trainable"], *state["evaluating"]]
+        lines = [f"this is not a state of a model: {name!r} is not a name" for name in names if type(name) is not str]
+    lines = lines or _differences(model, state, resize_buffers=resize_buffers)
+    if lines:
+        raise StateMismatch("\n  ".join(["the state does not match the model", *lines]))
+    _check_frozen(model, state["frozen"])
 
 
 def _load_buffers(slots: list["_Slot"], saved: Mapping[str, Tensor], device: torch.device | None) -> None:

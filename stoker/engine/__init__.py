@@ -8,6 +8,7 @@
 """
 
 from stoker.engine._batch import Batch
+from stoker.engine._begin import Kept, begin, continue_, explain_bad_state, resume
 from stoker.engine._checkpointer import Checkpointer
 from stoker.engine._deterministic import check_deterministic
 from stoker.engine._evaluate import check_valid_sets, evaluate, predict

@@ -173,7 +173,9 @@ class Checkpointer:
     def rescue(self, error: BaseException) -> None:
         """After an exception: saves the last resume point, if the weights have not changed since."""
         saver = self._saver
-        if saver is None or self._resumable_saved or isinstance(error, CheckpointFailed | KeyboardInterrupt):
+        if saver is None or self._unsaved is None:  # nothing was trained: `begin` was not called
+            return
+        if self._resumable_saved or isinstance(error, CheckpointFailed | KeyboardInterrupt):
             return
         if self._ranks.world.size > 1 and not (isinstance(error, NotFinite) and error.on_every_rank):
             return  # ranks that are elsewhere can't send their part of the state

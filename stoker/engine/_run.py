@@ -18,7 +18,7 @@ from stoker.engine._heap import keep_freed_memory
 from stoker.engine._plan import warn_about_plan
 from stoker.engine._precision import tf32_if_requested
 from stoker.engine._recompute import recompute_activations
-from stoker.engine._train import begin, train
+from stoker.engine._train import train
 from stoker.engine._weights import WeightCopy, copy_weights, restore_weights
 from stoker.engine.executors import Executor, make_executor
 from stoker.errors import NotFinite
@@ -35,10 +35,10 @@ class Ending:
     seconds: float  # of training
 
 
-def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callable[[], None] = lambda: None) -> Ending:
+def run(fit: Fit, start: Callable[[], None]) -> Ending:
     """Trains. Afterwards the model has the best weights, also if an exception ends the fit.
 
-    `resumed` is the state that was loaded; `on_begin` is called when everything is ready.
+    `start` is called when everything is ready: `begin`, `resume` or `continue_`.
     """
     started = time.monotonic()
     ending = Ending(None, {}, 0.0)
@@ -49,7 +49,7 @@ def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callabl
             fit.signals.interruptible(),
             propagate_failures(fit.ranks.world),
         ):
-            _train(fit, resumed, on_begin)
+            _train(fit, start)
             state = fit.state
             fit.ranks.broadcast_buffers([state.model, state.loss])
     except BaseException as error:
@@ -70,7 +70,7 @@ def run(fit: Fit, *, resumed: Mapping[str, Any] | None = None, on_begin: Callabl
     return ending
 
 
-def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], None]) -> None:
+def _train(fit: Fit, start: Callable[[], None]) -> None:
     """Trains with an executor, and with the data on the GPU if it fits."""
     device = torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
     if fit.device.type == "cpu":
@@ -88,8 +88,7 @@ def _train(fit: Fit, resumed: Mapping[str, Any] | None, on_begin: Callable[[], N
             and not fit.hooks.has("on_train_batch_begin")
             and (fit.settings.micro_batch is None or fit.train.batch_transform is None)  # which sees whole batches
         )
-        on_begin()
-        begin(fit, resumed)
+        start()
         warn_about_plan(fit)
         train(fit, executor, selects_rows=selects_rows)
         executor.synchronize()

@@ -15,13 +15,13 @@ from stoker.callbacks import Context, Hooks
 from stoker.checkpoint import (
     Frozen,
     RandomWatch,
+    check_model_state,
     choose_left_out,
     fingerprint_tensors,
     has_extra_state,
     load_model_state,
     model_state,
     random_state,
-    set_random_state,
 )
 from stoker.data import Loader
 from stoker.engine._evaluating import evaluating
@@ -62,6 +62,7 @@ _COUNTERS = {
     "stop_reason": str | None,
 }
 _BEST = {"epoch": int, "update": int, "value": _NUMBER, "name": str}
+_IDENTITY = dict.fromkeys(("fixed", "free", "limits"), Mapping)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -110,9 +111,8 @@ class ResumePoint(NamedTuple):
 class TrainState:
     """Owns everything that a checkpoint saves: model, optimizer, accumulators, totals, counters, random numbers.
 
-    `state_dict` returns all of it. `load_state_dict` restores it, and `finish_loading` the part that `on_fit_begin` may
-    change. The tensors that a training step writes are allocated once and written in place, so that a CUDA graph or a
-    compiled program can refer to them.
+    `state_dict` returns all of it, and `resume` (`_begin.py`) restores it in one order. The tensors that a training
+    step writes are allocated once and written in place, so that a CUDA graph or a compiled program can refer to them.
     """
 
     model: nn.Module
@@ -355,12 +355,43 @@ class TrainState:
 
     # --- loading
 
-    def load_state_dict(self, state: Mapping[str, Any], learning_rates: Callable[[int, float], Any]) -> None:
-        """Restores what `state_dict` returned, except for callbacks and random numbers: see `finish_loading`.
+    def check_shapes(self, saved: Mapping[str, Any]) -> None:
+        """Raises `StateMismatch` if the saved tensors are not those of the model and the loss.
+
+        Does nothing if a callback may still change the model in `on_fit_begin`: then loading compares them.
+        """
+        if self.hooks.may_change_model:
+            return
+        check_model_state(self.model, saved["model"], resize_buffers=True)
+        if self.loss is not None and saved["loss"] is not None:
+            check_model_state(self.loss, saved["loss"], resize_buffers=True)
+
+    def load_position(self, state: Mapping[str, Any], learning_rates: Callable[[int, float], Any]) -> None:
+        """Restores the counters of a saved state, and what `ctx` shows.
 
         `learning_rates(update, scale)` gives the selectors of the learning rates, which no file can hold.
         """
         ctx, progress, saved = self.ctx, self.progress, state["progress"]
+        ctx.epoch, ctx.batch_number, ctx.update = saved["epoch"], saved["batch"], saved["update"]
+        progress.stage, progress.skipped = saved["stage"], saved["skipped"]
+        progress.validated_update, progress.needs_validation = saved["validated_update"], saved["needs_validation"]
+        progress.loss_is_sum, progress.loss_count = saved["loss_is_sum"], saved["loss_count"]
+        progress.micro_batch = saved["micro_batch"]
+        progress.epoch_start, ctx.lr_scale = (saved["epoch_start"][0], saved["epoch_start"][1]), saved["lr_scale"]
+        if self.identity["limits"] == state["identity"]["limits"]:  # otherwise the run continues: with more epochs, say
+            ctx.stopping = saved["stop_reason"]
+        now = time.monotonic()
+        ctx.started, progress.epoch_start_time = now - saved["seconds"], now - saved["epoch_seconds"]
+        ctx.metrics, ctx.state = dict(saved["metrics"]), dict(saved["state"])
+        ctx.best = Best(*saved["best"]) if saved["best"] is not None and self.has_best_weights(state) else None
+        ctx.lr = _match_rates(saved["lr"], learning_rates(max(ctx.update - 1, 0), ctx.lr_scale))  # the last update's
+
+    def has_best_weights(self, state: Mapping[str, Any]) -> bool:
+        """Whether a saved state has the weights of its best value, which is only known together with them."""
+        return state["best"] is not None or not self.keep_best
+
+    def load_rest(self, state: Mapping[str, Any]) -> None:
+        """Restores a saved state but for the position, the callbacks and the random generators."""
         load_model_state(self.model, state["model"], resize_buffers=True)
         self._set_left_out(state["model"].get("frozen", {}))
         if self.loss is not None and state["loss"] is not None:
@@ -378,23 +409,12 @@ class TrainState:
         for own, values in zip(self.gradient_norms.values(), state["gradient_norms"], strict=False):
             for name, value in values.items():
                 own[name].copy_(value)
-        ctx.epoch, ctx.batch_number, ctx.update = saved["epoch"], saved["batch"], saved["update"]
-        progress.stage, progress.skipped = saved["stage"], saved["skipped"]
-        progress.validated_update, progress.needs_validation = saved["validated_update"], saved["needs_validation"]
-        progress.loss_is_sum, progress.loss_count = saved["loss_is_sum"], saved["loss_count"]
-        progress.micro_batch = saved["micro_batch"]
-        progress.epoch_start, ctx.lr_scale = (saved["epoch_start"][0], saved["epoch_start"][1]), saved["lr_scale"]
-        if self.identity["limits"] == state["identity"]["limits"]:  # otherwise the run continues: with more epochs, say
-            ctx.stopping = saved["stop_reason"]
-        now = time.monotonic()
-        ctx.started, progress.epoch_start_time = now - saved["seconds"], now - saved["epoch_seconds"]
-        ctx.metrics, ctx.state, progress.loader_rng = dict(saved["metrics"]), dict(saved["state"]), state["loader"]
-        # A best value is only known together with its weights.
-        has_weights = self.best_weights is not None or not self.keep_best
-        ctx.best = Best(*saved["best"]) if saved["best"] is not None and has_weights else None
-        ctx.lr = _match_rates(saved["lr"], learning_rates(max(ctx.update - 1, 0), ctx.lr_scale))  # the last update's
-        for name, generators in state["valid"].items():
-            if name in self.valid and self.valid[name].needs_rng_state:  # the validation sets may be others now
+        self.progress.loader_rng = state["loader"]
+
+    def load_valid_generators(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restores the generators of validation sets that are in a `DataLoader`; the sets may be others now."""
+        for name, generators in states.items():
+            if name in self.valid and self.valid[name].needs_rng_state:
                 self.valid[name].load_generator_states(generators)
 
     def _load_best_weights(self, tensors: Mapping[str, Tensor] | None, extra: Mapping[str, Any] | None) -> None:
@@ -405,20 +425,6 @@ class TrainState:
         devices = {name: own[name].device if name in own else default for name in tensors}
         self.best_weights = WeightCopy({name: each.to(devices[name]) for name, each in tensors.items()}, extra)
         self._complete_best_weights()
-
-    def finish_loading(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores what `on_fit_begin` may have changed, callback states and random numbers.
-
-        Returns the names of saved callback states that no callback takes.
-        """
-        if "model" in state:
-            load_model_state(self.model, state["model"], resize_buffers=True)
-        if self.loss is not None and state.get("loss") is not None:
-            load_model_state(self.loss, state["loss"], resize_buffers=True)
-        dropped = self.hooks.load_states(state["callbacks"])
-        if state["random"] is not None:
-            set_random_state(state["random"])
-        return dropped
 
 
 class _Tracker:
@@ -442,12 +448,15 @@ def check_state(state: Mapping[str, Any]) -> None:
     _check_types("the state", {"ranks": ranks}, {"ranks": list})
     for part in ranks:
         _check_types("'ranks'", {"rank": part}, {"rank": Mapping})
-    _check_types("'progress'", state["progress"], _COUNTERS)
-    if state["progress"]["best"] is not None:
-        _check_types("'best'", dict(zip(Best._fields, state["progress"]["best"], strict=False)), _BEST)
+    _check_types("'identity'", state["identity"], _IDENTITY)
+    progress = state["progress"]
+    _check_types("'progress'", progress, _COUNTERS)
+    _check_types("'epoch_start'", dict(enumerate(progress["epoch_start"])), {0: int, 1: int})
+    if progress["best"] is not None:
+        _check_types("'best'", dict(zip(Best._fields, progress["best"], strict=False)), _BEST)
 
 
-def _check_types(where: str, saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def _check_types(where: str, saved: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:
     """Raises `BadFile` unless `saved` has values of these types."""
     for name, kind in expected.items():
         value = saved.get(name, _MISSING)

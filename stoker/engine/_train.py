@@ -3,16 +3,15 @@
 import math
 import operator
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from stoker._select import named_parameters, set_train_mode
-from stoker._text import format_size
-from stoker.checkpoint import count_bytes, random_state, set_random_state
+from stoker._select import named_parameters
+from stoker.checkpoint import random_state, set_random_state
 from stoker.data import EpochBatches, PaddingBatch, RowSelection, RowSelections, move_batch, prefetch
 from stoker.engine._batch import Batch
 from stoker.engine._deterministic import warn_if_not_deterministic
@@ -183,59 +182,6 @@ def _count_updates_until_due(fit: Fit) -> float:
         fit.checkpointer.count_updates_until_due(update),
         fit.recorder.count_updates_until_point(update),
     )
-
-
-def begin(fit: Fit, resumed: Mapping[str, Any] | None) -> None:
-    """Before the first epoch: calls `on_fit_begin`, and then restores the rest of a resumed state."""
-    ctx = fit.ctx
-    user_state, lr_scale, lr, metrics = dict(ctx.state), ctx.lr_scale, ctx.lr, dict(ctx.metrics)
-    _switch_to_training(fit, is_resumed=resumed is not None)
-    fit.hooks.fire("on_fit_begin", ctx)
-    if resumed is not None:
-        fit.recorder.resume(fit.state.totals)
-        # The hook starts as in a new fit; the resumed values replace those that it set.
-        ctx.state = {**ctx.state, **user_state}
-        ctx.lr_scale, ctx.lr, ctx.metrics = lr_scale, lr, metrics
-        for name in fit.state.finish_loading(resumed):
-            ctx.note(f"the callback {name} is not there any more; its saved state is dropped")
-        fit.step.host_guard.remember_buffers()
-        fit.step.restore_loss_reduction()
-    _leave_out_frozen(fit, is_resumed=resumed is not None)
-    fit.checkpointer.begin(is_resumed=resumed is not None)
-
-
-def _leave_out_frozen(fit: Fit, *, is_resumed: bool) -> None:
-    """Chooses the frozen parameters that checkpoints and copies of the weights leave out."""
-    frozen, state = fit.settings.frozen, fit.state
-    copies_weights = fit.settings.monitor is not None and state.keep_best
-    if (frozen == "save" or not is_resumed) and (fit.checkpointer.is_active or copies_weights):
-        state.leave_out_frozen(frozen)
-    if frozen == "auto" and state.left_out and fit.checkpointer.is_active and not is_resumed:
-        parameters = named_parameters(state.model)
-        size = format_size(count_bytes({name: parameters[name] for name in state.left_out}))
-        fit.ctx.note(
-            f"checkpoints leave out {size} of frozen parameters: resume and load this run with a model that has them, "
-            'or give Checkpoint(frozen="save")'
-        )
-
-
-def _switch_to_training(fit: Fit, *, is_resumed: bool) -> None:
-    """Calls `model.train()`, as every training loop does. Only validations switch modes later, and switch them back."""
-    model = fit.state.model
-    in_eval_mode = [name for name, module in model.named_modules() if not module.training] if model.training else []
-    set_train_mode(model)
-    switched = [name for name in in_eval_mode if model.get_submodule(name).training]
-    if switched and not is_resumed:  # the modes of a resumed run are restored afterwards
-        outermost: list[str] = []
-        for name in switched:  # a module comes before those inside of it
-            if not outermost or not name.startswith(f"{outermost[-1]}."):
-                outermost.append(name)
-        more = f" and {len(outermost) - 3} more" if len(outermost) > 3 else ""
-        verb, them = ("trains", "it") if len(outermost) == 1 else ("train", "them")
-        fit.ctx.note(
-            f"{', '.join(outermost[:3])}{more} came in eval mode and {verb} now, as model.train() was called; to keep "
-            f"{them} in eval mode, use stoker.freeze(model, {outermost[0]!r}, eval=True), or override train()"
-        )
 
 
 def _begin_epoch(fit: Fit, executor: Executor) -> None:

@@ -12,11 +12,11 @@ from stoker._select import assign, describe, named_parameters
 from stoker._text import format_size, html_text
 from stoker.checkpoint import Checkpoint, choose_left_out, count_bytes
 from stoker.distributed import local_device, world
-from stoker.engine import Fit, check_state, preserve_rng
+from stoker.engine import Fit, check_state, explain_bad_state, preserve_rng
 from stoker.learner._arguments import FitArguments
 from stoker.learner._describe import as_text, list_changes, loaders_of
 from stoker.learner._prepare import choose_fused, prepare
-from stoker.learner._resume import explain_bad_state, find_run, is_finished, seed_of, store_of
+from stoker.learner._resume import find_run, is_finished, seed_of, store_of
 
 if TYPE_CHECKING:
     from stoker.learner._learner import Learner

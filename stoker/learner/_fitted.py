@@ -20,6 +20,7 @@ from stoker.engine import (
     WeightCopy,
     check_state,
     evaluate,
+    explain_bad_state,
     join_loss,
     predict,
     restore_weights,
@@ -38,7 +39,7 @@ from stoker.learner._prepare import (
     metrics_of_phase,
 )
 from stoker.learner._ranks import share_loader
-from stoker.learner._resume import explain_bad_state, store_of
+from stoker.learner._resume import store_of
 from stoker.learner._run import continue_fit, on_device
 from stoker.metrics import Meter, Metric, takes_probabilities
 from stoker.record import Best, History, Record, Run

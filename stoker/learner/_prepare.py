@@ -5,20 +5,21 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from stoker.callbacks import Context, Hooks, Requests
+from stoker.callbacks import Callback, Context, Hooks, Requests
 from stoker.checkpoint import Checkpoint
-from stoker.data import Zip
+from stoker.data import Loader, Zip
 from stoker.distributed import Parallel, World, as_parallel, find_blocks, is_distributed, is_sharded
 from stoker.engine import (
     EMA,
     Ending,
     Fit,
+    Kept,
     LossScale,
     RankSync,
     Recorder,
@@ -36,7 +37,7 @@ from stoker.engine import (
 )
 from stoker.errors import InvalidArgument
 from stoker.learner._arguments import FitArguments, make_model
-from stoker.learner._data import make_loaders
+from stoker.learner._data import Loaders, make_loaders
 from stoker.learner._describe import describe_plan, identity_of
 from stoker.learner._monitor import KnownMetrics, choose_monitor
 from stoker.learner._ranks import (
@@ -50,8 +51,8 @@ from stoker.learner._ranks import (
 )
 from stoker.learner._rates import Planned, complete_rates, describe_rates, is_constant, make_learning_rates
 from stoker.metrics import GradientNorm, Loss, Meter, Metric, as_metrics
-from stoker.optim import SGD, Adam, Algorithm, init
-from stoker.record import Run
+from stoker.optim import SGD, Adam, Algorithm, Optimizer, init
+from stoker.record import Direction, Run
 from stoker.steps import OwnForward, StepFunction, Steps, Supervised
 
 if TYPE_CHECKING:
@@ -72,9 +73,48 @@ class Prepared:
     metrics: KnownMetrics
     given_lr: Any  # the learner's
     lr: Any  # the same; schedules without a length have that of the fit
-    resumed: Mapping[str, Any] | None = None  # the state that was loaded
     ending: Ending | None = None
+    kept: Kept | None = None  # of a finished run that was loaded, for `continue_`
     reopen: Callable[[], Run] | None = None  # opens a run that had ended already, for `continue_`
+
+
+class Processes(NamedTuple):
+    """The processes that train together."""
+
+    world: World  # all of them
+    split: World  # those among which a batch is split
+    parallel: Parallel
+    dry: bool  # the fit is only described: nothing is sent or sharded, and no other rank takes part
+
+
+class TrainedModel(NamedTuple):
+    """What is trained, and how its loss is computed."""
+
+    model: nn.Module
+    loss: Any  # None if a step or the model computes it
+    trained: nn.Module  # the model; with the loss, if that is trained too
+    steps: Steps
+
+
+class Measured(NamedTuple):
+    """What is measured, and which metric decides."""
+
+    metrics: Sequence[Metric | Meter]
+    known: KnownMetrics
+    monitor: str | None
+    mode: Direction | None
+
+
+class Updates(NamedTuple):
+    """What updates the weights, and where they are."""
+
+    optimizer: Optimizer
+    lr: Any  # the learner's; schedules without a length have that of the fit
+    learning_rates: Callable[[int, float], Any]
+    planned: Planned
+    device: torch.device
+    home: torch.device  # where the model came from
+    recomputed: Sequence[nn.Module]
 
 
 def prepare(
@@ -86,12 +126,32 @@ def prepare(
     signals: StopSignals | None = None,
     dry: bool = False,
 ) -> Prepared:
-    """Creates everything that a fit needs: model on its device, loaders, optimizer, schedules, metrics, hooks.
+    """Creates everything that a fit needs: the model, the data, the optimizer, and the fit that they are parts of.
 
     `seed` is the one that a resumed run drew; the learner's own takes precedence. With `dry`, the fit is only
     described: its model is not sharded, and no other rank takes part.
     """
     seed = _choose_seed(learner, seed, _ALONE if dry else world)
+    parallel = as_parallel(learner.parallel)
+    processes = Processes(world, find_split(world, parallel, dry=dry), parallel, dry)
+    model = prepare_model(learner, arguments, warn=lambda text: fit.ctx.warn(text))
+    metrics, hooks = make_metrics(learner.metrics), _make_hooks(arguments.callbacks, world)
+    data = prepare_data(learner, arguments, model.steps, processes, seed=seed)
+    known = KnownMetrics.of(metrics, list(data.valid), hooks, has_step=model.steps.evaluate is not None)
+    measured = Measured(metrics, known, *choose_monitor(arguments.monitor, arguments.mode, known))
+    updates = prepare_optimizer(learner, arguments, model, data, processes)
+    fit = prepare_fit(
+        learner, arguments, model, data, updates, measured, processes, hooks=hooks, seed=seed, signals=signals
+    )
+    home = updates.device if is_sharded(model.model) else updates.home  # shards stay where they are
+    return Prepared(fit, home=home, metrics=known, given_lr=learner.lr, lr=updates.lr)
+
+
+def prepare_model(learner: "Learner", arguments: FitArguments, *, warn: Callable[[str], None]) -> TrainedModel:
+    """Creates the model and the loss, if the learner has none, and chooses what computes the loss.
+
+    They stay on their device, so that an error in the data leaves them there.
+    """
     model = make_model(learner.model)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -100,18 +160,14 @@ def prepare(
                 "before the fit, as in model(x[:2])"
             )
     _check_steps(model, learner, arguments)
-    metrics = make_metrics(learner.metrics)
-    callbacks = arguments.callbacks
-    if not world.is_first:  # only rank 0 writes the metrics somewhere
-        from stoker.callbacks import CSV, Tracker
-
-        callbacks = [callback for callback in callbacks if not isinstance(callback, CSV | Tracker)]
-    hooks = Hooks(callbacks)
-    parallel = as_parallel(learner.parallel)
-    split = find_split(world, parallel, dry=dry)
     loss = make_loss(learner, model)
-    steps = make_steps(learner, model, loss, warn=lambda text: ctx.warn(text))
-    trained = join_loss(model, loss)
+    return TrainedModel(model, loss, join_loss(model, loss), make_steps(learner, model, loss, warn=warn))
+
+
+def prepare_data(
+    learner: "Learner", arguments: FitArguments, steps: Steps, processes: Processes, *, seed: int
+) -> Loaders:
+    """Creates the loaders, each with this rank's share of the batches."""
     data = make_loaders(
         arguments.train,
         arguments.valid,
@@ -121,30 +177,39 @@ def prepare(
     )
     if steps.train is not None and isinstance(data.train.source, Zip):
         steps.train.count.sources = data.train.source.sources.keys()
-    train = data.train.shared(split.rank, split.size) if dry else share_loader(data.train, split)
-    valid = {
-        name: loader.shared(split.rank, split.size) if dry else share_loader(loader, split)
-        for name, loader in data.valid.items()
-    }
+    split = processes.split
+
+    def share(loader: Loader) -> Loader:
+        return loader.shared(split.rank, split.size) if processes.dry else share_loader(loader, split)
+
+    return Loaders(share(data.train), {name: share(loader) for name, loader in data.valid.items()}, data.notes)
+
+
+def prepare_optimizer(
+    learner: "Learner", arguments: FitArguments, model: TrainedModel, data: Loaders, processes: Processes
+) -> Updates:
+    """Moves the model to its device and distributes it; creates its optimizer and learning rates."""
+    trained, world, parallel = model.trained, processes.world, processes.parallel
     planned = Planned.of(
-        epochs=arguments.epochs, updates=arguments.updates, batches=length_of(train), accumulate=learner.accumulate
+        epochs=arguments.epochs,
+        updates=arguments.updates,
+        batches=length_of(data.train),
+        accumulate=learner.accumulate,
     )
     lr = complete_rates(learner.lr, planned)
     learning_rates = make_learning_rates(lr, trained)
-    known = KnownMetrics.of(metrics, list(valid), hooks, has_step=steps.evaluate is not None)
-    monitor, mode = choose_monitor(arguments.monitor, arguments.mode, known)
-    home, device = device_of(model), choose_device(learner.device, model)
+    home, device = device_of(model.model), choose_device(learner.device, model.model)
     if learner.deterministic:
         check_deterministic(device)
-    for module in (model, loss):
+    for module in (model.model, model.loss):
         if isinstance(module, nn.Module):
             module.to(device)
     algorithm = choose_fused(learner.optimizer, trained, device)
-    yields = steps.train is not None and steps.train.yields(model)
+    yields = model.steps.train is not None and model.steps.train.yields(model.model)
     if learner.compile and world.size == 1 and (yields or not updates_many(algorithm, trained, device)):
         algorithm = choose_fused(learner.optimizer, trained, device, compile=True)
-    recomputed = find_recomputed_modules(learner, model, parallel)
-    distribute_model(trained, parallel, world, compile=learner.compile, dry=dry)
+    recomputed = find_recomputed_modules(learner, model.model, parallel)
+    distribute_model(trained, parallel, world, compile=learner.compile, dry=processes.dry)
     optimizer = init(algorithm, trained)
     if optimizer.needs_closure:
         raise InvalidArgument(
@@ -152,16 +217,35 @@ def prepare(
             "of your own: optimizer = optim.wrap(...).init(model), and for every update "
             "optimizer.minimize(lambda: loss(model(x), y), lr=1.0). docs/advanced.md has an example"
         )
+    return Updates(optimizer, lr, learning_rates, planned, device, home, recomputed)
+
+
+def prepare_fit(
+    learner: "Learner",
+    arguments: FitArguments,
+    model: TrainedModel,
+    data: Loaders,
+    updates: Updates,
+    measured: Measured,
+    processes: Processes,
+    *,
+    hooks: Hooks,
+    seed: int,
+    signals: StopSignals | None,
+) -> Fit:
+    """Puts the parts together: settings, state, step and the collaborators of the loop, and the plan of how it runs."""
+    world, split, parallel, dry = processes
+    steps, trained, metrics, device = model.steps, model.trained, measured.metrics, updates.device
     requests = Requests()
     signals = StopSignals() if signals is None else signals
     ctx = Context(
-        model=model,
-        optimizer=optimizer,
+        model=model.model,
+        optimizer=updates.optimizer,
         device=device,
         seed=seed,
         epochs=arguments.epochs,
         updates_planned=arguments.updates,
-        batches=length_of(train),
+        batches=length_of(data.train),
         requests=requests,
         supervised=steps.supervised,
         evaluation=lambda: state.evaluating(),
@@ -170,13 +254,12 @@ def prepare(
         **vars(learner),
         **vars(arguments),
         "validate_every": None if arguments.validate_every == "epoch" else arguments.validate_every,
-        "monitor": monitor,
-        "mode": mode or "min",
+        "monitor": measured.monitor,
+        "mode": measured.mode or "min",
         "frozen": (arguments.checkpoint_settings or Checkpoint()).frozen,
     }
     settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
-    reduce = "sum" if steps.train is None and steps.split.sums else "mean"
-    ranks = RankSync(world, split, model_is_distributed=is_distributed(model), agree=not dry)
+    ranks = RankSync(world, split, model_is_distributed=is_distributed(model.model), agree=not dry)
     if settings.micro_batch == "auto" and ranks.model_is_distributed:
         raise InvalidArgument(
             'micro_batch="auto" can\'t be used with a model that is distributed over processes: its forward pass is a '
@@ -185,10 +268,10 @@ def prepare(
     if ranks.must_agree:
         requests.pending = {}
     state = TrainState(
-        model=model,
-        loss=loss if isinstance(loss, nn.Module) else None,
+        model=model.model,
+        loss=model.loss if isinstance(model.loss, nn.Module) else None,
         trained=trained,
-        optimizer=optimizer,
+        optimizer=updates.optimizer,
         totals=RunningTotals(
             metrics_of_phase(metrics, "train"),
             device,
@@ -198,13 +281,14 @@ def prepare(
         ),
         ctx=ctx,
         hooks=hooks,
-        train=train,
-        valid=valid,
+        train=data.train,
+        valid=data.valid,
         ema=None if learner.ema is None else EMA(trained, learner.ema),
         loss_scale=LossScale() if learner.precision == "fp16" else None,
         gradient_norms={each: each.init(device) for each in metrics if isinstance(each, GradientNorm)},
         keep_best=settings.keep == "best",
     )
+    reduce = "sum" if steps.train is None and steps.split.sums else "mean"
     step = TrainStep(
         settings=settings,
         state=state,
@@ -221,11 +305,11 @@ def prepare(
     fit = Fit(
         settings=settings,
         device=device,
-        train=train,
-        valid=valid,
+        train=data.train,
+        valid=data.valid,
         state=state,
         step=step,
-        learning_rates=learning_rates,
+        learning_rates=updates.learning_rates,
         valid_metrics=metrics_of_phase(metrics, "valid"),
         meters=[metric for metric in metrics if isinstance(metric, Meter)],
         hooks=hooks,
@@ -235,16 +319,25 @@ def prepare(
         parallel=parallel,
         recorder=Recorder(ctx, reports=world.is_first, ranks=split.size),
         signals=signals,
-        recomputed=recomputed,
+        recomputed=updates.recomputed,
     )
     signals.attach(ctx, requests)
-    state.identity = identity_of(fit, learner, lr)
+    state.identity = identity_of(fit, learner, updates.lr)
     if ranks.must_agree:
         check_ranks_agree(world, lambda: describe_training(fit))
     fit.plan = plan_fit(fit) if dry else agree_on_plan(fit, plan_fit(fit))
-    fit.description = [*describe_plan(fit, learner), *describe_rates(lr, planned), *data.notes, *describe_ranks(fit)]
-    # Shards stay where they are.
-    return Prepared(fit, home=device if is_sharded(model) else home, metrics=known, given_lr=learner.lr, lr=lr)
+    rates = describe_rates(updates.lr, updates.planned)
+    fit.description = [*describe_plan(fit, learner), *rates, *data.notes, *describe_ranks(fit)]
+    return fit
+
+
+def _make_hooks(callbacks: Sequence[Callback], world: World) -> Hooks:
+    """The hooks of this rank; only rank 0 writes the metrics somewhere."""
+    if world.is_first:
+        return Hooks(callbacks)
+    from stoker.callbacks import CSV, Tracker
+
+    return Hooks([callback for callback in callbacks if not isinstance(callback, CSV | Tracker)])
 
 
 def _check_steps(model: nn.Module, learner: "Learner", arguments: FitArguments) -> None:

@@ -2,21 +2,27 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker.checkpoint import Saved, model_state
 from stoker.distributed import World, is_sharded, run_on_rank_zero
-from stoker.engine import Checkpointer, Ending, Fit, SystemMetrics, check_state, use_best_weights
-from stoker.errors import BadFile, StateMismatch, StokerError
+from stoker.engine import (
+    Checkpointer,
+    Ending,
+    Fit,
+    Kept,
+    SystemMetrics,
+    check_state,
+    explain_bad_state,
+    use_best_weights,
+)
+from stoker.errors import BadFile, StateMismatch
 from stoker.learner._arguments import FitArguments
 from stoker.learner._describe import facts_of, limits_of, list_changes
 from stoker.learner._prepare import Prepared
-from stoker.record import Control, Event, Record, Run
+from stoker.record import Best, Control, Event, Record, Run
 
 if TYPE_CHECKING:
     from stoker.checkpoint import Found, Store
@@ -50,17 +56,6 @@ def store_of(run: Run, world: World = _ALONE) -> "Store":
     return Store(run.path / _FOLDER, run=run.id, world=world)
 
 
-@contextmanager
-def explain_bad_state() -> Iterator[None]:
-    """Raises what unexpected values in a saved state cause as `BadFile`: somebody has changed it."""
-    try:
-        yield
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
-        if isinstance(error, StokerError | torch.OutOfMemoryError):
-            raise
-        raise BadFile(f"the saved state can't be loaded: {type(error).__name__}: {error}") from error
-
-
 @explain_bad_state()
 def _find_checkpoint(fit: Fit, run: Run, accepts: Callable[[Saved], bool] = lambda saved: True) -> "Found":
     """The newest complete checkpoint, with the state that this rank continues from."""
@@ -84,16 +79,17 @@ def load_finished(prepared: Prepared, run: Run, arguments: FitArguments) -> list
     found = _find_checkpoint(fit, run)
     if found.saved is None or not is_finished(fit, found):
         return None
-    state, changes, warnings = _load_state(fit, found.state, force=arguments.should_resume == "force")
+    state, changes, warnings = _compare_state(fit, found.state, force=arguments.should_resume == "force")
+    with explain_bad_state():
+        fit.state.load_position(state, fit.learning_rates)
+        fit.state.load_rest(state)
     fit.ctx.stopping = found.saved.ended
     run_on_rank_zero(fit.ranks.world, lambda: _complete_end(fit, run))
     fit.ctx.record = Record.open(run.path)
     last_weights = use_best_weights(fit)
-    # For `continue_`; the rest of the state, which may be large, is freed.
-    prepared.resumed = {name: state[name] for name in ("callbacks", "random")}
+    prepared.kept = Kept(state["callbacks"], state["random"])
     prepared.ending = Ending(last_weights, state["random"], state["progress"]["seconds"])
-    identity = {"identity": state["identity"]}
-    prepared.reopen = partial(_reopen, prepared, arguments, found.saved.name, identity)
+    prepared.reopen = partial(_reopen, prepared, arguments, found.saved.name, state["identity"]["free"])
     warnings += [f"a checkpoint was skipped: {problem}" for problem in found.problems]
     return [*(f"{change}; the result is that of the old setting" for change in changes), *warnings]
 
@@ -125,12 +121,13 @@ def _complete_end(fit: Fit, run: Run) -> None:
     reopened.close()
 
 
-def _reopen(prepared: Prepared, arguments: FitArguments, checkpoint: str, state: Mapping[str, Any]) -> Run:
-    """Opens a finished run for writing."""
+def _reopen(prepared: Prepared, arguments: FitArguments, checkpoint: str, settings: Mapping[str, Any]) -> Run:
+    """Opens a finished run for writing; `settings` are the free ones that it was trained with."""
     fit = prepared.fit
     run = _open_on_all_ranks(fit, arguments, Run.resume)
     fit.ctx.record = run.record
-    for text in _drop_other_best(fit, state):
+    if (text := _other_best(fit, fit.ctx.best, settings)) is not None:
+        fit.ctx.best, fit.state.best_weights = None, None
         fit.ctx.warn(text)
     prepared.reopen = None
     _set_up_checkpoints(fit, arguments, run, checkpoint)
@@ -140,23 +137,34 @@ def _reopen(prepared: Prepared, arguments: FitArguments, checkpoint: str, state:
 # --- a new run, or one that continues
 
 
-def open_run(prepared: Prepared, arguments: FitArguments, *, resume: bool) -> tuple[Run, Callable[[], None]]:
-    """Creates or resumes the run directory, and loads the newest complete checkpoint into the fit.
+class OpenRun(NamedTuple):
+    """A run that is open for writing, and the state that it continues from."""
 
-    Also returns a function that cuts the record back to the checkpoint, to be called when everything else is ready.
+    run: Run
+    saved: Mapping[str, Any] | None  # None for a new run, and for one without a complete checkpoint
+    write_resume: Callable[[], None]  # cuts the record back to the checkpoint; called when the position is loaded
+
+
+def open_run(fit: Fit, arguments: FitArguments, *, resume: bool) -> OpenRun:
+    """Creates or resumes the run directory, and compares the newest complete checkpoint with the fit.
+
+    Nothing is loaded, and nothing is written to an existing run.
     """
-    fit = prepared.fit
     force = arguments.should_resume == "force"
     run = _open_on_all_ranks(fit, arguments, Run.resume if resume else partial(_create, arguments))
-    found = None
+    found = saved = None
     warnings: list[str] = []
     try:
         if resume:
             found = _find_checkpoint(fit, run, lambda saved: saved.resumable)
             if found.saved is not None:
-                prepared.resumed, changes, notes = _load_state(fit, found.state, force=force)
+                saved, changes, notes = _compare_state(fit, found.state, force=force)
                 warnings = [f"{change}; the run continues with the new setting" for change in changes] + notes
-                warnings += _drop_other_best(fit, found.state)
+                best = saved["progress"]["best"] if fit.state.has_best_weights(saved) else None
+                text = _other_best(fit, None if best is None else Best(*best), saved["identity"]["free"])
+                if text is not None:
+                    saved = {**saved, "best": None, "progress": {**saved["progress"], "best": None}}
+                    warnings.append(text)
             elif found.problems and not force:
                 problems = "\n  ".join([f"no checkpoint in {str(run.path / _FOLDER)!r} is complete", *found.problems])
                 raise BadFile(f'{problems}\nRestore one from a copy, or start again with resume="force"')
@@ -168,7 +176,7 @@ def open_run(prepared: Prepared, arguments: FitArguments, *, resume: bool) -> tu
     except BaseException:
         run.close()
         raise
-    return run, partial(_record_resume, fit, found, warnings)
+    return OpenRun(run, saved, partial(_write_resume, fit, found, warnings))
 
 
 def _open_on_all_ranks(fit: Fit, arguments: FitArguments, open_: Callable[..., Run]) -> Run:
@@ -212,7 +220,7 @@ def _set_up_checkpoints(fit: Fit, arguments: FitArguments, run: Run, complete: s
     fit.signals.deadline = None if deadline is None else deadline - _MARGIN
 
 
-def _record_resume(fit: Fit, found: "Found | None", warnings: list[str]) -> None:
+def _write_resume(fit: Fit, found: "Found | None", warnings: list[str]) -> None:
     """Cuts the record back to the checkpoint, and adds warnings; `found` is None for a new run."""
     record, ctx = fit.ctx.record, fit.ctx
     if found is None:
@@ -239,43 +247,42 @@ def _record_resume(fit: Fit, found: "Found | None", warnings: list[str]) -> None
 
 
 @explain_bad_state()
-def _load_state(fit: Fit, state: Mapping[str, Any], *, force: bool) -> tuple[Mapping[str, Any], list[str], list[str]]:
-    """Loads a checkpoint; returns the state that was loaded, the settings that differ, and warnings.
+def _compare_state(
+    fit: Fit, state: Mapping[str, Any], *, force: bool
+) -> tuple[Mapping[str, Any], list[str], list[str]]:
+    """Compares a saved state with a fit; returns the state to load, the settings that differ, and warnings.
 
-    Raises `StateMismatch` if fixed settings differ. With `force`, seed, data, optimizer and precision may differ; parts
-    that do not match start from scratch.
+    Raises `StateMismatch` if fixed settings or the shapes of tensors differ. With `force`, seed, data, optimizer and
+    precision may differ; parts that do not match are replaced by new ones. Changes nothing.
     """
     saved, own = state["identity"], fit.state.identity
     changes = list_changes(saved["fixed"], own["fixed"])
+    can_force = _without_frozen(saved["fixed"]) == _without_frozen(own["fixed"])
     if changes and not force:
-        can_force = _without_frozen(saved["fixed"]) == _without_frozen(own["fixed"])
         text = "\n  ".join(["the run was started with other settings", *changes])
         advice = ', or continue anyway with resume="force"' if can_force else ""
         raise StateMismatch(f"{text}\nUse the same settings, or another run directory{advice}")
+    if changes and not can_force:
+        lines = [line for line in changes if line.startswith("model: ")]
+        text = "\n  ".join(["the state does not match the model", *lines])
+        raise StateMismatch(
+            f'{text}\nresume="force" cannot load the weights of another model: use the same model, or another run '
+            "directory"
+        )
     warnings = _warn_about_shapes(fit)
     if changes:
         state, notes = _replace_other_parts(fit, state)
         warnings += notes
-    try:
-        fit.state.load_state_dict(state, fit.learning_rates)
-    except StateMismatch as error:
-        if not changes:
-            raise
-        raise StateMismatch(
-            f'{error}\nresume="force" cannot load the weights of another model: use the same model, or another run '
-            "directory"
-        ) from None
+    fit.state.check_shapes(state)
     return state, [*changes, *list_changes(saved["free"], own["free"])], warnings
 
 
-def _drop_other_best(fit: Fit, state: Mapping[str, Any]) -> list[str]:
-    """Forgets the best weights of a state if another metric chose them; returns a warning then."""
-    known, monitor, free = fit.ctx.best, fit.settings.monitor, state["identity"]["free"]
-    changed = list_changes(free, {"monitor": fit.state.identity["free"]["monitor"]})
-    if known is None or monitor is None or (known.name == monitor and not changed):
-        return []
-    fit.ctx.best, fit.state.best_weights = None, None
-    return [f"the best weights so far were chosen by {known.name} and are dropped: the best are chosen from here on"]
+def _other_best(fit: Fit, best: Best | None, settings: Mapping[str, Any]) -> str | None:
+    """The warning that the best weights so far are dropped, if another metric chose them; otherwise None."""
+    changed = list_changes(settings, {"monitor": fit.state.identity["free"]["monitor"]})
+    if best is None or fit.settings.monitor is None or (best.name == fit.settings.monitor and not changed):
+        return None
+    return f"the best weights so far were chosen by {best.name} and are dropped: the best are chosen from here on"
 
 
 def _without_frozen(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -303,11 +310,10 @@ def _replace_other_parts(fit: Fit, state: Mapping[str, Any]) -> tuple[Mapping[st
     warnings: list[str] = []
     # Which parameters are frozen is a setting of the present model.
     parts: dict[str, Any] = {"model": {**state["model"], "trainable": model_state(train.model)["trainable"]}}
-    new_optimizer = train.optimizer.state_dict()
     try:
-        train.optimizer.load_state_dict(state["optimizer"])
+        train.optimizer.check_state_dict(state["optimizer"])
     except StateMismatch:
-        parts["optimizer"] = new_optimizer
+        parts["optimizer"] = train.optimizer.state_dict()
         warnings.append("the optimizer starts from scratch: the saved state is that of another optimizer")
     if train.loss_scale is not None and state["loss_scale"] is None:
         parts["loss_scale"] = train.loss_scale.state_dict()

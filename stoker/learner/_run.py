@@ -14,12 +14,16 @@ from stoker.distributed import as_parallel, is_sharded, join, propagate_failures
 from stoker.engine import (
     TERMINATED,
     Fit,
+    Kept,
     Settings,
     StopSignals,
+    begin,
     check_valid_sets,
+    continue_,
     length_of,
     preserve_rng,
     restore_weights,
+    resume,
     run,
     seed_of_rank,
     seed_rng,
@@ -72,23 +76,28 @@ def _prepare_and_run(learner: "Learner", arguments: FitArguments, signals: StopS
             keep_best = None if saving is None else saving.keep_best
             unmeasured = check_metric_names(fit, prepared.metrics, keep_best, recorded)
             check_valid_sets(fit)
-            record_resume = None
+            opened = None
             if arguments.run is not None:
                 # Opened last, so that an error before this point leaves no run behind.
-                opened, record_resume = open_run(prepared, arguments, resume=existing is not None)
+                opened = open_run(fit, arguments, resume=existing is not None)
                 if world.is_first:
-                    _write_log(opened)
+                    _write_log(opened.run)
 
-            def begin() -> None:
-                if record_resume is not None:
-                    record_resume()
-                _record_begin(prepared)
+            def write_begin() -> None:
+                if opened is not None:
+                    opened.write_resume()
+                _write_begin(prepared)
                 for text in unmeasured:
                     fit.ctx.warn(text)
 
+            def start() -> None:
+                if opened is None or opened.saved is None:
+                    begin(fit, write_begin)
+                else:
+                    resume(fit, opened.saved, write_begin)
+
             with _console(fit.ctx.record, show):
-                prepared.ending = run(fit, resumed=prepared.resumed, on_begin=begin)
-    prepared.resumed = None
+                prepared.ending = run(fit, start)
     return prepared
 
 
@@ -131,12 +140,13 @@ def _continue(prepared: Prepared, limits: Mapping[str, Any], *, show: bool) -> N
     ctx.started = time.monotonic() - ending.seconds
     ctx.stopping = None
     fit.requests.pending = {} if fit.ranks.must_agree else None
-    if prepared.resumed is None:
+    kept, prepared.kept = prepared.kept, None
+    if kept is None:
         callbacks = {name: callback.state_dict() for name, callback in fit.hooks.stateful.items()}
-        prepared.resumed = {"callbacks": callbacks, "random": ending.random}
+        kept = Kept(callbacks, ending.random)
 
-    def begin() -> None:
-        _record_begin(prepared)
+    def write_begin() -> None:
+        _write_begin(prepared)
         if (now := as_text(lr)) != before:
             ctx.warn(f"the learning rate is as long as the fit: {before} before, {now} from update {ctx.update + 1} on")
 
@@ -144,11 +154,10 @@ def _continue(prepared: Prepared, limits: Mapping[str, Any], *, show: bool) -> N
     with propagate_failures(world), preserve_rng(), _for_training(prepared), shown:
         if ending.last_weights is not None:
             restore_weights(fit.state.trained, ending.last_weights)
-        prepared.ending = run(fit, resumed=prepared.resumed, on_begin=begin)
-    prepared.resumed = None
+        prepared.ending = run(fit, lambda: continue_(fit, kept, write_begin))
 
 
-def _record_begin(prepared: Prepared) -> None:
+def _write_begin(prepared: Prepared) -> None:
     """Writes the first event of a fit, and warns about learning rates that end long before it."""
     fit = prepared.fit
     fit.ctx.record.append(begin_event(fit))

@@ -196,6 +196,15 @@ class Optimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads copies of a state from `state_dict`; if it does not fit, the error lists why and nothing changes."""
+        for rule, own in self._parse_state(state):
+            rule.set_state(own)
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises `StateMismatch` if `load_state_dict` would; changes nothing."""
+        self._parse_state(state)
+
+    def _parse_state(self, state: Mapping[str, Any]) -> list[tuple["Rule", Any]]:
+        """The state of each rule; a `StateMismatch` lists everything that does not fit."""
         problems = _find_differences(state, self._parameters, self._kinds())
         parsed: list[tuple[Rule, Any]] = []
         if not problems:
@@ -205,8 +214,7 @@ class Optimizer:
                 problems += misfits
         if problems:
             raise StateMismatch("this state does not fit the optimizer:\n  " + "\n  ".join(problems))
-        for rule, own in parsed:
-            rule.set_state(own)
+        return parsed
 
     def state_tensors(self) -> list[dict[str, State]]:
         """For each config the state by parameter name: what a step changes in place besides the weights.

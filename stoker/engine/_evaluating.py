@@ -61,10 +61,10 @@ def evaluating(
                 for module, mode in modes:
                     module.training = mode
                 reshard(evaluated)  # without a backward pass nothing else does
-                buffers.restore()
-                set_random_state(generators)
                 for tensor, value in zip(own.values(), weights_before, strict=True):
                     tensor.copy_(value)
+                buffers.restore()
+                set_random_state(generators)
 
 
 def _local_tensors(roots: list[nn.Module], names: Mapping[str, Any]) -> dict[str, Tensor]:

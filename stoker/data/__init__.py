@@ -10,7 +10,7 @@ from stoker._lazy import import_on_use
 from stoker.data._batch import PaddingBatch, RowSelection, batchable, move_batch
 from stoker.data._batching import RowSelections
 from stoker.data._combine import Combination, Zip, by_epoch, cycle, mix, zip
-from stoker.data._loader import EpochBatches, Loader, is_batched
+from stoker.data._loader import EpochBatches, Loader, change_options, is_batched
 from stoker.data._prefetch import prefetch
 from stoker.data._source import Source
 from stoker.data._views import concat, mapped, shuffled, split, take, windows

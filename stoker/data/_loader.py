@@ -44,6 +44,7 @@ from stoker.data._combine import (
     leaves_of,
 )
 from stoker.data._describe import describe_batches, warn_about_resuming
+from stoker.data._options import OPTIONS, Option, find_given
 from stoker.data._order import Bucketed, Drawn, Mixed, Order, as_sampling_weights, make_order, repeat_order
 from stoker.data._ragged import as_padding, read_lengths
 from stoker.data._rng import PART, random_key
@@ -496,7 +497,9 @@ def _make_single(loader: Loader, source: Any, order: Order | None = None) -> Bat
     recipe = Recipe(samples, transform, loader.batcher, seed, pad)
     workers = Workers(recipe, loader.workers) if loader.workers else None
     if isinstance(source, Stream):
-        _check_options_of_stream(loader)
+        for option in find_given(loader):
+            if option.why_not_for_streams:
+                raise InvalidArgument(option.why_not_for_streams.format(source=type(loader.source).__name__))
         return StreamBatches(
             stream=source,
             size=size,
@@ -532,19 +535,6 @@ def _make_single(loader: Loader, source: Any, order: Order | None = None) -> Bat
                 "device= to move the batches, or use workers=0"
             )
     return SampleBatches(**plan, recipe=recipe, workers=workers)
-
-
-def _check_options_of_stream(loader: Loader) -> None:
-    """Raises if an option needs samples that have numbers."""
-    if loader.shuffle is not None:
-        raise InvalidArgument(
-            f"a {type(loader.source).__name__} gives its samples in its own order, which shuffle= can't change; "
-            "shuffle inside it, or pass a source that has len() and indexing"
-        )
-    if loader.sampling_weights is not None:
-        raise InvalidArgument("sampling_weights need numbered samples, which a stream does not have")
-    if loader.bucket_by is not None:
-        raise InvalidArgument("bucket_by needs numbered samples, which a stream does not have; pad_to= works for it")
 
 
 def _check_gives_samples(source: Any) -> None:
@@ -599,14 +589,7 @@ def _combine(loader: Loader, source: Combination) -> Batches:
         raise InvalidArgument(
             "cycle is for a source of data.zip, whose other sources decide when an epoch ends; alone it has no end"
         )
-    unusable = {
-        "batcher": loader.batcher,
-        "transform": None if loader.batch_transform else loader.transform,
-        "sampling_weights": loader.sampling_weights,
-        "bucket_by": loader.bucket_by,
-        "pad_to": loader.pad_to,
-    }
-    passed = [name for name, value in unusable.items() if value is not None]
+    passed = [option.name for option in find_given(loader) if option.is_for_samples]
     if loader.sharded:
         raise InvalidArgument("sharded=True is for one source; several are divided among the ranks by the loader")
     if isinstance(source, ByEpoch):
@@ -620,8 +603,10 @@ def _combine(loader: Loader, source: Combination) -> Batches:
         )
     assert isinstance(source, Zip | Mix)
     given = {name: each.source if isinstance(each, Cycle) else each for name, each in source.sources.items()}
-    options = {"batch_size": loader.batch_size, "workers": loader.workers, "drop_last": loader.drop_last}
-    _check_used(source, options)
+    if is_batched(source):
+        _check_has_effect(loader)
+    # Each part gets an order of its own.
+    options = _options_of(loader, lambda option: not option.is_for_samples and option.name != "shuffle")
     numbered = enumerate(given.items())
     parts = {name: _check_part(_as_part(each, loader.shuffle, number, options)) for number, (name, each) in numbered}
     loader.batch_transform = _join_transforms(parts, loader.batch_transform)
@@ -635,12 +620,22 @@ def _combine(loader: Loader, source: Combination) -> Batches:
     return combine_zip(batches, cycled, loader.shuffle)
 
 
-def _check_used(source: Zip | Mix, options: Mapping[str, Any]) -> None:
-    used = [name for name, value in options.items() if value]
-    if used and is_batched(source):
+def _check_has_effect(loader: Loader) -> None:
+    used = [option.name for option in find_given(loader) if option.name != "shuffle"]
+    if used:
         raise InvalidArgument(
             f"{used[0]} has no effect: every source is a Loader or DataLoader with its own; set it there"
         )
+
+
+def _options_of(loader: Loader, accepts: Callable[[Option], bool]) -> dict[str, Any]:
+    return {option.name: getattr(loader, option.name) for option in OPTIONS if accepts(option)}
+
+
+def change_options(loader: Loader, source: Any, **changes: Any) -> Loader:
+    """A loader of this source with the options of another loader, but for `changes`."""
+    options = _options_of(loader, lambda option: True)
+    return Loader(source, **{**options, "device": loader.device, "sharded": loader.sharded, **changes})
 
 
 def _as_part(source: Any, seed: int | None, number: int, options: Mapping[str, Any]) -> Loader:
@@ -702,8 +697,7 @@ def _mix_samples(loader: Loader, source: Mix) -> Batches:
 
 
 def _combine_epochs(loader: Loader, source: ByEpoch, for_samples: list[str]) -> EpochFunctionBatches:
-    names = ("batch_size", "workers", "batcher", "transform", "drop_last", "sampling_weights", "bucket_by", "pad_to")
-    options = {name: getattr(loader, name) for name in names}
+    options = _options_of(loader, lambda option: option.name != "shuffle")
 
     def make_loader(given: Any) -> Loader:
         if for_samples and is_batched(given):
@@ -740,18 +734,7 @@ def _make_columns_resident(batches: Any, device: torch.device) -> Any:
 
 
 def _check_no_options(loader: Loader) -> None:
-    options = {
-        "batch_size": loader.batch_size,
-        "shuffle": loader.shuffle,
-        "workers": loader.workers or None,
-        "batcher": loader.batcher,
-        "transform": None if loader.batch_transform else loader.transform,
-        "drop_last": loader.drop_last or None,
-        "sampling_weights": loader.sampling_weights,
-        "bucket_by": loader.bucket_by,
-        "pad_to": loader.pad_to,
-    }
-    passed = [name for name, value in options.items() if value is not None]
+    passed = [option.name for option in find_given(loader)]
     if passed:
         kind, other = ("stream of batches", "stream") if loader.batched else ("DataLoader", "dataset")
         raise InvalidArgument(

@@ -4,7 +4,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
@@ -15,7 +15,7 @@ from stoker.callbacks import Callback
 from stoker.checkpoint import Checkpoint
 from stoker.distributed import as_parallel
 from stoker.engine import check_precision
-from stoker.errors import InvalidArgument, WrongType, did_you_mean
+from stoker.errors import InvalidArgument, StokerError, WrongType, did_you_mean
 from stoker.learner._rates import check_rates
 
 if TYPE_CHECKING:
@@ -64,57 +64,105 @@ def check_keywords_of_init(cls: type[T]) -> type[T]:
     return cls
 
 
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What is declared of an argument of `fit` besides its name and type: a check, and the sentence of its error."""
+
+    accepts: Callable[[Any], bool] = lambda value: True
+    sentence: str = ""  # what the argument is; {value} is what was given
+    error: type[StokerError] = InvalidArgument
+    needs_run: bool = False  # it makes no sense without a run directory
+    is_shared: bool = False  # it determines what ranks do together, so that they compare it
+
+    def check(self, name: str, value: Any, run: Any) -> None:
+        """Raises if the value is not one that the argument takes."""
+        if not self.accepts(value):
+            raise self.error(f"{name} {self.sentence.format(value=value, type=type(value).__name__)}")
+        if self.needs_run and value and run is None:
+            raise InvalidArgument(f"{name} needs a run directory: give run= as well")
+
+
+def _declare(*args: Any, **kwargs: Any) -> dict[str, Argument]:
+    """The metadata of a field of `FitArguments`."""
+    return {"argument": Argument(*args, **kwargs)}
+
+
+def _is_path(value: Any) -> bool:
+    return value is None or isinstance(value, str | os.PathLike)
+
+
+def _is_one_of(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class FitArguments:
-    """The arguments of `Learner.fit`, which has their defaults, without `show`."""
+    """The arguments of `Learner.fit`, which has their defaults and describes them, without `show`."""
 
     train: Any
     valid: Any
-    epochs: int | None
-    updates: int | None
-    minutes: float | None
+    epochs: int | None = field(metadata=_declare(is_shared=True))  # `check_limits` checks the limits
+    updates: int | None = field(metadata=_declare(is_shared=True))
+    minutes: float | None = field(metadata=_declare(is_shared=True))
     batch_size: int | None
-    micro_batch: int | Literal["auto"] | None
+    micro_batch: int | Literal["auto"] | None = field(
+        metadata=_declare(
+            lambda value: value in (None, "auto") or _is_count(value),
+            'is a number of samples, at least 1, or "auto"; got {value!r}',
+        )
+    )
     callbacks: Sequence[Callback]
-    run: str | Path | None
+    run: str | Path | None = field(
+        metadata=_declare(_is_path, "is the path of a directory, got {value!r}", WrongType, is_shared=True)
+    )
     config: Any
-    validate_every: Literal["epoch"] | int
-    keep: Literal["best", "last"]
-    monitor: str | None
-    mode: Literal["min", "max"] | None
-    checkpoint: Checkpoint | bool | None
-    resume: bool | Literal["force"]
+    validate_every: Literal["epoch"] | int = field(
+        metadata=_declare(
+            lambda value: value == "epoch" or _is_count(value),
+            'is "epoch" or a number of updates, got {value!r}',
+            is_shared=True,
+        )
+    )
+    keep: Literal["best", "last"] = field(
+        metadata=_declare(_is_one_of("best", "last"), 'is "best" or "last", got {value!r}', is_shared=True)
+    )
+    monitor: str | None = field(
+        metadata=_declare(
+            lambda value: value is None or (isinstance(value, str) and value != ""),
+            'is the name of a metric, such as "valid/accuracy"; got {value!r}',
+            is_shared=True,
+        )
+    )
+    mode: Literal["min", "max"] | None = field(
+        metadata=_declare(
+            _is_one_of(None, "min", "max"),
+            'is "min", "max" or None (as the metric says), got {value!r}',
+            is_shared=True,
+        )
+    )
+    checkpoint: Checkpoint | bool | None = field(
+        metadata=_declare(
+            lambda value: isinstance(value, Checkpoint | bool | None),
+            "is a stoker.Checkpoint(...) or False, got {type}",
+            WrongType,
+            needs_run=True,
+        )
+    )
+    resume: bool | Literal["force"] = field(
+        metadata=_declare(_is_one_of(True, False, "force"), 'is True, False or "force", got {value!r}', needs_run=True)
+    )
     system_metrics: bool
 
     def __post_init__(self) -> None:
         check_limits(epochs=self.epochs, updates=self.updates, minutes=self.minutes)
-        if self.keep not in ("best", "last"):
-            raise InvalidArgument(f'keep is "best" or "last", got {self.keep!r}')
-        if self.micro_batch not in (None, "auto") and not _is_count(self.micro_batch):
-            raise InvalidArgument(
-                f'micro_batch is a number of samples, at least 1, or "auto"; got {self.micro_batch!r}'
-            )
-        if self.monitor is not None and (not isinstance(self.monitor, str) or not self.monitor):
-            raise InvalidArgument(f'monitor is the name of a metric, such as "valid/accuracy"; got {self.monitor!r}')
-        if self.mode not in (None, "min", "max"):
-            raise InvalidArgument(f'mode is "min", "max" or None (as the metric says), got {self.mode!r}')
-        if self.validate_every != "epoch" and not _is_count(self.validate_every):
-            raise InvalidArgument(f'validate_every is "epoch" or a number of updates, got {self.validate_every!r}')
-        if self.run is not None and not isinstance(self.run, str | os.PathLike):
-            raise WrongType(f"run is the path of a directory, got {self.run!r}")
+        for name, each in declared_arguments().items():
+            each.check(name, getattr(self, name), self.run)
         if self.run == "":
             raise InvalidArgument("run is the path of a directory, got an empty string; leave it out to record nothing")
         if self.run is not None and "\0" in os.fspath(self.run):
             raise InvalidArgument(f"run is the path of a directory, and a path has no zero byte; got {self.run!r}")
         if self.config is not None and self.run is None:
             raise InvalidArgument("config is written to the run directory: give run= as well")
-        if not isinstance(self.checkpoint, Checkpoint | bool | None):
-            raise WrongType(f"checkpoint is a stoker.Checkpoint(...) or False, got {type(self.checkpoint).__name__}")
-        if self.resume not in (True, False, "force"):
-            raise InvalidArgument(f'resume is True, False or "force", got {self.resume!r}')
-        for name in ("checkpoint", "resume"):
-            if getattr(self, name) and self.run is None:
-                raise InvalidArgument(f"{name} needs a run directory: give run= as well")
 
     @property
     def directory(self) -> Path:
@@ -136,6 +184,11 @@ class FitArguments:
         if self.run is None or self.checkpoint is False:
             return None
         return self.checkpoint if isinstance(self.checkpoint, Checkpoint) else Checkpoint()
+
+
+def declared_arguments() -> dict[str, Argument]:
+    """What is declared of the arguments of `fit`, by name."""
+    return {each.name: each.metadata["argument"] for each in fields(FitArguments) if "argument" in each.metadata}
 
 
 def check_limits(*, epochs: int | None, updates: int | None, minutes: float | None) -> None:

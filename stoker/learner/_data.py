@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from stoker.data import Combination, Loader, is_batched, split
+from stoker.data import Combination, Loader, change_options, is_batched, split
 from stoker.errors import InvalidArgument
 
 
@@ -73,11 +73,11 @@ def as_complete_loader(source: Any, *, batch_size: int | None) -> Loader:
     given = loader.source
     if isinstance(given, DataLoader):
         drops_last = given.drop_last or (type(given.batch_sampler) is BatchSampler and given.batch_sampler.drop_last)
-        return _copy_loader(loader, _without_drop_last(given)) if drops_last else loader
+        return change_options(loader, _without_drop_last(given)) if drops_last else loader
     is_partial = loader.drop_last or loader.sampling_weights is not None
     if not is_partial:
         return loader
-    return _copy_loader(loader, given, shuffle=loader.shuffle, bucket_by=loader.bucket_by)
+    return change_options(loader, given, drop_last=False, sampling_weights=None)
 
 
 def as_ordered_loader(source: Any, *, batch_size: int | None) -> Loader:
@@ -90,13 +90,7 @@ def as_ordered_loader(source: Any, *, batch_size: int | None) -> Loader:
     elif loader.sharded:
         raise InvalidArgument("every process has its own part of this data, so predictions would have no common order")
     is_ordered = loader.shuffle is None and loader.bucket_by is None
-    return loader if is_ordered else _copy_loader(loader, loader.source)
-
-
-def _copy_loader(loader: Loader, source: Any, *, shuffle: int | None = None, bucket_by: Any = None) -> Loader:
-    """A loader with the same settings that leaves nothing out."""
-    names = ("batch_size", "workers", "batcher", "transform", "device", "sharded", "pad_to")
-    return Loader(source, shuffle=shuffle, bucket_by=bucket_by, **{name: getattr(loader, name) for name in names})
+    return loader if is_ordered else change_options(loader, loader.source, shuffle=None, bucket_by=None)
 
 
 def _without_drop_last(given: DataLoader[Any]) -> DataLoader[Any]:

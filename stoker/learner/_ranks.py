@@ -15,7 +15,7 @@ from stoker.distributed import Parallel, World, data_world, find_blocks, is_dist
 from stoker.engine import Fit, ModelWithLoss, length_of, seed_rng
 from stoker.errors import InvalidArgument
 from stoker.gradients import GradientReducer
-from stoker.learner._arguments import FitArguments
+from stoker.learner._arguments import FitArguments, declared_arguments
 from stoker.learner._describe import loaders_of
 
 if TYPE_CHECKING:
@@ -94,10 +94,7 @@ def describe_arguments(learner: "Learner", arguments: FitArguments, parallel: Pa
     """What ranks compare before anything is created: these arguments determine what they do together."""
     saving = arguments.checkpoint_settings
     return {
-        **{
-            name: getattr(arguments, name)
-            for name in ("run", "epochs", "updates", "minutes", "validate_every", "keep", "monitor", "mode")
-        },
+        **{name: getattr(arguments, name) for name, each in declared_arguments().items() if each.is_shared},
         "resume": arguments.should_resume,
         "valid": arguments.valid is not None,
         "checkpoint": None if saving is None else saving.replace(deadline=None),  # each rank has its own clock

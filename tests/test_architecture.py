@@ -106,12 +106,14 @@ def test_what_a_package_imports_without_exporting_it_is_used_elsewhere():
         for package, name in used_names(path):
             if package != own:
                 used[package].add(name)
+    unused = set()
     for init in ROOT.glob("*/__init__.py"):
         package, module = init.parent.name, ast.parse(init.read_text())
         imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
         names = {alias.name for node in imports if node.module.startswith(f"stoker.{package}.") for alias in node.names}
         exported = importlib.import_module(f"stoker.{package}").__all__
-        assert names - {*exported} - used[package] == set(), package
+        unused |= {f"{package}.{name}" for name in names - {*exported} - used[package]}
+    assert unused == set()
 
 
 def test_every_package_is_listed():

@@ -17,9 +17,16 @@ from stoker.errors import BadData, InvalidArgument
 X, Y = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)), torch.arange(24.0)[:, None]
 
 
+class NamedInput(nn.Linear):
+    """Takes the column `x` of a mapping."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
 def train(source, **options):
     torch.manual_seed(0)
-    learner = stoker.Learner(nn.Linear(3, 1), loss=nn.MSELoss(), optimizer=stoker.optim.SGD(), lr=1e-3, seed=2)
+    learner = stoker.Learner(NamedInput(3, 1), loss=nn.MSELoss(), optimizer=stoker.optim.SGD(), lr=1e-3, seed=2)
     return learner.fit(source, epochs=2, show=False, **options).model.weight
 
 

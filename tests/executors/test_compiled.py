@@ -431,3 +431,34 @@ def test_metric_state_that_moves_to_another_name_is_not_overwritten(names):
     compiled = run(feature)
     assert plan_of(compiled).mode == "compiled"
     assert_close(results_of(compiled), results_of(run(feature, eager=True)), **CLOSE)
+
+
+def test_a_program_that_runs_out_of_memory_is_undone_and_the_batch_is_halved(monkeypatch):
+    """By then it has written running statistics, totals and the generator; nothing may count twice."""
+    calls = []  # of each program; the first one is that of a whole batch
+
+    def compile_graph(graph, inputs, **_):
+        number = len(calls)
+        calls.append(0)
+
+        def run_graph(tensors):
+            found = graph(*tensors)
+            calls[number] += 1
+            if number == 0 and calls[0] > 1:  # the first call is a trial
+                raise torch.OutOfMemoryError("out of memory")
+            return found
+
+        return run_graph
+
+    feature = Feature(
+        lambda: nn.Sequential(*batch_norm_net(), nn.Dropout(0.3), nn.Linear(3, 3)),
+        settings=lambda: {"metrics": [metrics.Accuracy(), metrics.AUROC(bins=20)]},
+        callbacks=lambda: [HalveGradients()],
+    )
+    expected = run(feature, eager=True, micro_batch=4)
+    interpret_graphs(monkeypatch)
+    monkeypatch.setattr(_compiled, "compile_graph", compile_graph)
+    halved = run(feature, micro_batch="auto")
+    assert plan_of(halved).mode == "compiled_backward" and calls[0] == 2 and len(calls) > 1
+    assert_close(results_of(halved), results_of(expected), **CLOSE)
+    assert rng_states(halved) == rng_states(expected)

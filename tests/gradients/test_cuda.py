@@ -6,7 +6,7 @@ from torch import nn
 
 import stoker
 from stoker import optim
-from stoker.gradients import Accumulator, Gradients
+from stoker.gradients import Accumulator, Gradients, _backward
 
 pytestmark = pytest.mark.cuda
 
@@ -69,6 +69,20 @@ def test_gradients_of_a_new_dtype_can_be_recorded_first():
     again = stoker.backward(model(x).sum(), model)
     assert again["weight"].tolist() == [[1.0, 1.0, 1.0]]
     del grads
+
+
+def test_streams_may_differentiate_at_the_same_time(monkeypatch):
+    """The constant that backward passes start from is written by the first one, and read by all."""
+    monkeypatch.setattr(_backward, "_ones", {})
+    model, x, found = network(), batches(1)[0], []
+    torch.cuda.synchronize()
+    for _ in range(3):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(20_000_000 // (1 + len(found)))  # the first one writes last
+            found.append(stoker.backward(model.eval()(x).square().mean(), model))
+    torch.cuda.synchronize()
+    for other in found[1:]:
+        assert all(torch.equal(value, found[0][name]) for name, value in other.items())
 
 
 @pytest.mark.parametrize("where", ["cuda", "cpu"])

@@ -73,6 +73,21 @@ def test_fit_equals_a_loop_by_hand():
         assert torch.equal(value, ours.state_dict()[name]), name
 
 
+def test_the_history_is_that_of_the_cpu():
+    def fit(device):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+        counted = [metrics.Accuracy(), metrics.GradientNorm()]
+        own = stoker.Learner(model, loss=nn.CrossEntropyLoss(), metrics=counted, lr=1e-2, seed=0, device=device)
+        columns = own.fit(samples(), valid=samples(), epochs=4, batch_size=48, show=False).history.to_dict()
+        return {name: values for name, values in columns.items() if "/" in name or name == "gradient_norm"}
+
+    on_gpu, on_cpu = fit("cuda"), fit("cpu")
+    assert {"train/loss", "train/accuracy", "valid/loss", "valid/accuracy", "gradient_norm"} <= set(on_cpu)
+    for name, values in on_cpu.items():
+        assert on_gpu[name] == pytest.approx(values, rel=1e-4), name
+
+
 def test_nan_is_caught_and_data_are_moved_to_the_gpu():
     x, y = samples()
     bad = x.clone()

@@ -9,6 +9,7 @@ from simulated_cuda._backend import backend
 Pool = tuple[int, int]
 _pools = itertools.count(1)
 _threads = threading.local()  # .pools: which this thread has allocated in before
+_unfinished: list[Pool] = []  # pools of captures that failed, until `end_allocating_in`
 
 
 class CUDAGraph:
@@ -27,7 +28,14 @@ class CUDAGraph:
         backend.begin_capture(self._pool[1])
 
     def capture_end(self) -> None:
-        self.id = backend.end_capture()
+        try:
+            self.id = backend.end_capture()
+        except RuntimeError:
+            if self._pool is not None:
+                # torch raises before it tells its allocator, which takes the capture for one that still runs.
+                _unfinished.append(self._pool)
+                backend.add_pool_user(self._pool[1])
+            raise
 
     def replay(self) -> None:
         backend.replay(0 if self.id is None else self.id)
@@ -57,7 +65,10 @@ def begin_allocating_in(device: int, pool: Pool) -> None:
 
 
 def end_allocating_in(device: int, pool: Pool) -> None:
-    """`torch._C._cuda_endAllocateToPool`."""
+    """`torch._C._cuda_endAllocateToPool`, also for the pool of a capture that failed."""
+    if pool in _unfinished:
+        _unfinished.remove(pool)
+        return
     pools = _threads.__dict__.setdefault("pools", [])
     if not pools:
         raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
@@ -67,3 +78,9 @@ def end_allocating_in(device: int, pool: Pool) -> None:
 def release_pool(device: int, pool: Pool) -> None:
     """`torch._C._cuda_releasePool`: the end of what `begin_allocating_in` keeps."""
     backend.remove_pool_user(pool[1])
+
+
+def empty_cache() -> None:
+    """`torch.cuda.empty_cache`, which frees nothing while torch takes a capture for unfinished."""
+    if not _unfinished:
+        backend.empty_cache()

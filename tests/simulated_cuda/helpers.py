@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -24,9 +25,16 @@ def capture(function, **settings):
     return graph, result
 
 
-def restored_stream():
-    """A context that restores the current stream: torch leaves that of a capture if the capture fails."""
-    return torch.cuda.stream(torch.cuda.current_stream())
+@contextmanager
+def failed_capture(graph):
+    """Cleans up after a capture that fails: torch leaves its stream current, and its pool in use."""
+    stream = torch.cuda.current_stream()
+    try:
+        yield
+    finally:
+        torch.cuda.set_stream(stream)
+        torch._C._cuda_endAllocateToPool(0, graph.pool())
+        torch._C._cuda_releasePool(0, graph.pool())
 
 
 def races_of(function):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.simulated_cuda.helpers import capture, control, restored_stream
+from tests.simulated_cuda.helpers import capture, control, failed_capture
 
 pytestmark = [pytest.mark.cuda, pytest.mark.simulated]
 NAN = float("nan")
@@ -152,7 +152,7 @@ def test_what_needs_the_host_raises_in_a_capture_and_makes_it_invalid(name):
     graph = torch.cuda.CUDAGraph()
     invalid = pytest.raises(RuntimeError, match="CUDA error: operation failed due to a previous error during capture")
     refused = pytest.raises(RuntimeError, match="CUDA error: operation not permitted when stream is capturing")
-    with restored_stream(), invalid, torch.cuda.graph(graph), refused:
+    with failed_capture(graph), invalid, torch.cuda.graph(graph), refused:
         FORBIDDEN[name](x)
     with pytest.raises(RuntimeError, match="CUDA error"):
         graph.replay()

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from tests.simulated_cuda.helpers import capture, control
+from tests.simulated_cuda.helpers import capture, control, failed_capture
 
 pytestmark = [pytest.mark.cuda, pytest.mark.simulated]
 MIB = 2**20
@@ -186,3 +186,16 @@ def test_statistics_have_the_names_of_torch():
     assert stats["reserved_bytes.all.peak"] == torch.cuda.max_memory_reserved()
     assert stats["num_ooms"] >= 0
     del x
+
+
+def test_a_capture_that_fails_keeps_all_memory_until_its_pool_is_ended():
+    graph, x = torch.cuda.CUDAGraph(), tensor(64 * MIB)
+    with failed_capture(graph):
+        with pytest.raises(RuntimeError, match="previous error during capture"), torch.cuda.graph(graph):
+            x.sum().item()
+        del x
+        before = torch.cuda.memory_reserved()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == before
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before - 64 * MIB

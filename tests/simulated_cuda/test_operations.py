@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.simulated_cuda.helpers import capture, restored_stream
+from tests.simulated_cuda.helpers import capture, failed_capture
 
 pytestmark = [pytest.mark.cuda, pytest.mark.simulated]
 
@@ -152,7 +152,7 @@ def test_coalescing_in_a_capture_raises():
     graph = torch.cuda.CUDAGraph()
     invalid = pytest.raises(RuntimeError, match="previous error during capture")
     refused = pytest.raises(RuntimeError, match="not permitted when stream is capturing")
-    with restored_stream(), invalid, torch.cuda.graph(graph), refused:
+    with failed_capture(graph), invalid, torch.cuda.graph(graph), refused:
         torch.sparse_coo_tensor(indices, values, (3,), check_invariants=False).coalesce()
 
 

@@ -21,6 +21,7 @@ from stoker.engine._fit import Fit
 from stoker.engine._micro_batches import run_micro_batches
 from stoker.engine._step import HOOKS_BETWEEN_BATCHES, HOOKS_INSIDE_BATCHES, StepResult
 from stoker.engine._totals import TotalsReading
+from stoker.engine._undo import free_cached_memory, is_out_of_memory
 from stoker.engine.executors import Executor, SpanResult
 from stoker.errors import BadData, NotFinite
 from stoker.metrics import GradientNorm
@@ -252,17 +253,46 @@ def _batches(fit: Fit, values: Iterator[Any]) -> Iterator[Batch]:
 
 def _values_on_device(fit: Fit, *, selects_rows: bool) -> Iterator[Any]:
     """Batches on the device; or which rows they have, if the training step gathers them itself."""
-    loader, device = fit.train, fit.device
-    batches = _from_current_position(fit)
+    loader, batches = fit.train, _from_current_position(fit)
     if selects_rows:
         return batches.row_selections()
-    values: Any = batches.raw() if isinstance(batches, EpochBatches) else batches
-    if device.type != "cpu":
-        if loader.needs_main_thread:
-            values = (move_batch(value, device) for value in values)
+    values = _copy_ahead(fit, batches)
+    if fit.settings.micro_batch == "auto" and fit.device.type != "cpu" and loader.resume_warning is None:
+        values = _fetch_again(fit, values)
+    return values if loader.batch_transform is None else map(loader.apply_batch_transform, values)
+
+
+def _copy_ahead(fit: Fit, batches: Any) -> Iterator[Any]:
+    """The batches on the device; copied by a thread if they may be."""
+    values, device = iter(batches.raw() if isinstance(batches, EpochBatches) else batches), fit.device
+    if device.type == "cpu":
+        return values
+    if fit.train.needs_main_thread:
+        return (move_batch(value, device) for value in values)
+    return prefetch(values, device)
+
+
+def _fetch_again(fit: Fit, values: Iterator[Any]) -> Iterator[Any]:
+    """The batches. One that memory runs out for, while a step takes all of it, is fetched again when there is room.
+
+    All that were fetched ahead are fetched again with it: they follow from the position.
+    """
+    end, is_repeated = object(), False
+    while True:
+        try:
+            value = next(values, end)
+        except RuntimeError as error:
+            if is_repeated or not is_out_of_memory(error):
+                raise
         else:
-            values = prefetch(iter(values), device)
-    return iter(values) if loader.batch_transform is None else map(loader.apply_batch_transform, values)
+            if value is end:
+                return
+            is_repeated = False
+            yield value
+            del value  # the step may need its memory
+            continue
+        free_cached_memory(fit.device)  # here the exception is gone, and with it the tensors of its frames
+        values, is_repeated = _copy_ahead(fit, _from_current_position(fit)), True
 
 
 def _from_current_position(fit: Fit) -> Any:

@@ -495,3 +495,35 @@ def test_auto_finds_what_fits_on_a_gpu(captured):
     assert limits_in(found)
     for name, value in expected.model.state_dict().items():
         torch.testing.assert_close(found.model.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+
+
+class Scarce(torch.utils.data.Dataset):
+    """Samples; memory runs out when one of these is read for the first time, as while a step takes all of it."""
+
+    def __init__(self, *scarce):
+        self.x, self.y = samples()
+        self.scarce = set(scarce)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        if index in self.scarce:
+            self.scarce.remove(index)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return self.x[index], self.y[index]
+
+
+@pytest.mark.cuda
+def test_auto_fetches_a_batch_again_that_memory_ran_out_for():
+    def run(source, **more):
+        learner = stoker.Learner(network(), loss=F.cross_entropy, optimizer=optim.Adam(), seed=0, device="cuda")
+        return learner.fit(data.Loader(source, batch_size=SIZE), epochs=2, show=False, **more)
+
+    expected, source = run(Scarce(), micro_batch="auto"), Scarce(0, 17, 50)
+    found = run(source, micro_batch="auto")
+    assert not source.scarce
+    for name, value in expected.model.state_dict().items():
+        assert torch.equal(found.model.state_dict()[name], value), name
+    with pytest.raises(torch.OutOfMemoryError):
+        run(Scarce(17))

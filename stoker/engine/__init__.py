@@ -4,7 +4,7 @@
 - `TrainStep` is all that happens to one batch; it returns a `StepResult`.
 - An executor (`stoker.engine.executors`) decides how a step runs; `plan_fit` chooses it.
 - `train` is the loop over epochs and batches; `run` adds the executor, rescue and the best weights.
-- `Fit` holds these and the collaborators: `Checkpointer`, `Recorder`, `RankSync`, `StopSignals`, hooks.
+- `Fit` holds these and the collaborators: `Checkpointer`, `Recorder`, `StopSignals`, hooks.
 """
 
 from stoker.engine._batch import Batch
@@ -15,7 +15,8 @@ from stoker.engine._fit import Fit
 from stoker.engine._micro_batches import split_batch
 from stoker.engine._plan import Plan, agree_on_plan, plan_fit
 from stoker.engine._precision import PRECISIONS, LossScale, check_precision
-from stoker.engine._rank_sync import RankSync, length_of
+from stoker.engine._rank_state import gather_state, own_state
+from stoker.engine._ranks import Ranks
 from stoker.engine._recompute import find_recomputed
 from stoker.engine._recorder import Recorder
 from stoker.engine._rng import preserve_rng, seed_of_rank, seed_rng
@@ -24,6 +25,7 @@ from stoker.engine._settings import Settings
 from stoker.engine._signals import TERMINATED, StopSignals
 from stoker.engine._state import Progress, TrainState, upgrade_state
 from stoker.engine._step import StepResult, TrainStep
+from stoker.engine._streams import length_of, stop_streams_together
 from stoker.engine._system import SystemMetrics
 from stoker.engine._totals import RunningTotals
 from stoker.engine._train import train
@@ -43,7 +45,7 @@ __all__ = [
     "ModelWithLoss",
     "Plan",
     "Progress",
-    "RankSync",
+    "Ranks",
     "Recorder",
     "RunningTotals",
     "Settings",
@@ -60,8 +62,10 @@ __all__ = [
     "copy_weights",
     "evaluate",
     "find_recomputed",
+    "gather_state",
     "join_loss",
     "length_of",
+    "own_state",
     "plan_fit",
     "predict",
     "preserve_rng",
@@ -70,6 +74,7 @@ __all__ = [
     "seed_of_rank",
     "seed_rng",
     "split_batch",
+    "stop_streams_together",
     "train",
     "upgrade_state",
     "use_best_weights",

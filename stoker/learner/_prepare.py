@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from stoker.callbacks import Context, Hooks, Requests
+from stoker.callbacks import HOOK_NAMES, Context, Hooks, Requests
 from stoker.checkpoint import Checkpoint
 from stoker.data import Zip
-from stoker.distributed import Parallel, World, as_parallel, find_blocks, is_distributed, is_sharded
+from stoker.distributed import Agreement, Parallel, World, as_parallel, find_blocks, is_distributed, is_sharded
 from stoker.engine import (
     Ending,
     Fit,
     LossScale,
     ModelWithLoss,
-    RankSync,
+    Ranks,
     Recorder,
     RunningTotals,
     Settings,
@@ -177,14 +177,18 @@ def prepare(
     }
     settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
     reduce = "sum" if steps.train is None and steps.split.sums else "mean"
-    ranks = RankSync(world, split, model_is_distributed=is_distributed(model), agree=not dry)
+    ranks = Ranks(world, split, is_distributed(model))
+    agreement = None
+    if world.size > 1 and not dry:
+        # What a callback requests at a batch takes effect at the same batch in every run.
+        hooks_of_batches = [name for name in HOOK_NAMES if "batch" in name or name == "on_update"]
+        agreement = Agreement(world, every_batch=any(map(hooks.has, hooks_of_batches)))
+        requests.pending = {}
     if settings.micro_batch == "auto" and ranks.model_is_distributed:
         raise InvalidArgument(
             'micro_batch="auto" can\'t be used with a model that is distributed over processes: its forward pass is a '
             "message between them, which one that runs out of memory can't repeat alone. Give a number"
         )
-    if ranks.must_agree:
-        requests.pending = {}
     state = TrainState(
         model=model,
         loss=loss if isinstance(loss, nn.Module) else None,
@@ -217,8 +221,6 @@ def prepare(
         reducer=make_reducer(trained, split, parallel, reduce),
         rates_vary=not is_constant(learner.lr) or hooks.has("on_train_batch_begin"),
     )
-    if step.reducer is not None and not step.sums_on_each_rank:  # otherwise not every batch has a reduction
-        ranks.send_requests_with(step.reducer)
     fit = Fit(
         settings=settings,
         device=device,
@@ -233,6 +235,7 @@ def prepare(
         ctx=ctx,
         requests=requests,
         ranks=ranks,
+        agreement=agreement,
         parallel=parallel,
         recorder=Recorder(ctx, reports=world.is_first, ranks=split.size),
         signals=signals,
@@ -240,7 +243,7 @@ def prepare(
     )
     signals.attach(ctx, requests)
     state.identity = identity_of(fit, learner, lr)
-    if ranks.must_agree:
+    if agreement is not None:
         check_ranks_agree(world, lambda: describe_training(fit))
     fit.plan = plan_fit(fit) if dry else agree_on_plan(fit, plan_fit(fit))
     fit.description = [*describe_plan(fit, learner), *describe_rates(lr, planned), *data.notes, *describe_ranks(fit)]

@@ -11,7 +11,7 @@ import torch
 
 from stoker.checkpoint import Saved, model_state
 from stoker.distributed import World, is_sharded, run_on_rank_zero
-from stoker.engine import Checkpointer, Ending, Fit, SystemMetrics, upgrade_state, use_best_weights
+from stoker.engine import Checkpointer, Ending, Fit, SystemMetrics, own_state, upgrade_state, use_best_weights
 from stoker.errors import BadFile, StateMismatch, StokerError
 from stoker.learner._arguments import FitArguments
 from stoker.learner._describe import facts_of, limits_of, list_changes
@@ -68,7 +68,7 @@ def _find_checkpoint(fit: Fit, run: Run, accepts: Callable[[Saved], bool] = lamb
     found = store_of(run, fit.ranks.world).newest(accepts, like=model if is_sharded(model) else None)
     if found.saved is None:
         return found
-    state = fit.ranks.own_state(upgrade_state(found.state), fit.state, fit.state.totals.metrics)
+    state = own_state(fit.ranks, upgrade_state(found.state), fit.state, fit.state.totals.metrics)
     return found._replace(state=state)
 
 

@@ -117,12 +117,12 @@ class FlatSum:
             for index in missing:
                 numbers[size + index] = 0
             if not is_tensor:
-                self._write_weight(numbers, torch.full((), weight, dtype=torch.float64, device=self._device))
+                self._write_weight(numbers, as_tensor(weight, self._device))
             self._numbers = made_from, numbers
         numbers = self._numbers[1]
         if isinstance(weight, Tensor):
             numbers = numbers.clone()
-            self._write_weight(numbers, weight.to(self._device, torch.float64))
+            self._write_weight(numbers, as_tensor(weight, self._device))
         return numbers
 
     def _write_weight(self, numbers: Tensor, weight: Tensor) -> None:

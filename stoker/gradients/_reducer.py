@@ -56,7 +56,7 @@ class GradientReducer:
             raise InvalidArgument(f'reduce must be "mean" or "sum", got {reduce!r}')
         has_sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._model, self._world, self._bucket_mb = model, world, bucket_mb
-        self.reduction = reduce
+        self.reduction: Literal["mean", "sum"] = reduce
         self._parameters = named_parameters(model)
         # DDP would send one bucket too, at the end of the backward pass, with messages beside it.
         is_small = sum(each.nbytes for each in self._parameters.values()) <= bucket_mb * 2**20

@@ -2,13 +2,15 @@
 
     python -m benchmarks.ranks                  gloo, with 1, 2, 4 and 8 processes on this machine
     python -m benchmarks.ranks --help           other numbers of processes, fewer passes, no file; --quick for a check
+    python -m benchmarks.ranks --updates        `fit` against DDP by hand on 2 processes: the toy, and 10M parameters
     python -m benchmarks.ranks --estimate       extrapolates the newest results to 1024 ranks, in docs/scaling.md
 
 Each number of processes is one launch of torchrun, one after the other and several times, with one thread for each
 process. A time is the median of many calls on the slowest rank. With more processes than cores the processes take
 turns: work that all of them do at once is slower for that reason; a flag that travels from one to the next is not. A
 whole update is the toy's, in `fit`, in `fit` with `compile=True`, and in a loop written by hand with DDP. Results are
-written to benchmarks/results/.
+written to benchmarks/results/. `--updates` alternates between `fit` and the loop in the same two processes, several
+times, so that a busy machine slows both.
 """
 
 import argparse
@@ -35,6 +37,7 @@ METRICS = (5, 20)
 EPOCHS = {"full": 13, "quick": 2}  # of 100 updates each; the first one is not timed
 CALLS = {"full": (1000, 60, 100), "quick": (20, 4, 4)}  # back to back, during a step, gathers
 BATCH = 100
+ROUNDS = 5  # of `--updates`
 
 
 def run_rank(size):
@@ -43,21 +46,40 @@ def run_rank(size):
 
     use_one_thread()
     world = join()
+    if size == "updates":
+        of_all = world.all_gather(compare_updates(world))
+        if world.is_first:
+            print(json.dumps({name: slowest_of([each[name] for each in of_all]) for name in of_all[0]}))
+        return
     found = {**measure_messages(world, *CALLS[size]), "update, plain loop": measure_plain_updates(world, EPOCHS[size])}
     found["update, fit"] = measure_fit_updates(EPOCHS[size])
     found["update, compiled fit"] = measure_fit_updates(EPOCHS[size], compile=True)
     of_all = world.all_gather(found)
     if world.is_first:
-        slowest = {name: [max(times) for times in zip(*(each[name] for each in of_all), strict=True)] for name in found}
+        slowest = {name: slowest_of([each[name] for each in of_all]) for name in found}
         alone = measure_parts() if world.size == 1 else {}
         print(json.dumps({"us": slowest, "descriptors": len(os.listdir("/proc/self/fd")), **alone}))
+
+
+def slowest_of(times_of_ranks):
+    return [max(times) for times in zip(*times_of_ranks, strict=True)]
+
+
+def compare_updates(world):
+    """µs on this rank of updates in a loop written by hand with DDP and in `fit`, in turns."""
+    found = {}
+    for _ in range(ROUNDS):
+        for name, make, epochs in (("toy", make_data, 7), ("10M MLP", make_large_data, 4)):
+            for loop, measure in (("DDP by hand", partial(measure_plain_updates, world)), ("fit", measure_fit_updates)):
+                found.setdefault(f"{name}, {loop}", []).extend(measure(epochs, make=make))
+    return found
 
 
 def measure_messages(world, back_to_back, during_steps, gathers):
     """µs on this rank of what ranks send each other."""
     from stoker.distributed import Agreement
 
-    agreement, state = Agreement(world, every=1), rank_state()
+    agreement, state = Agreement(world, every_batch=True), rank_state()
     found = {
         "agreement, beside a step": [microseconds(lambda: agreement.exchange({}), during_steps, pause=STEP)],
         "agreement, at once": [microseconds(lambda: agreement.exchange({}), back_to_back) for _ in range(3)],
@@ -139,12 +161,27 @@ def make_data():
     return x.repeat(10, 1), y.repeat(10, 1), toy.model()
 
 
-def measure_plain_updates(world, epochs):
+def make_large_data():
+    """Ten batches an epoch, for a model of 10 million parameters: more than one bucket of gradients."""
+    import torch
+    from torch import nn
+
+    def model():
+        torch.manual_seed(0)
+        sizes = (784, 2048, 2048, 2048, 10)
+        layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+        return nn.Sequential(*layers[:-1])
+
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(10 * BATCH, 784, generator=generator), torch.randn(10 * BATCH, 10, generator=generator), model()
+
+
+def measure_plain_updates(world, epochs, make=make_data):
     """µs per update of a loop written by hand: DDP, and each rank's slice of every batch."""
     import torch
     from torch import nn
 
-    x, y, model = make_data()
+    x, y, model = make()
     ddp = nn.parallel.DistributedDataParallel(model) if world.size > 1 else model
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     loss_function, marks, generator = nn.MSELoss(), [], torch.Generator().manual_seed(0)
@@ -162,7 +199,7 @@ def measure_plain_updates(world, epochs):
     return per_update(marks, len(x))
 
 
-def measure_fit_updates(epochs, **settings):
+def measure_fit_updates(epochs, make=make_data, **settings):
     """µs per update of `fit`, ends of epochs included; the first epoch, which may compile, is not timed."""
     from torch import nn
 
@@ -170,7 +207,7 @@ def measure_fit_updates(epochs, **settings):
     from stoker import callbacks, optim
 
     gc.collect()  # frees the DDP of the plain loop
-    x, y, model = make_data()
+    x, y, model = make()
     marks = []
     clock = callbacks.on(epoch_end=lambda ctx: marks.append(time.perf_counter()))
     settings = {"loss": nn.MSELoss(), "optimizer": optim.Adam(), "lr": 1e-3, "device": "cpu", "seed": 0, **settings}
@@ -217,6 +254,17 @@ def report(found):
     print(f"  {'file descriptors of a process':<40}" + "".join(f"{each['descriptors']:10d}" for each in found.values()))
 
 
+def report_updates(found):
+    """Prints the median and the fastest epoch of each loop, and the ratios of `fit` to DDP by hand."""
+    print(f"\n2 gloo processes on this machine, µs per update\n  {'':<24}{'median':>10}{'fastest':>10}")
+    for name, times in found.items():
+        print(f"  {name:<24}{statistics.median(times):10.0f}{min(times):10.0f}")
+        if name.endswith("fit"):
+            plain = found[name.replace("fit", "DDP by hand")]
+            ratios = statistics.median(times) / statistics.median(plain), min(times) / min(plain)
+            print(f"  {'ratio':<24}{ratios[0]:10.2f}{ratios[1]:10.2f}")
+
+
 def newest_results():
     paths = sorted(RESULTS.glob("ranks-*.json"))
     if not paths:
@@ -235,6 +283,7 @@ def main():
     parser.add_argument("--passes", type=int, default=2, help="launches for each number (default: 2)")
     parser.add_argument("--no-file", action="store_true", help="print only, write nothing to benchmarks/results/")
     parser.add_argument("--quick", action="store_true", help="1 and 2 processes, once, no file")
+    parser.add_argument("--updates", action="store_true", help="two processes: updates of `fit` against DDP by hand")
     parser.add_argument("--estimate", action="store_true", help="measure nothing; update the tables of docs/scaling.md")
     parser.add_argument("--measure", nargs=2, metavar=("PROCESSES", "SIZE"), help=argparse.SUPPRESS)
     parser.add_argument("--rank", metavar="SIZE", help=argparse.SUPPRESS)
@@ -246,6 +295,8 @@ def main():
     elif arguments.estimate:
         PAGE.write_text(replace_tables(PAGE.read_text(), newest_results()))
         print("\n".join(estimate_table(newest_results())))
+    elif arguments.updates:
+        report_updates(collect("benchmarks.ranks", [("2", "updates")])["2", "updates"][0])
     elif arguments.quick:
         report(run(("1", "2"), 1, "quick"))
     else:

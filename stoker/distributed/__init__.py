@@ -5,7 +5,7 @@ decision of all, and `propagate_failures` makes one rank's failure that of all. 
 (`DTensor`) take ordinary tensors as well.
 """
 
-from stoker.distributed._agreement import Agreement, RequestFlag
+from stoker.distributed._agreement import Agreement
 from stoker.distributed._dtensor import (
     copy_into,
     from_local,

@@ -4,7 +4,7 @@
 - `TrainStep` is all that happens to one batch; it returns a `StepResult`.
 - An executor (`stoker.engine.executors`) decides how a step runs; `plan_fit` chooses it.
 - `train` is the loop over epochs and batches; `run` adds the executor, rescue and the best weights.
-- `Fit` holds these and the collaborators: `Checkpointer`, `Recorder`, `RankSync`, `StopSignals`, hooks.
+- `Fit` holds these and the collaborators: `Checkpointer`, `Recorder`, `StopSignals`, hooks.
 """
 
 from stoker.engine._batch import Batch
@@ -17,7 +17,8 @@ from stoker.engine._fit import Fit
 from stoker.engine._micro_batches import split_batch
 from stoker.engine._plan import Plan, agree_on_plan, plan_fit
 from stoker.engine._precision import LossScale, check_precision
-from stoker.engine._rank_sync import RankSync, length_of
+from stoker.engine._rank_state import gather_state, own_state
+from stoker.engine._ranks import Ranks
 from stoker.engine._recompute import find_recomputed
 from stoker.engine._recorder import Recorder
 from stoker.engine._rng import preserve_rng, seed_of_rank, seed_rng
@@ -26,6 +27,7 @@ from stoker.engine._settings import Settings
 from stoker.engine._signals import TERMINATED, StopSignals
 from stoker.engine._state import TrainState, check_state
 from stoker.engine._step import TrainStep
+from stoker.engine._streams import length_of, stop_streams_together
 from stoker.engine._system import SystemMetrics
 from stoker.engine._totals import RunningTotals
 from stoker.engine._weights import EMA, ModelWithLoss, WeightCopy, copy_weights, join_loss, restore_weights, weights_of

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.callbacks import Requests
 from stoker.checkpoint import Moment, Place, Unsaved
-from stoker.engine._rank_sync import RankSync
+from stoker.engine._rank_state import gather_state
+from stoker.engine._ranks import Ranks
 from stoker.engine._signals import StopSignals
 from stoker.engine._state import ResumePoint, TrainState, is_storable
 from stoker.engine._weights import ModelWithLoss
@@ -34,7 +35,7 @@ class Checkpointer:
         self,
         saver: "Saver | None",
         state: TrainState,
-        ranks: RankSync,
+        ranks: Ranks,
         signals: StopSignals,
         requests: Requests,
         *,
@@ -94,7 +95,7 @@ class Checkpointer:
             return
         self.take_resume_point()
         self._report_finished(saver)
-        if self._ranks.must_agree and saver.has_failed and ctx.stopping is None:
+        if self._ranks.world.size > 1 and saver.has_failed and ctx.stopping is None:
             ctx.save("to report one that failed")  # all ranks raise it together then
         if ctx.stopping is not None:
             return  # saved when the fit ends, or where it is cut short
@@ -108,7 +109,7 @@ class Checkpointer:
 
     def _reason_to_save(self, saver: "Saver", moment: Moment, *, at_fixed_place: bool) -> str | None:
         world = self._ranks.world
-        if not self._ranks.must_agree:
+        if world.size == 1:
             return saver.save_reason(moment)
         if at_fixed_place or not self._is_timed:
             return world.broadcast_object(saver.save_reason(moment) if world.is_first else None)
@@ -231,7 +232,7 @@ class Checkpointer:
         if self._last_saved == position:
             return
         self._warn_about_unsaved()
-        state = self._ranks.gather_state(self._state.state_dict(at, stop_reason=self._stop_reason()))
+        state = gather_state(self._ranks, self._state.state_dict(at, stop_reason=self._stop_reason()))
         with self._signals.held():
             saver.save(state, place, events=self._ctx.record.path)
         self._last_saved = position

@@ -24,7 +24,7 @@ from stoker.engine._forward_loss import as_objective
 from stoker.engine._micro_batches import evaluate_micro_batches
 from stoker.engine._precision import autocast
 from stoker.engine._predictions import join_predictions, to_plain
-from stoker.engine._rank_sync import length_of
+from stoker.engine._streams import length_of, stop_streams_together
 from stoker.engine._totals import RunningTotals, TotalsReading, loss_weight
 from stoker.engine._undo import is_out_of_memory
 from stoker.engine.executors import Executor
@@ -240,7 +240,9 @@ def _validate_on(
         fit.step.steps, fit.device, fit.settings.precision, after_pred=after_pred, after_loss=after_loss
     )
     # Always epoch 0: what a transform draws is the same in every validation.
-    batches = fit.ranks.stop_streams_together(loader, fit.signals.interruptible_batches(loader, loader.at(epoch=0)))
+    batches = stop_streams_together(
+        fit.ranks.world, loader, fit.signals.interruptible_batches(loader, loader.at(epoch=0))
+    )
     sizes = loader.at(epoch=0).sizes()
     with preserve_buffers(model, fit.state.loss):  # every set is evaluated with those of the training
         for number, batch in enumerate(batches, start=1):

@@ -10,10 +10,10 @@ from torch import nn
 
 from stoker.callbacks import Context, Hooks, Requests
 from stoker.data import Loader
-from stoker.distributed import Parallel
+from stoker.distributed import Agreement, Parallel
 from stoker.engine._checkpointer import Checkpointer
 from stoker.engine._plan import Plan
-from stoker.engine._rank_sync import RankSync
+from stoker.engine._ranks import Ranks
 from stoker.engine._recorder import Recorder
 from stoker.engine._settings import Settings
 from stoker.engine._signals import StopSignals
@@ -39,7 +39,8 @@ class Fit:
     hooks: Hooks
     ctx: Context
     requests: Requests
-    ranks: RankSync
+    ranks: Ranks
+    agreement: Agreement | None  # on requests of other ranks; None with one process
     parallel: Parallel
     recorder: Recorder
     signals: StopSignals
@@ -82,8 +83,16 @@ class Fit:
         self.synchronize_ranks()
 
     def synchronize_ranks(self, *, wait: bool = False) -> None:
-        """Does what any rank has requested: to stop, interrupt, save or warn. With one process, does nothing."""
-        agreed = self.ranks.exchange(self.requests, wait=wait)
+        """Hands in what this rank requests, and does what any rank has requested: to stop, interrupt, save or warn.
+
+        Every rank calls this after every batch, so that all act after the same one. With one process, does nothing.
+        """
+        if self.agreement is None:
+            return
+        own, self.requests.pending = self.requests.pending or {}, {}
+        if self.ranks.world.is_first:
+            own.pop("warnings", None)  # they are in the record already
+        agreed = self.agreement.exchange(own, wait=wait, kind=self.ctx.set_name)
         if agreed is None:
             return
         if agreed["interrupt"]:

@@ -11,7 +11,7 @@ from stoker.callbacks import Context, Hooks
 from stoker.engine._batch import Batch
 from stoker.engine._forward import call_as_forward
 from stoker.engine._precision import autocast
-from stoker.engine._rank_sync import RankSync
+from stoker.engine._ranks import Ranks
 from stoker.engine._state import TrainState
 from stoker.engine._totals import loss_weight
 from stoker.errors import InvalidArgument, WrongType
@@ -55,7 +55,7 @@ class ForwardLoss:
         steps: Steps,
         hooks: Hooks,
         ctx: Context,
-        ranks: RankSync,
+        ranks: Ranks,
         *,
         precision: str,
         reads_weights: bool,

@@ -14,7 +14,7 @@ from stoker.engine._batch import Batch
 from stoker.engine._buffers import BufferValues
 from stoker.engine._finite import NonFiniteSearch, all_finite, is_finite, join_values, largest_values
 from stoker.engine._forward_loss import LossTerm
-from stoker.engine._rank_sync import RankSync
+from stoker.engine._ranks import Ranks
 from stoker.engine._state import TrainState
 from stoker.errors import NotFinite
 from stoker.gradients import Gradients
@@ -187,7 +187,7 @@ class HostGuard:
         self,
         state: TrainState,
         rates: LearningRates,
-        ranks: RankSync,
+        ranks: Ranks,
         search: NonFiniteSearch,
         device: torch.device,
         *,

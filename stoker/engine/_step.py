@@ -22,7 +22,7 @@ from stoker.engine._batch import Batch
 from stoker.engine._finite import NonFiniteSearch
 from stoker.engine._forward_loss import HOOKS_BEFORE_GRADIENTS, ForwardLoss, LossTerm, Objectives, StepResult
 from stoker.engine._guard import DeviceGuard, Guard, HostGuard, LearningRates
-from stoker.engine._rank_sync import RankSync
+from stoker.engine._ranks import Ranks
 from stoker.engine._replayable import CannotReplay
 from stoker.engine._settings import Settings
 from stoker.engine._state import TrainState
@@ -66,7 +66,7 @@ class TrainStep:
     device: torch.device
     hooks: Hooks
     ctx: Context  # for hooks inside of the step
-    ranks: RankSync
+    ranks: Ranks
     reducer: GradientReducer | None = None  # adds up gradients over ranks
     rates_vary: bool = True  # whether learning rates may differ from batch to batch
     rates: LearningRates = field(init=False)
@@ -277,8 +277,8 @@ class TrainStep:
         reducer.reduction = self._forward_loss.reduction
         checked = _zero_if_not_counted(loss)
         if self.sums_on_each_rank:
-            return Computed(reducer.local(value, part=loss.name), checked, loss)
-        grads = reducer.backward(value, loss.weight, part=loss.name)
+            return Computed(reducer.local(value, objective=loss.name), checked, loss)
+        grads = reducer.backward(value, loss.weight, objective=loss.name)
         return Computed(grads, checked._replace(weight=reducer.weight), loss)
 
     def _run_gradient_hooks(self, grads: Gradients, result: StepResult) -> Gradients:

@@ -19,7 +19,9 @@ from stoker.engine._evaluate import keep_best_of_training, validate
 from stoker.engine._finite import find_nonfinite
 from stoker.engine._fit import Fit
 from stoker.engine._micro_batches import run_micro_batches
+from stoker.engine._replicas import check_replicas, check_trained
 from stoker.engine._step import HOOKS_BETWEEN_BATCHES, HOOKS_INSIDE_BATCHES, StepResult
+from stoker.engine._streams import stop_streams_together
 from stoker.engine._totals import TotalsReading
 from stoker.engine._undo import free_cached_memory, is_out_of_memory
 from stoker.engine.executors import Executor, SpanResult
@@ -42,7 +44,7 @@ def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
         if progress.stage == "closed":
             _begin_epoch(fit, executor)
         if progress.stage == "train":
-            fit.ranks.check_trained(fit.state.trained, ctx.epoch)
+            check_trained(fit.ranks, fit.state.trained, ctx.epoch)
             train_epoch(fit, executor, selects_rows=selects_rows)
         if fit.settings.validate_every is None or _validation_is_due(fit):
             validate(fit, executor)
@@ -53,7 +55,7 @@ def train(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> None:
             checkpointer.save_resumable_position(validating=True)
         _end_epoch(fit)
         fit.synchronize_ranks(wait=True)
-        fit.ranks.check_replicas(fit.state.trained, ctx.epoch)
+        check_replicas(fit.ranks, fit.state.trained, ctx.epoch)
         _stop_at_limits(fit)
         checkpointer.save_if_due(epoch_ended=True)
     _check_weights_are_finite(fit)
@@ -235,7 +237,7 @@ def _batches(fit: Fit, values: Iterator[Any]) -> Iterator[Batch]:
     has_sizes = not fit.train.has_row_selections
     sizes = fit.train.at(epoch=ctx.epoch - 1, batch=ctx.batch_number).sizes() if has_sizes else None
     interruptible = fit.signals.interruptible_batches(fit.train, values)
-    for value in fit.ranks.stop_streams_together(fit.train, interruptible):
+    for value in stop_streams_together(fit.ranks.world, fit.train, interruptible):
         number = ctx.batch_number + 1  # a group may have come before it
         is_padding = isinstance(value, PaddingBatch) or (isinstance(value, RowSelection) and value.is_padding)
         yield Batch(

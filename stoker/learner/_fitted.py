@@ -16,7 +16,6 @@ from stoker.data import Loader
 from stoker.distributed import World, as_parallel, data_world, join, propagate_failures, run_on_rank_zero
 from stoker.engine import (
     ModelWithLoss,
-    RankSync,
     WeightCopy,
     check_state,
     evaluate,
@@ -24,6 +23,7 @@ from stoker.engine import (
     join_loss,
     predict,
     restore_weights,
+    stop_streams_together,
     weights_of,
 )
 from stoker.errors import BadData, InvalidArgument, MissingFile, StateMismatch, WrongType
@@ -350,7 +350,7 @@ class Fitted:
 def _share_batches(loader: Loader, world: World, split: World) -> Iterable[Any]:
     """This rank's share of every batch; all ranks have the same number of batches."""
     own = share_loader(loader, split)
-    return RankSync(world, split, agree=False).stop_streams_together(own, own.at(epoch=0))
+    return stop_streams_together(world, own, own.at(epoch=0))
 
 
 def load_for_inference(run: str | os.PathLike[str], model: nn.Module) -> nn.Module:

@@ -11,17 +11,17 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from stoker.callbacks import Callback, Context, Hooks, Requests
+from stoker.callbacks import HOOK_NAMES, Callback, Context, Hooks, Requests
 from stoker.checkpoint import Checkpoint
 from stoker.data import Loader, Zip
-from stoker.distributed import Parallel, World, as_parallel, find_blocks, is_distributed, is_sharded
+from stoker.distributed import Agreement, Parallel, World, as_parallel, find_blocks, is_distributed, is_sharded
 from stoker.engine import (
     EMA,
     Ending,
     Fit,
     Kept,
     LossScale,
-    RankSync,
+    Ranks,
     Recorder,
     RunningTotals,
     Settings,
@@ -259,14 +259,18 @@ def prepare_fit(
         "frozen": (arguments.checkpoint_settings or Checkpoint()).frozen,
     }
     settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
-    ranks = RankSync(world, split, model_is_distributed=is_distributed(model.model), agree=not dry)
+    ranks = Ranks(world, split, is_distributed(model.model))
+    agreement = None
+    if world.size > 1 and not dry:
+        # What a callback requests at a batch takes effect at the same batch in every run.
+        hooks_of_batches = [name for name in HOOK_NAMES if "batch" in name or name == "on_update"]
+        agreement = Agreement(world, every_batch=any(map(hooks.has, hooks_of_batches)))
+        requests.pending = {}
     if settings.micro_batch == "auto" and ranks.model_is_distributed:
         raise InvalidArgument(
             'micro_batch="auto" can\'t be used with a model that is distributed over processes: its forward pass is a '
             "message between them, which one that runs out of memory can't repeat alone. Give a number"
         )
-    if ranks.must_agree:
-        requests.pending = {}
     state = TrainState(
         model=model.model,
         loss=model.loss if isinstance(model.loss, nn.Module) else None,
@@ -300,8 +304,6 @@ def prepare_fit(
         reducer=make_reducer(trained, split, parallel, reduce),
         rates_vary=not is_constant(learner.lr) or hooks.has("on_train_batch_begin"),
     )
-    if step.reducer is not None and not step.sums_on_each_rank:  # otherwise not every batch has a reduction
-        ranks.send_requests_with(step.reducer)
     fit = Fit(
         settings=settings,
         device=device,
@@ -316,6 +318,7 @@ def prepare_fit(
         ctx=ctx,
         requests=requests,
         ranks=ranks,
+        agreement=agreement,
         parallel=parallel,
         recorder=Recorder(ctx, reports=world.is_first, ranks=split.size),
         signals=signals,
@@ -323,7 +326,7 @@ def prepare_fit(
     )
     signals.attach(ctx, requests)
     state.identity = identity_of(fit, learner, updates.lr)
-    if ranks.must_agree:
+    if agreement is not None:
         check_ranks_agree(world, lambda: describe_training(fit))
     fit.plan = plan_fit(fit) if dry else agree_on_plan(fit, plan_fit(fit))
     rates = describe_rates(updates.lr, updates.planned)

@@ -16,6 +16,7 @@ from stoker.engine import (
     SystemMetrics,
     check_state,
     explain_bad_state,
+    own_state,
     use_best_weights,
 )
 from stoker.errors import BadFile, StateMismatch
@@ -64,7 +65,7 @@ def _find_checkpoint(fit: Fit, run: Run, accepts: Callable[[Saved], bool] = lamb
     if found.saved is None:
         return found
     check_state(found.state)
-    return found._replace(state=fit.ranks.own_state(found.state, fit.state, fit.state.totals.metrics))
+    return found._replace(state=own_state(fit.ranks, found.state, fit.state, fit.state.totals.metrics))
 
 
 # --- a finished run

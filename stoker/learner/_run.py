@@ -139,7 +139,7 @@ def _continue(prepared: Prepared, limits: Mapping[str, Any], *, show: bool) -> N
     ctx.epochs, ctx.updates_planned = fit.settings.epochs, fit.settings.updates
     ctx.started = time.monotonic() - ending.seconds
     ctx.stopping = None
-    fit.requests.pending = {} if fit.ranks.must_agree else None
+    fit.requests.pending = None if fit.agreement is None else {}
     kept, prepared.kept = prepared.kept, None
     if kept is None:
         callbacks = {name: callback.state_dict() for name, callback in fit.hooks.stateful.items()}

@@ -1,6 +1,6 @@
 """A request of one rank is acted on by all ranks after the same batch."""
 
-import pytest
+import time
 
 from stoker.distributed import Agreement, World, join
 
@@ -11,10 +11,10 @@ def answer(**requests):
     return {"stop": None, "interrupt": None, "terminated": None, "save": None, "warnings": []} | requests
 
 
-def train(rank, size, reduced=()):
-    """The answers after each of eight batches, and at two ends; gradients of some batches take the flag along."""
+def train(rank, size):
+    """The answers after each of eight batches, and at two ends."""
     world = join()
-    agreement = Agreement(world)
+    agreement = Agreement(world, every_batch=rank == 0)
     requests = [{} for _ in range(8)]
     if rank == size - 1:
         requests[1] = {"stop": "", "terminated": False, "warnings": []}  # a reason may be empty
@@ -25,11 +25,7 @@ def train(rank, size, reduced=()):
         requests[5] = {"save": "early"}
     else:
         requests[5] = {"save": f"rank {rank}"} | requests[5]
-    found = []
-    for number, each in enumerate(requests):
-        if number in reduced:
-            agreement.flag.receive(world.any(agreement.flag.own))
-        found.append(agreement.exchange(each))
+    found = [agreement.exchange(each) for each in requests]
     ends = [agreement.exchange({"interrupt": f"rank {rank}"}, wait=True), agreement.exchange({}, wait=True)]
     agreement.exchange({"stop": "handed in" if rank == size - 1 else None, "warnings": ["x"]})
     ends += [
@@ -39,8 +35,7 @@ def train(rank, size, reduced=()):
     return found, ends
 
 
-@pytest.mark.parametrize("reduced", [(), range(8), (0, 1, 3, 4, 7)])
-def test_all_ranks_get_the_same_answer_after_the_same_batch(reduced):
+def test_all_ranks_get_the_same_answer_after_the_same_batch():
     size, last = 3, 2
     expected = [None] * 8
     expected[2] = answer(stop="")
@@ -48,28 +43,39 @@ def test_all_ranks_get_the_same_answer_after_the_same_batch(reduced):
     expected[6] = answer(save="early", warnings=[(last, f"of {last}")])
     warnings = [(rank, text) for text in ("x", "y") for rank in range(size)]
     ends = [answer(interrupt="rank 0"), None, answer(stop="handed in", save="now", warnings=warnings), None]
-    for found in run(train, size, reduced):
+    for found in run(train, size):
         assert found == (expected, ends)
 
 
-def train_with_few_exchanges(rank, size):
-    agreement = Agreement(join(), every=3)
-    requests = [{} for _ in range(12)]
-    if rank == 1:
-        requests[0] = {"stop": "first", "warnings": ["a"]}
-        requests[1] = {"stop": "second", "warnings": ["b"]}
-        requests[10] = {"save": "late"}
-    return (
-        [agreement.exchange(each) for each in requests],
-        agreement.exchange({}, wait=True),
-        agreement.exchange({}, wait=True),
-    )
+def train_with_short_batches(rank, size):
+    """A batch takes 5 ms on rank 0 and 1 ms on rank 1; those of the validation take 1 s."""
+    agreement, now = Agreement(join()), 0.0
+    time.monotonic = lambda: now
+    found = {}
+    for number in range(40):
+        kind = "train" if number < 30 else "valid"
+        now += 1.0 if kind == "valid" else 0.001 if rank else 0.005
+        requests = {"save": f"at {number}"} if rank == 1 and number in (0, 5, 31) else {}
+        if (agreed := agreement.exchange(requests, kind=kind)) is not None:
+            found[number] = agreed
+    return found, agreement.exchange({"warnings": ["x"]}, wait=True), agreement.exchange({}, wait=True)
 
 
-def test_a_large_world_exchanges_requests_after_several_batches():
-    expected = [None] * 12
-    expected[5] = answer(stop="first", warnings=[(1, "a"), (1, "b")])
-    assert run(train_with_few_exchanges, 2) == [(expected, answer(save="late"), None)] * 2
+def test_requests_are_exchanged_after_as_many_short_batches_as_the_slowest_rank_has_in_20_ms():
+    # The first exchanges come after every batch; from the third on, at batch 2, they come after four.
+    found = {1: answer(save="at 0"), 10: answer(save="at 5"), 32: answer(save="at 31")}
+    warnings = [(rank, "x") for rank in range(2)]
+    assert run(train_with_short_batches, 2) == [(found, answer(warnings=warnings), None)] * 2
+
+
+def train_with_hooks_on_one_rank(rank, size):
+    agreement = Agreement(join(), every_batch=rank == 1)
+    requests = [{"stop": f"at {number}"} if rank == 0 and number in (3, 20) else {} for number in range(24)]
+    return [number for number, each in enumerate(requests) if agreement.exchange(each) is not None]
+
+
+def test_one_rank_can_have_requests_exchanged_after_every_batch():
+    assert run(train_with_hooks_on_one_rank, 2) == [[4, 21]] * 2
 
 
 def test_one_process_gets_its_answer_at_once():

@@ -49,13 +49,15 @@ def value_of(rank):
     }
 
 
-def use_collectives(rank, size, in_tree):
-    _world.MANY_RANKS = 2 if in_tree else 64
+def use_collectives(rank, size, way):
+    _world.MANY_RANKS = 2 if way == "in a tree" else 64
+    if way != "directly":
+        _world._FEW_RANKS = 0
     world = join()
     assert (world.rank, world.size, world.is_first) == (rank, size, rank == 0)
     own = tensors_of(rank)
     before = [tensor.clone() for tensor in own]
-    sums = {megabytes: world.sum_all(own, bucket_mb=megabytes) for megabytes in (25, 1e-5)}
+    sums = [world.sum(tensor) for tensor in own]
     assert all(torch.equal(*pair) for pair in zip(own, before, strict=True))
     one = world.sum(torch.tensor([float(rank)], requires_grad=True))
 
@@ -76,21 +78,21 @@ def use_collectives(rank, size, in_tree):
         "all_gather": world.all_gather(value_of(rank)),
         "broadcast_object": world.broadcast_object(value_of(rank + 2)),
         "combine": world.combine([rank, "x" * rank], operator.add),
+        "all_equal": [world.all_equal(value) for value in (["x", 1], rank, rank == 0)],
         "any": [world.any(flag) for flag in (False, rank == size - 1, True)],
         "all": [world.all(flag) for flag in (False, rank == 0, True)],
     }
 
 
-@pytest.mark.parametrize("in_tree", [False, True])
+@pytest.mark.parametrize("way", ["directly", "with collectives", "in a tree"])
 @pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (3, 7))])
-def test_collectives_give_the_same_on_every_rank(size, in_tree):
+def test_collectives_give_the_same_on_every_rank(size, way):
     expected = [torch.stack(each).sum(0) for each in zip(*map(tensors_of, range(size)), strict=True)]
-    for found in run(use_collectives, size, in_tree):
-        for sums in found["sums"].values():
-            for tensor, right, given in zip(sums, expected, tensors_of(0), strict=True):
-                assert tensor.dtype == given.dtype
-                assert tensor.shape == given.shape
-                assert torch.equal(tensor, right.to(given.dtype))
+    for found in run(use_collectives, size, way):
+        for tensor, right, given in zip(found["sums"], expected, tensors_of(0), strict=True):
+            assert tensor.dtype == given.dtype
+            assert tensor.shape == given.shape
+            assert torch.equal(tensor, right.to(given.dtype))
         assert found["one"] == sum(range(size))
         assert not found["one"].requires_grad
         right = [torch.full((3,), True), torch.full((2, 2), 5), torch.tensor(0.5)]
@@ -104,6 +106,7 @@ def test_collectives_give_the_same_on_every_rank(size, in_tree):
             assert each["texts"] == value_of(rank)["texts"]
         assert found["broadcast_object"]["epoch"] == 2
         assert found["combine"] == [each for rank in range(size) for each in (rank, "x" * rank)]  # in rank order
+        assert found["all_equal"] == [True, False, False]
         assert found["any"] == [False, True, True]
         assert found["all"] == [False, size == 1, True]
 

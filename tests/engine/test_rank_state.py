@@ -9,7 +9,8 @@ from torch import nn
 
 from stoker.checkpoint import set_random_state
 from stoker.distributed import World
-from stoker.engine import RankSync, RunningTotals
+from stoker.engine import Ranks, RunningTotals, gather_state
+from stoker.engine import own_state as load_own_state
 from stoker.gradients import Accumulator, Gradients
 from stoker.metrics import Accuracy
 
@@ -17,9 +18,9 @@ from stoker.metrics import Accuracy
 def own_state(saved, number, size, *, sharded=False, split=None, metrics=()):
     """The state that a rank continues from."""
     world = World(number, size)
-    ranks = RankSync(world, world if split is None else World(*split), model_is_distributed=sharded, agree=False)
+    ranks = Ranks(world, world if split is None else World(*split), model_is_distributed=sharded)
     train = SimpleNamespace(ctx=SimpleNamespace(seed=3), totals=RunningTotals(metrics, torch.device("cpu")))
-    return ranks.own_state(saved, train, metrics)
+    return load_own_state(ranks, saved, train, metrics)
 
 
 def window(value, weight, model):
@@ -56,7 +57,7 @@ def model():
 
 def test_one_process_saves_and_loads_its_state_unchanged(model):
     alone = state(1, model)
-    assert RankSync(World(), World()).gather_state(alone) == alone
+    assert gather_state(Ranks(), alone) == alone
     assert own_state(alone, 0, 1) == alone
 
 

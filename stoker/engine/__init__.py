@@ -12,7 +12,6 @@ from stoker.engine._begin import Kept, begin, continue_, explain_bad_state, resu
 from stoker.engine._checkpointer import Checkpointer
 from stoker.engine._deterministic import check_deterministic
 from stoker.engine._evaluate import check_valid_sets, evaluate, predict
-from stoker.engine._evaluating import evaluating
 from stoker.engine._fit import Fit
 from stoker.engine._micro_batches import split_batch
 from stoker.engine._plan import Plan, agree_on_plan, plan_fit

@@ -33,11 +33,12 @@ def resume(fit: Fit, saved: Mapping[str, Any], write_begin: Callable[[], None]) 
 
     1. Identity and shapes. The learner has compared them before it calls this, with `check_state`, `check_shapes` and
        the settings of the fit, so that nothing is changed or written if they differ.
-    2. The position, and what else `ctx` shows. `write_begin` then continues the record from there.
+    2. The position, and what else `ctx` shows, with the reason if the run was stopping there. A signal that came before
+       still stops it. `write_begin` then continues the record from there.
     3. `on_fit_begin`. It sees the position, as it does in a new fit, and may change the model: a state that was saved
        with a head or a buffer that it adds is loaded into such a model.
     4. Everything else that the checkpoint holds: weights, optimizer, averages, windows, totals. The loaded values
-       replace those that the hook has set. A stop that it requested stays: a reason to stop is part of the position.
+       replace those that the hook has set, but for a stop that it requested.
     5. The states of the callbacks, which `on_fit_begin` has reset.
     6. The random generators, last: all of the above may have drawn from them.
 

@@ -378,8 +378,9 @@ class TrainState:
         progress.loss_is_sum, progress.loss_count = saved["loss_is_sum"], saved["loss_count"]
         progress.micro_batch = saved["micro_batch"]
         progress.epoch_start, ctx.lr_scale = (saved["epoch_start"][0], saved["epoch_start"][1]), saved["lr_scale"]
-        if self.identity["limits"] == state["identity"]["limits"]:  # otherwise the run continues: with more epochs, say
-            ctx.stopping = saved["stop_reason"]
+        has_same_limits = self.identity["limits"] == state["identity"]["limits"]
+        if has_same_limits and saved["stop_reason"] is not None:  # otherwise the run continues: with more epochs, say
+            ctx.stopping = saved["stop_reason"]  # and a signal that came meanwhile still stops it
         now = time.monotonic()
         ctx.started, progress.epoch_start_time = now - saved["seconds"], now - saved["epoch_seconds"]
         ctx.metrics, ctx.state = dict(saved["metrics"]), dict(saved["state"])

@@ -1,5 +1,7 @@
 """What `on_fit_begin` does in a run that is resumed, and what a load that fails leaves behind."""
 
+import signal
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 import stoker
 from stoker import Callback, Checkpoint, StateMismatch
 from stoker.callbacks import on
+from stoker.engine import TrainState
 from tests.learner.fits import line, linear, list_files, result_of, texts
 from tests.resume.test_unusual_parts import fit, raise_at
 
@@ -113,6 +116,22 @@ def test_a_stop_in_on_fit_begin_of_a_resumed_run_stops_it_there(tmp_path):
     stopped = fit(tmp_path / "run", hooks=[on(fit_begin=lambda ctx: ctx.stop("not today"))])
     assert (stopped.stopped, stopped.epochs) == ("not today", 2)
     assert result_of(fit(tmp_path / "run", epochs=4)) == result_of(fit(None, epochs=4))
+
+
+def test_an_interrupt_before_the_position_is_loaded_stops_the_resumed_run(tmp_path, monkeypatch):
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path / "run", hooks=[raise_at("train_batch_begin", 2, 3)])
+    load = TrainState.load_position
+
+    def load_after_signal(*args):
+        signal.raise_signal(signal.SIGINT)
+        load(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainState, "load_position", load_after_signal)
+        stopped = fit(tmp_path / "run")
+    assert stopped.stopped.startswith("Interrupted") and stopped.updates == 6
+    assert result_of(fit(tmp_path / "run")) == result_of(fit(None))
 
 
 class Counted(nn.Linear):

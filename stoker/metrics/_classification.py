@@ -25,9 +25,11 @@ class _Counts(Metric):
     def init(self, device: torch.device) -> State:
         return {"nan": zero_count(device), "outside": zero_count(device)}
 
-    def check_scores(self, state: State, scored: Scores, *, two_ways: bool = False) -> State:
+    def check_scores(
+        self, state: State, scored: Scores, *, two_ways: bool = False, largest: Tensor | None = None
+    ) -> State:
         """Counts the scores that are NaN and, if there are two ways to count, those that are not probabilities."""
-        checked = {"nan": add(state["nan"], scored.count_nan()), "outside": state["outside"]}
+        checked = {"nan": add(state["nan"], scored.count_nan(largest)), "outside": state["outside"]}
         if two_ways:
             checked["outside"] = add(state["outside"], scored.count_flags((scored.scores < 0) | (scored.scores > 1)))
         return checked
@@ -51,7 +53,7 @@ class _Fraction(_Counts):
     def init(self, device: torch.device) -> State:
         return {**super().init(device), "right": zero_count(device), "count": zero_count(device)}
 
-    def count_right(self, state: State, scored: Scores, right: Tensor) -> State:
+    def count_right(self, state: State, scored: Scores, right: Tensor, largest: Tensor | None = None) -> State:
         """Counts correct samples [n], or labels [n, labels] or [2, n, labels]."""
         weights = scored.weights
         if weights is None:
@@ -64,7 +66,7 @@ class _Fraction(_Counts):
             amount = torch.stack([weighted_sum(way, weights) for way in right])
         else:
             amount = weighted_sum(right, weights)
-        checked = self.check_scores(state, scored, two_ways=right.ndim == 3)
+        checked = self.check_scores(state, scored, two_ways=right.ndim == 3, largest=largest)
         return {**checked, "right": add(state["right"], amount), "count": add(state["count"], count)}
 
     def compute(self, state: State) -> float:
@@ -99,7 +101,8 @@ class Accuracy(_Fraction):
     def update(self, state: State, output: Any) -> State:
         scored = read_scores(self.name, output, task=self.task, ignore=self.ignore)
         if scored.task == "multiclass":
-            return self.count_right(state, scored, scored.scores.argmax(1) == scored.classes())
+            largest, choice = scored.scores.max(1)
+            return self.count_right(state, scored, choice == scored.classes(), largest)
         return self.count_right(state, scored, scored.predicted_labels(self.threshold) == scored.targets)
 
 

@@ -52,9 +52,14 @@ class Scores(NamedTuple):
             return torch.stack((self.scores > 0.0, self.scores > 0.5))
         return self.scores > (0.5 * bool(self.are_probabilities) if threshold is None else threshold)
 
-    def count_nan(self) -> Tensor:
-        """How many samples or labels that count have a score that is NaN, which `argmax` takes for the largest."""
-        return self.count_flags((self.scores.amax(1) if self.task == "multiclass" else self.scores).isnan())
+    def count_nan(self, largest: Tensor | None = None) -> Tensor:
+        """How many samples or labels that count have a score that is NaN, which is then the largest of its classes.
+
+        `largest` are the largest scores of classes, if they are known.
+        """
+        if self.task != "multiclass":
+            largest = self.scores
+        return self.count_flags((self.scores.amax(1) if largest is None else largest).isnan())
 
     def count_flags(self, flags: Tensor) -> Tensor:
         """How many flags are set, [n] for classes, [n, labels] for labels, where something counts."""

@@ -84,6 +84,7 @@ class Supervised:
         "_names",
         "_required",
         "_takes_any_name",
+        "_weighs_samples",
         "count",
         "is_observed",
         "loss",
@@ -105,6 +106,7 @@ class Supervised:
         self.sums: bool | None = None if loss is not None else False
         self.is_observed = False  # whether the first call of the loss was looked at
         self._attempts = 0  # trials that have shown nothing
+        self._weighs_samples = False  # batches have sample weights or mixed targets, which make a mean of any loss
         self._columns = None if inputs is target is weight is None else (inputs, target, weight)
         self._input_count: int | None = None  # of the tuples that were split so far
         kinds = inspect.Parameter
@@ -129,7 +131,9 @@ class Supervised:
     @property
     def is_loss_known(self) -> bool:
         """Whether it is known what the loss is a mean or a sum over."""
-        return self.sums is not None and (self.sums or self.count is None or self.count.is_known)
+        if self._weighs_samples or self.count is None:
+            return True
+        return self.sums is not None and (self.sums or self.count.is_known)
 
     def parts(self, batch: Any) -> Parts:
         """Splits a batch with a target."""
@@ -211,8 +215,8 @@ class Supervised:
                 "argument of forward, or Learner(target=...) with the name of the target"
             )
         if parts.weight is not None:
-            self.sums, self.count = False, None  # a mean over the weights, whatever the loss is
-        if is_traced() or (self.is_observed and self._knows(parts.targets)):
+            self.sums, self._weighs_samples = False, True
+        if is_traced() or (self.is_observed and (parts.weight is not None or self._knows(parts.targets))):
             loss, count = self._compute(predictions, parts)
         else:
             loss, count = self._observe(predictions, parts, size)
@@ -222,7 +226,7 @@ class Supervised:
             raise NotDifferentiable(
                 f"the loss must be one number, got shape {list(loss.shape)}; reduce it with .mean() or .sum()"
             )
-        if self.count is not None and not self.sums:
+        if parts.weight is None and self.count is not None and not self.sums:
             count = self.count(parts.targets)
             self.count.follow(None, parts.targets, size, (parts.targets, predictions))
         if parts.weight is not None:
@@ -235,7 +239,7 @@ class Supervised:
     def score_mixed(self, predictions: Any, parts: Parts, other: Any, share: Tensor) -> SupervisedOutput:
         """The same where sample i has its target with `share[i]`, and the other one with `1 - share[i]`."""
         assert self.loss is not None
-        self.sums, self.count = bool(self.sums), None  # `mixed_mean` makes a mean of any loss
+        self.sums, self._weighs_samples = False, True
         loss, count = mixed_mean(self.loss, predictions, parts.targets, other, share, parts.weight)
         return SupervisedOutput(loss, predictions, parts.targets, parts.weight, count, self.loss)
 
@@ -285,7 +289,7 @@ class Supervised:
             )
         self.is_observed = True
         is_number = isinstance(loss, Tensor) and loss.numel() == 1
-        if is_number and self.count is not None and not self._knows(parts.targets):
+        if is_number and parts.weight is None and self.count is not None and not self._knows(parts.targets):
             samples = count_samples((parts.targets, predictions), size)
             # Processes would have to run the same trials.
             found = None if watch.communicates else self._try(predictions, parts.targets, samples)

@@ -633,6 +633,20 @@ def test_long_rows_are_tried_as_they_are():
         assert step.sums is True and len(calls) <= 5 and max(calls) <= 4
 
 
+@pytest.mark.parametrize("kind", ["weights", "mixed targets"])
+def test_batches_without_weights_or_mixed_targets_count_by_their_targets(kind):
+    """As in a validation, while the training has sample weights or mixed targets."""
+    predictions, labels = ignored_later(6, 3)
+    step = Supervised(nn.Identity(), nn.CrossEntropyLoss(ignore_index=-100), warn=[].append)
+    batch = step.parts((predictions, labels))
+    if kind == "weights":
+        step.score(predictions, batch._replace(weight=torch.ones(6)))
+    else:
+        step.score_mixed(predictions, batch, labels.flip(0), torch.full((6,), 0.7))
+    assert step.is_loss_known
+    assert step.score(predictions, batch).count == (labels != -100).sum()
+
+
 def test_time_in_the_first_dimension():
     predictions, targets = torch.randn(5, 3, 2), torch.randn(5, 3, 2)
     for loss, sums in ((F.mse_loss, False), (lambda p, t: square(p, t).mean(0).sum(), True)):

@@ -71,7 +71,7 @@ class Evaluator:
             pred = model(*parts.args, **parts.kwargs)
         pred = self._after_pred(pred)
         with autocast(self._precision, self._device):
-            output: Output = supervised.score(pred, parts)
+            output: Output = supervised.score(pred, parts, size)
         loss = self._after_loss(output)
         totals.add_loss("loss", loss, loss_weight(output, batch, size), is_sum=bool(supervised.sums))
         totals.update(output)

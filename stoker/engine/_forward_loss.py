@@ -144,7 +144,7 @@ class ForwardLoss:
         with context:
             if batch.mix is not None:
                 return supervised.score_mixed(result.pred, parts, *batch.mix)
-            output = supervised.score(result.pred, parts)
+            output = supervised.score(result.pred, parts, batch.size)
         progress.loss_is_sum = supervised.sums
         progress.loss_count = None if supervised.count is None else supervised.count.saved
         return output

@@ -105,6 +105,8 @@ class TrainStep:
         )
         self._update = Update(settings, state, self.hooks, self.ctx, is_compiled=self.compiles_update)
         self._windows = GradientWindows(state, self._update, self.reducer if self.sums_on_each_rank else None)
+        if settings.accumulate > 1 or settings.micro_batch is not None or ranks.world.size > 1:
+            self.steps.note_split()
         self._has_gradient_hooks = any(map(self.hooks.has, HOOKS_AFTER_GRADIENTS))
         self._is_watched = self._has_gradient_hooks or any(map(self.hooks.has, HOOKS_BETWEEN_BATCHES))
         self.refresh()

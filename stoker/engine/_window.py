@@ -32,8 +32,11 @@ class GradientWindows:
     ) -> Decision:
         """Adds the gradients of a micro-batch, after a check, so that an error names it; closes the window if due."""
         window = self._state.accumulators.get(loss.name)
-        if window is None:
-            window = self._state.accumulators[loss.name] = Accumulator(reduction)
+        if window is None or window.reduction != reduction:
+            before, window = window, Accumulator(reduction)
+            self._state.accumulators[loss.name] = window
+            if before is not None and (count := len(before)):  # whose losses did not show what they are
+                window.add(before.take(), weight=count)
         if self._reducer is None:
             decision = guard.check(grads, loss, None, batch)
         else:

@@ -39,7 +39,7 @@ class Accumulator:
     def __init__(self, reduce: Literal["mean", "sum"] = "mean") -> None:
         if reduce not in ("mean", "sum"):
             raise InvalidArgument(f'reduce must be "mean" or "sum", got {reduce!r}')
-        self._reduce = reduce
+        self._reduce: Literal["mean", "sum"] = reduce
         self._sums: dict[str, Tensor] = {}  # allocated once; a sum counts only if its name is in `_added`
         self._added: set[str] = set()  # the parameters with a gradient since the last `take`
         self._parameters: dict[str, nn.Parameter] = {}  # of all additions since the last `take`, in the model's order
@@ -58,6 +58,11 @@ class Accumulator:
     def __len__(self) -> int:
         """How many gradients have been added since the last `take`."""
         return self._count
+
+    @property
+    def reduction(self) -> Literal["mean", "sum"]:
+        """What `take` returns."""
+        return self._reduce
 
     @property
     def weight(self) -> float | Tensor:

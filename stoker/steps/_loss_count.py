@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -20,7 +21,9 @@ from stoker.steps._samples import count_samples, is_one_per_sample
 _SAME = ("Add", "Sub", "Neg", "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone", "Alias")
 _JOINS = ("Stack", "Cat")  # of the terms of a loss, before they are added up
 TARGET_NAMES = ("labels", "label", "targets", "target")
+_PROBLEM = "problem"  # in saved state, where else a layout is
 _DEPTH = 3  # of nesting: targets that are deeper in a batch are not found
+_MOST_COMPARED = 8  # batches after the first one
 _MOST_NODES = 16  # in the graph of a learned factor of a loss
 
 
@@ -59,16 +62,17 @@ class TargetCount(NamedTuple):
 
 
 class CrossEntropyCall(NamedTuple):
-    """A cross-entropy that is a mean."""
+    """A cross-entropy."""
 
     targets: Tensor
     ignore_index: int
     class_weight: Tensor | None = None
-    loss: Tensor | None = None
+    mean: Tensor | None = None  # its result, if that is a mean
+    classes: int = 0
 
     def has_value(self, loss: Tensor) -> bool:
-        """Whether a loss has the value of this cross-entropy: it is its result, or a copy."""
-        return self.loss is not None and bool((self.loss == loss).all() | (self.loss.isnan() & loss.isnan()).all())
+        """Whether a loss has the value of this cross-entropy, which is a mean: it is its result, or a copy."""
+        return self.mean is not None and bool((self.mean == loss).all() | (self.mean.isnan() & loss.isnan()).all())
 
 
 class WatchCrossEntropies(WatchingMode):
@@ -87,9 +91,9 @@ class WatchCrossEntropies(WatchingMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in ("nll_loss_forward", "nll_loss2d_forward"):
-            _, targets, weight, reduction, ignore_index = args
-            if reduction == 1:
-                self.calls.append(CrossEntropyCall(targets, ignore_index, weight, result[0]))
+            scores, targets, weight, reduction, ignore_index = args
+            mean = result[0] if reduction == 1 else None
+            self.calls.append(CrossEntropyCall(targets, ignore_index, weight, mean, scores.shape[scores.dim() > 1]))
         return result
 
 
@@ -105,23 +109,43 @@ class LossCount:
 
     A cross-entropy is a mean over the targets that are not ignored (with class weights: over their weights), if the
     batch holds its targets. Every other loss is taken for a mean over the samples, which `None` stands for. If the
-    graph of the loss shows that it may not be one, `warn` gets a text about it, once. For batches of another
-    layout (of another source, for example) it finds out again.
+    graph of the loss shows that it may not be one, `warn` gets a text about it, once, as soon as losses are combined:
+    if `is_split` says so, or for the first batch of another size. For batches of another layout (of another source,
+    for example) it finds out again.
     """
 
-    __slots__ = ("_has_warned", "_name", "_target_counts", "_unclear", "_warn", "sources")
+    __slots__ = (
+        "_name",
+        "_problem",
+        "_quotients",
+        "_samples",
+        "_saved",
+        "_target_counts",
+        "_unclear",
+        "_warn",
+        "is_split",
+        "sources",
+    )
 
     def __init__(self, name: str, warn: Callable[[str], None] = warnings.warn) -> None:
-        self._name, self._warn, self._has_warned = name, warn, False
+        self._name, self._warn = name, warn
+        self._problem = _Problem()
+        self._samples: int | None = None  # of the batch in which the problem was found
+        # By layout: in how many batches more to look at divisors, the samples of the first batch, and its divisors.
+        self._quotients: dict[str, tuple[int, int, list[float]]] = {}
+        self.is_split = False  # a batch is computed in parts: accumulation, micro-batches or several processes
         self.sources: Collection[str] = ()  # that are read side by side, in batches that all have the same sizes
         self._target_counts: dict[str, TargetCount | None] = {}  # by the layout of a batch; None: the samples count
         # Layouts of which a later batch has to show more, with the divisors that a batch of one sample had.
         self._unclear: dict[str, list[float]] = {}
+        self._saved: list[Any] | Literal["stale"] | None = None
 
     def __copy__(self) -> "LossCount":
         other = LossCount(self._name, self._warn)
         other._target_counts, other._unclear = {**self._target_counts}, {**self._unclear}
-        other._has_warned, other.sources = self._has_warned, self.sources
+        other._problem, other._samples = self._problem, self._samples  # reported once by all copies
+        other._saved = self._saved
+        other.is_split, other.sources, other._quotients = self.is_split, self.sources, {**self._quotients}
         return other
 
     def __call__(self, batch: Any) -> Tensor | None:
@@ -147,10 +171,79 @@ class LossCount:
         """Whether it is known for all batches so far."""
         return bool(self._target_counts) and not self._unclear
 
-    def count_samples(self, batch: Any) -> None:
-        """Takes the losses of batches like this one for means over the samples, or over what their outputs say."""
-        self._target_counts[_describe_layout(batch)] = None
-        self._unclear.pop(_describe_layout(batch), None)
+    def accept(self, batch: Any, targets: TargetCount | None = None, *, is_known: bool = True) -> None:
+        """Takes the losses of batches like this one for means over targets; None: over samples, or what outputs say.
+
+        Unless it `is_known`, the next batch may show something else.
+        """
+        layout = _describe_layout(batch)
+        if targets is not None and targets.class_weight is not None:  # which may be of a trial on the CPU
+            targets = targets._replace(class_weight=targets.class_weight.to(targets.targets(batch).device))
+        self._saved = "stale"
+        self._target_counts[layout] = targets
+        self._unclear.pop(layout, None)
+        if not is_known:
+            self._unclear[layout] = []
+
+    def note_problem(self, reason: str, targets: TargetCount | None, *, unless_complete: bool = False) -> None:
+        """Notes that something is unclear; `unless_complete`: only in batches in which some targets are ignored."""
+        self._note(self._describe_problem(reason, targets), unless_complete=unless_complete)
+
+    def _note(self, text: str, *, unless_complete: bool = False) -> None:
+        self._saved = "stale"
+        if not self._problem.text:
+            self._problem.text, self._problem.unless_complete = text, unless_complete
+
+    def follow(self, loss: Tensor | None, batch: Any, size: int | None = None, rows: Any = None) -> None:
+        """Looks at a later batch, if something was unclear.
+
+        Warns, once, if that matters: if losses of parts are combined, or of batches of different sizes. `rows` are what
+        the samples of the batch are counted in, and `size` their number, if the loader knows it.
+        """
+        problem = self._problem
+        if not self._quotients and (problem.was_reported or not problem.text):
+            return
+        samples = count_samples(batch if rows is None else rows, size)
+        if self._quotients and loss is not None:
+            self._compare(loss, batch, samples)
+        self._samples = samples if self._samples is None else self._samples
+        is_combined = self.is_split or samples != self._samples
+        if not problem.text or problem.was_reported or not is_combined:
+            return
+        if not (problem.unless_complete and self._is_complete(batch)):
+            problem.was_reported, self._saved = True, "stale"
+            self._warn(problem.text)
+
+    def _is_complete(self, batch: Any) -> bool:
+        """Whether it is certain that no target of a batch is ignored; on a GPU nobody waits to see."""
+        count = self.target_count(batch)
+        targets = None if count is None else count.targets(batch)
+        if count is None or not isinstance(targets, Tensor) or targets.device.type != "cpu" or is_traced():
+            return False
+        return bool((targets[..., count.shift :] != count.ignore_index).all())
+
+    def show_certainly(self, loss: Tensor, batch: Any, samples: int) -> TargetCount | None:
+        """The targets over which a loss is a mean, if its graph shows that with certainty."""
+        terms = [] if loss.grad_fn is None else _find_terms(loss.grad_fn, ())
+        call = next((term.call for term in terms if term.call is not None), None)
+        found = [] if call is None else targets_of_call(call, batch)
+        return found[0] if len(found) == 1 and not self._find_problem(terms, samples, found[0]) else None
+
+    def find_doubts(self, loss: Tensor, predictions: Any, samples: int) -> str:
+        """What the graph shows that no trial can: divisors that depend on values, and numbers of the model.
+
+        Returns the reason why a loss that is a mean over samples may be none; "" if there is no such reason.
+        """
+        for number in tensors_in(predictions):
+            if not number.dim() and number.grad_fn is not None:  # a term that the model has computed
+                terms = [term for term in _find_terms(number.grad_fn, ()) if "AccumulateGrad" not in term.name]
+                is_mean = all(term.kind == "mean" and term.divisor and term.divisor % samples == 0 for term in terms)
+                if not is_mean or _depends_on_values(terms):
+                    return "a number among the predictions is not a mean over the samples"
+        terms = [] if loss.grad_fn is None else _find_terms(loss.grad_fn, ())
+        terms = [term for term in terms if term.call is None]
+        divisors = [term.divisor for term in terms if term.depends_on_values and term.divisor is not None]
+        return f"it is divided by {_join(divisors)}, which depends on values" if _depends_on_values(terms) else ""
 
     def observe(
         self,
@@ -174,35 +267,51 @@ class LossCount:
         terms = [] if loss.grad_fn is None else _find_terms(loss.grad_fn, outputs)
         calls = [call for call in calls if call.has_value(loss)]
         calls = [*(term.call for term in terms if term.call is not None), *calls]
-        found = _targets_of_call(calls[0], batch) if calls else []
+        found = targets_of_call(calls[0], batch) if calls else []
         if not found and all(term.kind == "other" for term in terms):
-            found = _find_by_value(loss.detach(), predictions, batch)
+            found = find_by_value(loss.detach(), predictions, batch)
             terms = [] if found else terms
         layout, targets = _describe_layout(batch), found[0] if found else None
-        self._target_counts[layout] = targets
+        self._target_counts[layout], self._saved = targets, "stale"
         seen = self._unclear.pop(layout, [])
         if len({each.shift for each in found}) > 1:  # all are ignored: the next batch shows whether they are shifted
             self._unclear[layout] = []
         elif not terms and seen:
             self._unclear[layout] = seen
-        elif (terms := self._without_other_sources(terms, batch)) and not self._has_warned:
+        elif (terms := self._without_other_sources(terms, batch)) and not self._problem.text:
             divisors = [] if samples > 1 or targets is not None else [term.divisor for term in terms if term.divisor]
             problem = self._find_problem(terms, max(samples, 1), targets)
             if not problem and seen and divisors and seen != divisors:
                 reason = f"of one sample it is a mean over {_join(seen)} elements, of another over {_join(divisors)}"
                 problem = self._describe_problem(reason, targets)
+            quotients = [term.divisor for term in terms if term.name == "Div" and term.divisor]
             if problem:
-                self._has_warned = True
-                self._warn(problem)
-            elif {*divisors} - {1} and not seen and not _is_mean_of_losses(terms, samples):
+                # Terms with the divisor of a cross-entropy of which no target is ignored may have another one later.
+                own = next((term.divisor for term in terms if term.call is not None), None)
+                can_agree = targets is not None and targets.class_weight is None
+                agree = all(term.divisor and own and term.divisor % own == 0 for term in terms)
+                self._note(problem, unless_complete=can_agree and agree)
+                return
+            if quotients and targets is None:
+                self._quotients[layout] = _MOST_COMPARED, samples, quotients
+            if {*divisors} - {1} and not seen and not _is_mean_of_losses(terms, samples):
                 self._unclear[layout] = divisors  # every divisor is a multiple of one sample: waits for another batch
 
     @property
     def saved(self) -> list[Any] | None:
-        """What is known, as plain values; None if nothing is."""
+        """What is known, as plain values; None if nothing is. It reads class weights once, not at every step."""
+        if self._saved == "stale":
+            self._saved = self._save()
+        return self._saved
+
+    def _save(self) -> list[Any] | None:
         known = [(layout, found) for layout, found in self._target_counts.items() if layout not in self._unclear]
         saved = [[layout] if found is None else [layout, *found.saved] for layout, found in known]
-        return [*saved, *([layout, divisors] for layout, divisors in self._unclear.items() if divisors)] or None
+        saved += [[layout, divisors] for layout, divisors in self._unclear.items() if divisors]
+        problem = self._problem
+        if problem.text and not problem.was_reported:
+            saved.append([_PROBLEM, problem.text, problem.unless_complete, self._samples])
+        return saved or None
 
     @property
     def class_weights(self) -> list[Tensor]:
@@ -210,13 +319,42 @@ class LossCount:
         weights = [found.class_weight for found in self._target_counts.values() if found is not None]
         return [weight for weight in weights if weight is not None]
 
-    def load(self, saved: list[Any] | None, device: torch.device | None = None) -> None:
-        """Restores `saved` of another `LossCount`, with class weights on a device."""
-        self._target_counts, self._unclear = {}, {}
+    def load(
+        self, saved: list[Any] | None, device: torch.device | None = None, *, class_weight: Tensor | None = None
+    ) -> None:
+        """Restores `saved` of another `LossCount`, with class weights on a device; or with those of the loss itself."""
+        self._target_counts, self._unclear, self._saved = {}, {}, "stale"
         for layout, *found in saved or ():
-            self._target_counts[layout] = TargetCount.load(found, device) if len(found) > 1 else None
+            if layout == _PROBLEM:
+                self._problem.text, self._problem.unless_complete, self._samples = found
+                continue
+            count = TargetCount.load(found, device) if len(found) > 1 else None
+            if count is not None and count.class_weight is not None and class_weight is not None:
+                count = count._replace(class_weight=class_weight)
+            self._target_counts[layout] = count
             if len(found) == 1:
                 self._unclear[layout] = found[0]
+
+    def _compare(self, loss: Tensor, batch: Any, samples: int) -> None:
+        """Compares the numbers that a loss is divided by with those of the first batch like this one.
+
+        A sum that is divided by a number of the samples, or by a multiple, is taken for a mean over them; that may have
+        been a coincidence. It looks at a few batches, up to one of another size.
+        """
+        layout = _describe_layout(batch)
+        if layout not in self._quotients or loss.grad_fn is None or is_traced():
+            return
+        remaining, first_samples, first = self._quotients.pop(layout)
+        terms = _find_terms(loss.grad_fn, ())
+        quotients = [term.divisor for term in terms if term.name == "Div" and term.divisor]
+        if len(quotients) == len(first) and any(
+            new * first_samples != old * samples for new, old in zip(quotients, first, strict=True)
+        ):
+            reason = f"of {pluralize(first_samples, 'sample')} it is a mean over {_join(first)} elements, of "
+            reason += f"{pluralize(samples, 'sample')} over {_join(quotients)}"
+            self._note(self._describe_problem(reason, None))
+        elif remaining > 1 and samples == first_samples:
+            self._quotients[layout] = remaining - 1, first_samples, first
 
     def _without_other_sources(self, terms: "list[_Term]", batch: Any) -> "list[_Term]":
         """Without means over the samples of a source: every batch weighs its sources alike, whatever their sizes."""
@@ -240,9 +378,11 @@ class LossCount:
             if targets is None or own is None:
                 is_clear = all(count % samples == 0 for count in counts) and not _depends_on_values(terms)
             else:
+                # A divisor that follows from shapes may be the same as long as no target is ignored.
                 is_clear = all(
-                    math.isclose(count, own, rel_tol=1e-5) or (own == samples and count % samples == 0)
-                    for count in counts
+                    math.isclose(term.divisor or 0, own, rel_tol=1e-5)
+                    and (term.call is not None or term.depends_on_values)
+                    for term in terms
                 )
             if is_clear:
                 return ""
@@ -260,6 +400,15 @@ class LossCount:
             "To say what it is a mean over, return an output with .loss and .count, for example from a function: "
             "Learner(step=fn), fn(model, batch)"
         )
+
+
+@dataclass(slots=True)
+class _Problem:
+    """What is unclear about a loss, as the text of a warning."""
+
+    text: str = ""
+    unless_complete: bool = False  # only in batches in which some targets are ignored
+    was_reported: bool = False
 
 
 class _Term(NamedTuple):
@@ -364,17 +513,17 @@ def _was_python_number(divisor: Any) -> bool:
     return torch.result_type(torch.zeros((), dtype=narrow, device=divisor.device), divisor) != divisor.dtype
 
 
-def _targets_of_call(call: CrossEntropyCall, batch: Any) -> list[TargetCount]:
+def targets_of_call(call: CrossEntropyCall, batch: Any) -> list[TargetCount]:
     """Finds the targets of a cross-entropy in a batch; both ways to count them, if their values do not show which."""
     ignore_index, used = call.ignore_index, call.targets.reshape(-1)
     for path, leaf in sorted(_integer_leaves(batch), key=lambda leaf: not {*leaf[0]} & {*TARGET_NAMES}):
         shifts = [shift for shift, values in _shifted_targets(leaf, ignore_index) if _equal(values, used)]
         if shifts:
-            return [TargetCount(path, shift, ignore_index, call.class_weight) for shift in shifts]
+            return [TargetCount(path, shift, ignore_index, call.class_weight) for shift in dict.fromkeys(shifts)]
     return []
 
 
-def _find_by_value(loss: Tensor, predictions: Any, batch: Any) -> list[TargetCount]:
+def find_by_value(loss: Tensor, predictions: Any, batch: Any) -> list[TargetCount]:
     """Finds targets in a batch whose cross-entropy has the value of a loss."""
     if not isinstance(predictions, Tensor) or predictions.dim() < 2 or not predictions.is_floating_point():
         return []

@@ -307,7 +307,8 @@ def count_targets(targets: Tensor, shift: int, ignore_index: int, class_weight: 
     if class_weight is None:
         return is_counted.sum(dtype=torch.float32)
     numbers = targets[..., shift:].long().where(is_counted, 0)
-    return (class_weight.detach().to(targets.device)[numbers] * is_counted).sum(dtype=torch.float32)
+    wide = torch.promote_types(class_weight.dtype, torch.float32)
+    return (class_weight.detach().to(targets.device)[numbers] * is_counted).sum(dtype=wide)
 
 
 def says_count(output: Any) -> bool:

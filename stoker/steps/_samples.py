@@ -81,7 +81,12 @@ def is_one_per_sample(entries: tuple[Any, ...] | list[Any], size: int | None = N
         if size is not None and len(entries) != size and all(_has_rows(entry, size) for entry in entries):
             return False  # pairs of texts, for example, each with a row per sample
         keys = {tuple(entry.keys()) for entry in entries}
-        return len(keys) == 1 and (is_part or len(entries) > 1)
+        if len(keys) != 1 or is_part:
+            return len(keys) == 1
+        if size is None and isinstance(entries, tuple):  # predictions and targets of the same tasks
+            firsts = [first_tensor(entry) for entry in entries]
+            return len({None if each is None else each.shape[:1] for each in firsts}) > 1
+        return len(entries) > 1
     has_leaves = all(_is_leaf(entry) for entry in entries)
     return has_leaves and (is_part or isinstance(entries, list))
 

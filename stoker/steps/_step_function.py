@@ -21,7 +21,7 @@ from stoker.steps._loss_count import (
     WatchCrossEntropies,
     has_integers,
 )
-from stoker.steps._losses import LossFunction, is_traced
+from stoker.steps._losses import LossFunction, class_weight_of, is_traced
 from stoker.steps._outputs import BareLoss, ForwardOutput, Output, named_parts, says_count
 from stoker.steps._samples import count_samples, is_one_per_sample
 from stoker.steps._supervised import Parts, Supervised
@@ -58,15 +58,16 @@ class StepFunction:
         """Calls the step; `size` is the number of samples in the batch, if the loader knows it."""
         answer, calls = self._run_and_watch(model, batch, size)
         if isinstance(answer, Generator):
-            self.count.count_samples(batch)
+            self.count.accept(batch)
             return answer
         output = self.as_output(answer, batch, needs_loss=needs_loss)
         if not self.count.knows(batch):
             if says_count(output):
-                self.count.count_samples(batch)
+                self.count.accept(batch)
             else:
                 predictions = getattr(output, "predictions", None)
                 self.count.observe(output.loss, batch, count_samples(batch, size), calls, predictions)
+        self.count.follow(output.loss, batch, size)
         found = self.count.target_count(batch)
         if found is not None and isinstance(output, ForwardOutput) and "targets" not in named_parts(output.result):
             output.targets, output.shift = found.targets(batch), found.shift
@@ -340,10 +341,16 @@ class Steps:
         """The `LossCount` of the training's loss; None for a loss of torch, which says what it is a mean over."""
         return self.split.count if self.train is None else self.train.count
 
+    def note_split(self) -> None:
+        """Notes that batches are computed in parts: what is unclear about a loss matters from the first batch on."""
+        for count in (self.split.count, *(step.count for step in (self.train, self.valid) if step is not None)):
+            if count is not None:
+                count.is_split = True
+
     def load_loss_count(self, saved: list[Any] | None, device: torch.device, *, is_sum: bool | None) -> None:
         """Restores what an earlier process knew about the loss of the training."""
         if self.loss_count is not None:
-            self.loss_count.load(saved, device)
+            self.loss_count.load(saved, device, class_weight=class_weight_of(self.split.loss))
         if self.train is None and self.split.sums is None:
             self.split.sums = is_sum
 

@@ -17,20 +17,22 @@ from stoker._tree import first_tensor, map_tensors
 from stoker.errors import BadData, InvalidArgument, NotDifferentiable, WrongType
 from stoker.steps._loss_count import TARGET_NAMES, LossCount
 from stoker.steps._losses import (
+    FirstCall,
     LossFunction,
-    LossObserver,
     check_total_weight,
-    declared_reduction,
-    is_of_torch,
     is_traced,
-    mean_divisor,
     mixed_mean,
     name_of,
-    weighted_mean,
+    weigh_samples,
 )
 from stoker.steps._outputs import named_parts
 from stoker.steps._samples import count_samples
+from stoker.steps._trials import Findings, try_loss
 from stoker.steps._valid import unwrap
+
+_MOST_ATTEMPTS = 8  # to try a loss: one that is the same for all samples, or not finite, shows nothing
+_LOST_TERMS = "of targets whose class weights are all 0 it is not finite, and they count as nothing"
+_UNLIKE_PARTS = "it is neither the sum nor such a mean of the losses of two parts of a batch"
 
 
 @dataclass(slots=True, eq=False)
@@ -69,18 +71,20 @@ class Supervised:
     In a mapping, `weight` are sample weights, unless it is an argument of `forward`. `inputs`, `target` and `weight`
     name the columns of a batch instead, by key or by place: inputs are passed to `forward` in this order.
 
-    `sums` is True for a loss that adds up over the samples. For a function without a `reduction` it is None until its
-    first call shows it. `count` knows what the loss of a function that is not torch's is a mean over; `warn` gets a
-    text if its graph does not show it.
+    `sums` is True for a loss that adds up over the samples, and None until that is known. `count` knows what another
+    loss is a mean over. Both are found out with a few rows of the first batch (`steps/_trials.py`); `warn` gets a text
+    if they do not show it.
     """
 
     __slots__ = (
+        "_attempts",
         "_columns",
         "_input_count",
         "_most",
         "_names",
         "_required",
         "_takes_any_name",
+        "_weighs_samples",
         "count",
         "is_observed",
         "loss",
@@ -98,10 +102,11 @@ class Supervised:
         warn: Callable[[str], None] = warnings.warn,
     ) -> None:
         self.loss = loss
-        self.count = None if loss is None or is_of_torch(loss) else LossCount(name_of(loss), warn)
-        reduction = declared_reduction(loss)
-        self.sums: bool | None = None if loss is not None and reduction is None else reduction == "sum"
+        self.count = None if loss is None else LossCount(name_of(loss), warn)
+        self.sums: bool | None = None if loss is not None else False
         self.is_observed = False  # whether the first call of the loss was looked at
+        self._attempts = 0  # trials that have shown nothing
+        self._weighs_samples = False  # batches have sample weights or mixed targets, which make a mean of any loss
         self._columns = None if inputs is target is weight is None else (inputs, target, weight)
         self._input_count: int | None = None  # of the tuples that were split so far
         kinds = inspect.Parameter
@@ -126,7 +131,9 @@ class Supervised:
     @property
     def is_loss_known(self) -> bool:
         """Whether it is known what the loss is a mean or a sum over."""
-        return self.sums is not None and (self.sums or self.count is None or self.count.is_known)
+        if self._weighs_samples or self.count is None:
+            return True
+        return self.sums is not None and (self.sums or self.count.is_known)
 
     def parts(self, batch: Any) -> Parts:
         """Splits a batch with a target."""
@@ -196,8 +203,11 @@ class Supervised:
             )
         self._input_count = inputs
 
-    def score(self, predictions: Any, parts: Parts) -> SupervisedOutput:
-        """Computes the loss of the predictions, and returns the output of the step."""
+    def score(self, predictions: Any, parts: Parts, size: int | None = None) -> SupervisedOutput:
+        """Computes the loss of the predictions, and returns the output of the step.
+
+        `size` is the number of samples that the loader put into the batch, if it is known.
+        """
         if self.loss is None:
             raise InvalidArgument("there is no loss: pass Learner(loss=...), or give the model a train_step")
         if parts.targets is None:
@@ -206,21 +216,20 @@ class Supervised:
                 "argument of forward, or Learner(target=...) with the name of the target"
             )
         if parts.weight is not None:
-            self.count = None  # `weighted_mean` makes a mean over the weights of any loss
-        if (self.is_observed and self.is_loss_known) or is_traced():
-            loss = self._compute(predictions, parts)
+            self.sums, self._weighs_samples = False, True
+        if is_traced() or (self.is_observed and (parts.weight is not None or self._knows(parts.targets))):
+            loss, count = self._compute(predictions, parts)
         else:
-            loss = self._observe(predictions, parts)
+            loss, count = self._observe(predictions, parts, size)
         if not isinstance(loss, Tensor):
             raise WrongType(_describe_answer(self.loss, loss))
         if loss.dim() and loss.numel() != 1:
             raise NotDifferentiable(
                 f"the loss must be one number, got shape {list(loss.shape)}; reduce it with .mean() or .sum()"
             )
-        if self.count is not None and not self.sums:
+        if parts.weight is None and self.count is not None and not self.sums:
             count = self.count(parts.targets)
-        else:
-            count = mean_divisor(self.loss, predictions, parts.targets, parts.weight)
+            self.count.follow(None, parts.targets, size, (parts.targets, predictions))
         if parts.weight is not None:
             total = check_total_weight(parts.weight)
             count = total if count is None else count
@@ -231,16 +240,21 @@ class Supervised:
     def score_mixed(self, predictions: Any, parts: Parts, other: Any, share: Tensor) -> SupervisedOutput:
         """The same where sample i has its target with `share[i]`, and the other one with `1 - share[i]`."""
         assert self.loss is not None
-        self.sums, self.count = bool(self.sums), None  # `mixed_mean` makes a mean of any loss
+        self.sums, self._weighs_samples = False, True
         loss, count = mixed_mean(self.loss, predictions, parts.targets, other, share, parts.weight)
         return SupervisedOutput(loss, predictions, parts.targets, parts.weight, count, self.loss)
 
-    def _compute(self, predictions: Any, parts: Parts) -> Tensor:
+    def _knows(self, targets: Any) -> bool:
+        """Whether it is known what the loss of batches with targets like these is a mean or a sum over."""
+        return self.sums is not None and (self.sums or self.count is None or self.count.knows(targets))
+
+    def _compute(self, predictions: Any, parts: Parts) -> tuple[Tensor, Tensor | None]:
+        """The loss; with sample weights also what the mean of a cross-entropy divides by."""
         assert self.loss is not None
         try:
             if parts.weight is None:
-                return self.loss(predictions, parts.targets)
-            return weighted_mean(self.loss, predictions, parts.targets, parts.weight)
+                return self.loss(predictions, parts.targets), None
+            return weigh_samples(self.loss, predictions, parts.targets, parts.weight)
         except Exception as error:
             error.add_note(
                 f"{name_of(self.loss)} was called with predictions {_describe_value(predictions)} and targets "
@@ -255,32 +269,67 @@ class Supervised:
                 )
             raise
 
-    def _observe(self, predictions: Any, parts: Parts) -> Tensor:
-        """Computes the loss of the first batch, and looks at how it is computed."""
+    def _observe(self, predictions: Any, parts: Parts, size: int | None) -> tuple[Tensor, Tensor | None]:
+        """Computes the loss of a first batch, checks its shapes, and finds out what it is a mean over."""
         if not torch.is_grad_enabled() and self.count is not None:  # an evaluation: the loss alone gets a graph
             with torch.enable_grad():
-                loss = self._observe(map_tensors(_start_graph, predictions), parts)
-            return loss.detach() if isinstance(loss, Tensor) else loss
+                loss, count = self._observe(map_tensors(_start_graph, predictions), parts, size)
+            return loss.detach() if isinstance(loss, Tensor) else loss, count
         shapes = [list(value.shape) for value in (predictions, parts.targets) if isinstance(value, Tensor)]
         may_broadcast = sorted(map(len, shapes)) == [1, 2] and max(shapes, key=len)[1] == 1  # [n, 1] and [n]
-        self.is_observed = True
-        reduction = declared_reduction(self.loss)
+        has_ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
         first = first_tensor(predictions)
-        observer = LossObserver(len(first) if first is not None and first.dim() else 1)
-        with observer if reduction is None or may_broadcast else nullcontext():
-            loss = self._compute(predictions, parts)
-        if may_broadcast and observer.compares_all_pairs:
+        watch = FirstCall(len(first) if first is not None and first.dim() else 1)
+        with watch if may_broadcast or has_ranks else nullcontext():
+            loss, count = self._compute(predictions, parts)
+        if may_broadcast and watch.compares_all_pairs:
             raise InvalidArgument(
                 f"predictions have the shape {shapes[0]} and targets {shapes[1]}, and {name_of(self.loss)} compares "
                 "every prediction with every target: give both the same shape, with targets.unsqueeze(1) in the data "
                 "or predictions.squeeze(1) in the model"
             )
-        if reduction is None and isinstance(loss, Tensor):
-            self.sums = observer.reduction_of(loss) == "sum"
-        if self.count is not None and not self.sums and isinstance(loss, Tensor):
-            samples = count_samples((parts.targets, predictions))
-            self.count.observe(loss, parts.targets, samples, (), predictions, reads_predictions_only=True)
-        return loss
+        self.is_observed = True
+        is_number = isinstance(loss, Tensor) and loss.numel() == 1
+        if is_number and parts.weight is None and self.count is not None and not self._knows(parts.targets):
+            samples = count_samples((parts.targets, predictions), size)
+            # Processes would have to run the same trials.
+            found = None if watch.communicates else self._try(predictions, parts.targets, samples)
+            self._accept(self.count, found, loss, predictions, parts.targets, samples)
+        return loss, count
+
+    def _try(self, predictions: Any, targets: Any, samples: int) -> Findings:
+        assert self.loss is not None
+        return try_loss(self.loss, predictions, targets, samples)
+
+    def _accept(
+        self, count: LossCount, found: Findings | None, loss: Tensor, predictions: Any, targets: Any, samples: int
+    ) -> None:
+        """Remembers what trials of the loss function have shown; if it can't be tried, what its graph shows."""
+        if found is None or not found.can_be_tried:
+            self.sums = False
+            count.observe(loss, targets, samples, (), predictions, reads_predictions_only=True)
+            return
+        counts = found.targets[0] if found.targets else None
+        self._attempts += 1
+        if not found.is_conclusive and self._attempts < _MOST_ATTEMPTS:
+            count.accept(targets, counts, is_known=False)
+            return
+        means = [each for each in found.holds if not isinstance(each, str)]
+        self.sums = "sum" in found.holds
+        if not self.sums and list(found.holds) == ["samples"]:
+            count.accept(targets)
+            if reason := count.find_doubts(loss, predictions, samples):
+                count.note_problem(reason, None)
+        elif not self.sums:
+            has_both = bool(means) and len(means) < len(found.holds)
+            certain = count.show_certainly(loss, targets, samples) if has_both else None
+            counts = certain or (means[0] if means else counts)
+            count.accept(targets, counts)
+            if found.loses_terms:
+                count.note_problem(_LOST_TERMS, counts)
+            elif certain is None and len(found.holds) != 1:
+                agrees = counts is not None and "samples" in found.holds_unless_ignored
+                count.note_problem(_UNLIKE_PARTS, counts, unless_complete=agrees)
 
     def _split_mapping(self, batch: Mapping[str, Any]) -> Parts:
         takes_all = self._takes_any_name and not self._names  # forward(*args, **kwargs)

@@ -28,7 +28,9 @@ def sliced(labels=LABELS):
 def observe(loss, batch, samples=4):
     warnings = []
     count = LossCount("step", warnings.append)
+    count.is_split = True
     count.observe(loss, batch, samples)
+    count.follow(None, batch, samples)
     return count, warnings
 
 
@@ -79,7 +81,10 @@ def test_a_loss_whose_graph_shows_nothing_is_recognised_by_its_value(shift):
     assert count(batch).item() == (LABELS[:, shift:] != -100).sum() and not warnings
     count = LossCount("step", warnings.append)
     count.observe(2 * loss, batch, 4, predictions=LOGITS)
-    assert count(batch) is None and "ends in FusedEntropy" in warnings[0]
+    count.follow(None, batch, 4)
+    assert count(batch) is None and not warnings  # one batch: it does not matter
+    count.follow(None, batch, 3)
+    assert "ends in FusedEntropy" in warnings[0]
 
 
 def test_labels_that_equal_the_inputs_are_found_by_their_name():
@@ -144,6 +149,7 @@ def test_the_losses_of_samples_are_means_over_samples_without_a_warning():
 def test_a_loss_that_may_not_be_a_mean_over_samples_is_reported_once(loss, text):
     count, warnings = observe(loss(), (INPUTS.float(), LABELS.float()))
     count.observe(loss(), (INPUTS.float(), LABELS.float()), 4)
+    count.follow(None, (INPUTS.float(), LABELS.float()), 4)
     assert len(warnings) == 1 and text in warnings[0]
 
 
@@ -191,6 +197,8 @@ def test_one_sample_does_not_show_that_a_mean_is_over_samples(length, is_clear):
     restored.load(count.saved)
     for each in (count, restored):
         each.observe(row[:, :length].mean(), {"x": row}, 1)
+        each.is_split = True
+        each.follow(None, {"x": row}, 1)
         assert each.knows({"x": row}) and bool(warnings) != is_clear
         assert is_clear or "of one sample it is a mean over 6 elements, of another over 4" in warnings.pop()
     for loss in (torch.stack([row.mean()]).mean(), F.mse_loss(row.mean(1), torch.ones(1))):

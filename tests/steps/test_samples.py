@@ -28,6 +28,7 @@ BOXES = [{"boxes": torch.ones(count, 4), "labels": torch.ones(count)} for count 
         "nested parts": (([X, X], Y), 5),
         "nested list of parts first": ([[X, X], Y], 5),
         "mappings as parts": (({"x": X}, {"y": Y}), 5),
+        "mappings with the same names as parts": (({"a": X, "b": Y}, {"a": Y, "b": X}), 5),
         "sequences": (SEQUENCES, 3),
         "sequences and labels": ((SEQUENCES, torch.arange(3)), 3),
         "sequences in a mapping": ({"x": SEQUENCES}, 3),

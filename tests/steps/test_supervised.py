@@ -145,7 +145,9 @@ def test_the_output_of_a_cross_entropy_has_what_it_is_a_mean_over():
     logits, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, -100])
     step = Supervised(nn.Linear(2, 3), nn.CrossEntropyLoss())
     assert step.score(logits, step.parts((x, targets))).count == 3
-    assert not step.sums and Supervised(nn.Linear(2, 3), nn.MSELoss(reduction="sum")).sums
+    assert step.sums is False
+    total = Supervised(nn.Linear(2, 3), nn.CrossEntropyLoss(reduction="sum"))
+    assert total.score(logits, step.parts((x, targets))).count is None and total.sums  # shown per sample
 
 
 def test_errors_for_batches_that_do_not_match():

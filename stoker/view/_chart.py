@@ -167,9 +167,9 @@ class Axis:
     def around(
         cls, arrays: "Sequence[NDArray[np.float64]]", scale: Literal["number", "log", "count", "time"] = "number"
     ) -> "Axis":
-        """The axis that includes all finite values (on a log scale: all positive ones)."""
+        """The axis that includes all finite values (on a log scale: all positive ones that are not subnormal)."""
         values = np.concatenate([np.empty(0), *arrays])
-        values = values[np.isfinite(values) & ((values > 0) | (scale != "log"))]
+        values = values[np.isfinite(values) & ((values > np.finfo(float).tiny) | (scale != "log"))]
         if not values.size:
             return cls(0.1 if scale == "log" else 0.0, 1.0, scale)
         low, high = float(values.min()), float(values.max())

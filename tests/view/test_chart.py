@@ -1,10 +1,11 @@
 """Charts on a terminal: what is drawn where, tick labels, and any values in any size."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import InvalidArgument
@@ -56,12 +57,14 @@ def test_any_values_fill_exactly_the_given_size(draw, many, width, height, style
     st.sampled_from(["number", "log", "count", "time"]),
     st.integers(1, 12),
 )
+@example([5e-324], "log", 1)
+@example([3e-308], "log", 1)
 def test_ticks_are_on_the_axis_in_order_and_few(values, scale, most):
     axis = Axis.around([np.array(values)], scale)
     ticks = list(axis.ticks(most))
     assert ticks == sorted(ticks) and len(ticks) <= most + 1
     assert all(-1e-6 <= position <= 1 + 1e-6 for position in axis.position(ticks))
-    shown = [value for value in values if value > 0 or scale != "log"]
+    shown = [value for value in values if value > sys.float_info.min or scale != "log"]
     assert all(-1e-9 <= position <= 1 + 1e-9 for position in axis.position(shown))
 
 

@@ -12,12 +12,14 @@ from torch._utils import _unflatten_dense_tensors as unflatten
 
 from stoker._dispatch import NoGrad
 from stoker.distributed import World, from_local, group_into_buckets, is_dtensor, to_local
+from stoker.errors import InvalidArgument
 from stoker.gradients._backward import match_layout
 from stoker.gradients._gradients import as_scalar
 
 Weight = float | Tensor
 
 _PARTS = 3  # float32 numbers that hold a float64 number exactly
+_OF_A_RANK = _PARTS + 1  # numbers that a process sends: its weight, and whether its loss is a sum
 
 
 class FlatSum:
@@ -55,7 +57,7 @@ class FlatSum:
         """
         with NoGrad():
             sent = self._prepare(tensors, weight)
-            numbers = self._make_numbers(weight, tensors)
+            numbers = self._make_numbers(weight, tensors, is_sum=reduction == "sum")
             flats, waits = list[Tensor](), list[Callable[[], Any]]()
             for indices in self._buckets:
                 own = [sent[index] for index in indices]
@@ -102,18 +104,19 @@ class FlatSum:
 
     # --- the numbers behind the gradients
 
-    def _make_numbers(self, weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
+    def _make_numbers(self, weight: Weight, tensors: Mapping[str, Tensor], *, is_sum: bool) -> Tensor:
         """This process's weight at its own place among the zeros of the others; 1 for each parameter it has reached.
 
         Consecutive batches have the same numbers, if the weight is not a tensor.
         """
-        size, is_tensor = _PARTS * self._world.size, isinstance(weight, Tensor)
+        size, is_tensor = _OF_A_RANK * self._world.size, isinstance(weight, Tensor)
         complete = len(tensors) == len(self.names)
         missing = () if complete else tuple(index for index, name in enumerate(self.names) if name not in tensors)
-        made_from = (None if is_tensor else weight, missing)
+        made_from = (None if is_tensor else weight, missing, is_sum)
         if self._numbers is None or self._numbers[0] != made_from:
             numbers = torch.ones(size + len(self.names), dtype=self._dtype, device=self._device)
             numbers[:size] = 0
+            numbers[_OF_A_RANK * self._world.rank + _PARTS] = is_sum
             for index in missing:
                 numbers[size + index] = 0
             if not is_tensor:
@@ -131,19 +134,34 @@ class FlatSum:
         for _ in range(_PARTS):
             parts.append(rest.float())
             rest = rest - parts[-1]
-        start = _PARTS * self._world.rank
+        start = _OF_A_RANK * self._world.rank
         numbers[start : start + _PARTS] = torch.stack(parts)
 
     def _read_weight(self, numbers: Tensor) -> Weight:
-        """The weight of all processes: a number on the CPU."""
-        weights = numbers[: _PARTS * self._world.size]
-        return sum(weights.tolist()) if weights.device.type == "cpu" else weights.sum(dtype=torch.float64)
+        """The weight of all processes: a number on the CPU, where it is checked that all have the same reduction.
+
+        On a GPU that would wait for the device. Other weights follow from it, which the end of the epoch notices.
+        """
+        of_ranks = numbers[: _OF_A_RANK * self._world.size].view(-1, _OF_A_RANK)
+        if of_ranks.device.type != "cpu":
+            return of_ranks[:, :_PARTS].sum(dtype=torch.float64)
+        rows = of_ranks.tolist()
+        if len({is_sum for *weight, is_sum in rows if any(weight)}) > 1:
+            raise different_reductions()
+        return sum(sum(weight) for *weight, _ in rows)
 
     def _read_reached(self, numbers: Tensor, tensors: Mapping[str, Tensor]) -> list[bool]:
         """Whether any process has a gradient for each parameter."""
         if len(tensors) == len(self.names):
             return [True] * len(self.names)
-        return [count > 0 for count in numbers[_PARTS * self._world.size :].tolist()]
+        return [count > 0 for count in numbers[_OF_A_RANK * self._world.size :].tolist()]
+
+
+def different_reductions() -> InvalidArgument:
+    return InvalidArgument(
+        "the loss is a sum on some ranks and a mean on others, as far as their batches show: what shares weigh is not "
+        "clear. Return an output with a .count from a step, or use the same loss function on every rank"
+    )
 
 
 def as_tensor(weight: Weight, device: torch.device) -> Tensor:

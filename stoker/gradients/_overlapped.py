@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stoker._select import named_parameters
 from stoker.distributed import World
 from stoker.gradients._backward import Differentiator
-from stoker.gradients._flat_sum import Weight, as_tensor
+from stoker.gradients._flat_sum import Weight, as_tensor, different_reductions
 from stoker.gradients._gradients import Gradients
 
 
@@ -23,13 +23,16 @@ class Share:
 
     def __init__(self, weight: Weight, loss: Tensor, reduction: Literal["mean", "sum"], world: World) -> None:
         own = as_tensor(weight, loss.device)
-        total = world.sum(own)
+        total, of_sums = world.sum(torch.stack([own, own * (reduction == "sum")])).unbind()
         factor = own / total if reduction == "mean" else torch.ones_like(own)
-        self.factor = torch.where(loss.detach().reshape(()).isfinite(), factor, torch.nan)
+        is_same = (of_sums == 0) | (of_sums == total)  # all ranks add up, or none does
+        self.factor = torch.where(loss.detach().reshape(()).isfinite() & is_same, factor, torch.nan)
         self._is_zero = own == 0  # NaN times zero would be NaN
         self.total: Weight = total  # of all processes: a number on the CPU
         self.gradient: Tensor | None = None
         if loss.device.type == "cpu":
+            if not is_same:
+                raise different_reductions()
             self.total, self._is_zero = total.item(), bool(self._is_zero)
             if not self._is_zero and self.factor.isfinite() and loss.dtype in (torch.float32, torch.float64):
                 self.gradient = self.factor.to(loss.dtype)

@@ -408,7 +408,23 @@ def different_parameters(world, mode):
     return 0.0
 
 
+def different_reductions(world, mode):
+    """All ranks raise if the loss is a sum for some and a mean for others; a share of weight 0 has no say."""
+    x, y = samples()
+    model, reducer = make(world, mode, reduce="sum" if world.rank == 1 else "mean")
+
+    def at(weight):
+        reducer.backward(F.cross_entropy(reducer.forward(functools.partial(model, x)), y), weight)
+
+    at(0 if world.rank == 1 else ROWS)
+    text = "the loss is a sum on some ranks and a mean on others"
+    with pytest.raises(InvalidArgument, match=text) if world.size > 1 else contextlib.nullcontext():
+        at(ROWS)
+    return 0.0
+
+
 CASES = {
+    different_reductions: ("ddp", "values", "fsdp"),
     **dict.fromkeys((batch, tokens, padding, not_finite, objectives, buffers), ("ddp", "values", "fsdp")),
     **dict.fromkeys((any_split, partly_used, frozen, windows, sparse, layout), ("ddp", "values")),
     **dict.fromkeys((tensor_parallel, complex_numbers), ("values",)),

@@ -1,4 +1,10 @@
-"""Modes of torch: one that watches tensor operations, and a faster `no_grad`."""
+"""Modes of torch: watching tensor operations, a faster `no_grad`, and running what is compiled eagerly."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,3 +39,28 @@ class WatchingMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+_eager_lock = threading.Lock()
+_eager_stances: list[Any] = []  # the stance of torch's compiler that was set, once for each block that is inside of it
+
+
+@contextmanager
+def run_compiled_eagerly() -> Iterator[None]:
+    """Functions and modules that are compiled by `torch.compile` run eagerly in the block, and compile nothing.
+
+    torch has one such setting for all threads: the first block changes it, and the last one to end changes it back.
+    """
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled
+        yield
+        return
+    with _eager_lock:
+        stance = _eager_stances[0] if _eager_stances else torch.compiler.set_stance("force_eager")
+        _eager_stances.append(stance)
+    try:
+        yield
+    finally:
+        with _eager_lock:
+            stance = _eager_stances.pop()
+            if not _eager_stances:
+                stance.__exit__(None, None, None)

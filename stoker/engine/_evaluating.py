@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from stoker._dispatch import run_compiled_eagerly
 from stoker._select import has_compiled_modules, named_parameters
 from stoker.checkpoint import random_state, set_random_state
 from stoker.distributed import reshard, to_local
@@ -21,6 +21,7 @@ def evaluating(
 ) -> Iterator[nn.Module]:
     """Switches the model to eval mode for the length of the block, with other weights if some are given.
 
+    >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.5))
     >>> with evaluating(model, {"0.weight": torch.zeros(1, 2)}) as evaluated:
     ...     evaluated is model, model[1].training, model[0].weight.tolist()
@@ -46,7 +47,7 @@ def evaluating(
     buffers, generators = BufferValues(*roots), random_state()
     is_compiled = any(map(has_compiled_modules, roots))
     try:
-        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+        with run_compiled_eagerly() if is_compiled else nullcontext():
             for name, tensor in own.items():
                 tensor.copy_(to_local((weights or {})[name]))
             for root in roots:

@@ -7,7 +7,6 @@ is a sum over the samples, a mean over them, or a mean over the targets of a cro
 import copy
 import itertools
 import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,6 +17,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from stoker._dispatch import run_compiled_eagerly
 from stoker._tree import map_leaves, tensors_in
 from stoker.steps._loss_count import TargetCount, WatchCrossEntropies, find_by_value, targets_of_call
 from stoker.steps._samples import is_one_per_sample
@@ -538,8 +538,7 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         for kind in {"cpu", device.type}:
             stack.enter_context(torch.autocast(kind, enabled=False))
-        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(run_compiled_eagerly())
         try:
             yield
         finally:

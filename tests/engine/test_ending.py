@@ -122,7 +122,7 @@ def failing_parts(where):
     state = {"losses": 0}
 
     def loss(predictions, targets):
-        state["losses"] += torch.is_grad_enabled()
+        state["losses"] += torch.is_grad_enabled() and len(targets) == 16  # trials of the loss have fewer rows
         if where == "loss" and state["losses"] == 10:
             raise Boom("in the loss")
         return F.mse_loss(predictions, targets)

@@ -3,6 +3,7 @@
 import copy
 import random
 import signal
+import threading
 
 import numpy
 import pytest
@@ -378,3 +379,36 @@ def test_a_sharded_model_is_evaluated_with_the_average():
         torch.testing.assert_close(predictions, expected.predict(X.double()))
         for name, before in seen["before"].items():
             assert torch.equal(before, seen["after"][name]) and not torch.equal(before, seen["inside"][name])
+
+
+def test_fits_in_two_threads_leave_torchs_compiler_on():
+    """While a loss function is tried, what is compiled runs eagerly; torch has one setting for all threads."""
+    torch._dynamo.reset()
+    first_tries, second_tries, first_ended = threading.Event(), threading.Event(), threading.Event()
+
+    def first(predictions, targets):
+        if len(targets) < 16:  # in a trial, which has fewer rows than the batches
+            first_tries.set()
+            second_tries.wait(60)
+        return F.mse_loss(predictions, targets)
+
+    def second(predictions, targets):
+        if len(targets) < 16:
+            first_tries.wait(60)
+            second_tries.set()
+            first_ended.wait(60)
+        return F.mse_loss(predictions, targets)
+
+    def train(loss):
+        stoker.Learner(network(), loss=loss, lr=0.1, seed=0).fit((X, Y), epochs=1, batch_size=24, show=False)
+        first_ended.set()
+
+    threads = [threading.Thread(target=train, args=[loss]) for loss in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert second_tries.is_set()
+    graphs = []
+    torch.compile(torch.sin, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)(X)
+    assert len(graphs) == 1

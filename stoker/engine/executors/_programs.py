@@ -264,8 +264,13 @@ class Program:
 class ProgramCache:
     """Finds the program for a batch, and makes it when it is time.
 
-    `record(flat_batch, lr)` makes one. It raises `CannotReplay`, or whatever the user's code raises. `synchronize` is
-    called before it and before a batch without a program: then no step is in flight.
+    `record(flat_batch, lr)` makes one, of `step.run(batch, lr, step.device_guard)` and `device_guard.end_step()`. It
+    raises `CannotReplay`, or whatever the user's code raises. `synchronize` is called before it and before a batch
+    without a program: then no step is in flight.
+
+    An executor asks `find` for a program, and calls `run_eagerly` if there is none. Otherwise it applies the program's
+    `window_changes`, calls `step.note_weights_changed()` if the run is saved, and launches the program; it reads the
+    flags of the guard at once, or later with `StepsInFlight` (CUDA only).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The one kind of batch inside the engine."""
+"""`Batch`: what the engine knows of a batch, whatever the loader returned."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,8 +24,10 @@ class Batch:
     closes_window: bool = True  # the last micro-batch of an update
     size: int | None = None  # the number of samples that the loader put into it, if it is known
     is_padding: bool = False  # this rank has no sample of the global batch: it takes part with others that do not count
-    parts: int | None = None  # into how many micro-batches the batch was split, if this is one of them
-    mix: tuple[Any, Tensor] | None = None  # other targets, and how much the batch's own targets count, [samples]
+    parts: int | None = None  # the number of micro-batches, if this is one; 1 if other ranks may split their share
+    mix: tuple[Any, Tensor] | None = (
+        None  # of `ctx.loss_mix`: other targets, and how much the own ones count, [samples]
+    )
 
     def gather(self) -> Any:
         """The batch as the model sees it."""

@@ -14,7 +14,7 @@ from stoker.errors import BadFile, StokerError
 
 
 class Kept(NamedTuple):
-    """What `on_fit_begin` starts anew, and a fit that continues in the same process gets back."""
+    """What `on_fit_begin` resets and `continue_` restores: states of callbacks, and the random generators."""
 
     callbacks: Mapping[str, Mapping[str, Any]]  # their states by name
     random: Mapping[str, Any]  # of `random_state`
@@ -94,8 +94,8 @@ def _continue(fit: Fit) -> None:
 def _call_on_fit_begin(fit: Fit, *, is_new: bool) -> None:
     """Calls `model.train()` and `on_fit_begin`.
 
-    The hook starts as in a new fit. In one that continues, the values of `ctx` that it had replace those that the hook
-    has set; new entries of `ctx.state` stay.
+    If the fit continues, what the hook has set in `ctx` is replaced by the values from before the call, except for new
+    entries of `ctx.state`.
     """
     ctx = fit.ctx
     state, lr_scale, lr, metrics = dict(ctx.state), ctx.lr_scale, ctx.lr, dict(ctx.metrics)

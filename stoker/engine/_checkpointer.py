@@ -26,9 +26,9 @@ _NOT_SAVED = "the weights had changed since the last batch was done: that state 
 class Checkpointer:
     """Decides when to save, and saves. Without a saver (a fit without a run directory) it does nothing.
 
-    After every batch that leaves no window open it takes a resume point, the small part of the state. If an exception
-    ends the fit, the last resume point whose weights are unchanged is saved. `is_timed`: saving is due by the clock,
-    which only rank 0 reads.
+    After every batch or span that leaves no window open it takes a resume point, the small part of the state. If an
+    exception ends the fit, the last resume point whose weights are unchanged is saved. `is_timed`: saving is due by the
+    clock, which only rank 0 reads.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Checkpointer:
         self._saver, self._state, self._ranks, self._signals, self._requests = saver, state, ranks, signals, requests
         self._ctx = state.ctx
         self._is_timed = is_timed
-        self._is_requested = False  # all ranks were asked to save, because the clock says so
+        self._is_requested = False  # rank 0 has asked all ranks to save, because the clock says so
         self._unsaved: Unsaved | None = None
         self._warned: set[str] = set()  # about state that no checkpoint can hold
         self._points: deque[ResumePoint] = deque(maxlen=_RESUME_POINTS)
         self._weights_are_unchanged = False  # since the newest resume point, whatever their version counters say
-        self._last_saved: Any = None  # the position that was saved last
+        self._last_saved: Any = None  # position, stage and kind of the last checkpoint: none is saved twice
         self._resumable_saved = False  # by `save_resumable_position`, so that the end is not resumable
         self.before_saving: Callable[[], None] = lambda: None  # the executor's `synchronize`: no bad step is saved
 
@@ -80,7 +80,7 @@ class Checkpointer:
         self.take_resume_point()
         if not is_resumed:
             self._save(self._saver, self._requests.save_reason or "the beginning")
-            with self._signals.held():
+            with self._signals.uninterrupted():
                 self._saver.wait()  # a full or read-only disk is reported now, not after the first epoch
 
     def take_resume_point(self) -> None:
@@ -148,7 +148,7 @@ class Checkpointer:
                 self._save(saver, "the end", ended=self._ctx.stopping, resumable=not self._resumable_saved)
             else:
                 self.save_resumable_position()
-            with self._signals.held():
+            with self._signals.uninterrupted():
                 saver.wait()
             self._report_finished(saver)
         except CheckpointFailed as error:
@@ -207,7 +207,7 @@ class Checkpointer:
     def _wait_for_earlier(self, saver: "Saver") -> None:
         """Waits for the checkpoint that is being written; its failure does not prevent the next one."""
         try:
-            with self._signals.held():
+            with self._signals.uninterrupted():
                 saver.wait()
             self._report_finished(saver)
         except CheckpointFailed as error:
@@ -233,7 +233,7 @@ class Checkpointer:
             return
         self._warn_about_unsaved()
         state = gather_state(self._ranks, self._state.state_dict(at, stop_reason=self._stop_reason()))
-        with self._signals.held():
+        with self._signals.uninterrupted():
             saver.save(state, place, events=self._ctx.record.path)
         self._last_saved = position
 

@@ -1,4 +1,4 @@
-"""A loss or gradient that is not finite is stopped before it reaches the weights, and traced to its origin."""
+"""Finds values that are not finite, as the guards need it, and where the first one comes from."""
 
 import math
 from collections.abc import Generator, Mapping, Sequence
@@ -21,7 +21,7 @@ _foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportU
 _ONE = torch.ones((), dtype=torch.float32, device="cpu")
 _PLAIN = {(Tensor, torch.float32, torch.strided, True)}  # the kinds of gradients on the CPU that one pass can check
 _TENSORS_PER_LAUNCH = 110  # of torch's foreach norm
-_SHORT = 2**14  # elements of a gradient that a compiled check joins with others
+_SHORT = 2**14  # elements of a gradient that a compiled check joins with others, at most
 _JOINED = 8  # gradients that are joined
 
 
@@ -67,7 +67,7 @@ def _norm(tensor: Tensor) -> Tensor:
 
 
 def largest_values(loss: Tensor | None, grads: Gradients) -> list[Tensor]:
-    """Numbers on the device that are finite if the loss and every element of the gradients is: the largest ones."""
+    """The loss and the largest element of each gradient, on the device: finite if all elements are."""
     tensors = [each for each in grads.tensors() if each.numel()]
     if any(map(is_dtensor, tensors)):
         largest = reduce_shards(tensors, lambda own: torch.stack(_largest_of_each(own)).amax())
@@ -168,9 +168,9 @@ class NonFiniteSearch:
             parts = self._steps.split.parts(batch)
             self._model(*parts.args, **parts.kwargs)
             return
-        answer = step.run(self._model, batch)
-        if isinstance(answer, Generator):
-            for _ in answer:
+        returned = step.run(self._model, batch)
+        if isinstance(returned, Generator):
+            for _ in returned:
                 pass
 
 

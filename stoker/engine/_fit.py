@@ -47,7 +47,7 @@ class Fit:
     recomputed: Sequence[nn.Module] = ()  # modules whose activations are not kept
     plan: Plan = field(default_factory=lambda: Plan("eager"))  # how the training step runs
     description: Sequence[str | Plan] = ()  # what was decided, as text
-    checkpointer: Checkpointer = field(init=False)  # one that saves nothing, until there is a run directory
+    checkpointer: Checkpointer = field(init=False)  # saves nothing, until the learner sets one for a run directory
 
     def __post_init__(self) -> None:
         self.checkpointer = Checkpointer(None, self.state, self.ranks, self.signals, self.requests)
@@ -58,9 +58,9 @@ class Fit:
         return [line for lines in parts for line in lines]
 
     def stop(self, reason: str) -> None:
-        """Ends the fit after this batch, for a reason that every rank finds without communication.
+        """Ends the fit after this batch, for a reason that every rank finds by itself; the first reason is kept.
 
-        Of several reasons the first one is kept.
+        `ctx.stop` is for reasons of one rank: with several, it is a request, which all ranks serve together.
         """
         if self.ctx.stopping is None:
             self.ctx.stopping = reason

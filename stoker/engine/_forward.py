@@ -22,21 +22,21 @@ def call_as_forward(model: nn.Module, call: Callable[..., Any], *args: Any) -> A
 
         setattr(model, _METHOD, MethodType(_call, model))
         register_fsdp_forward_method(model, _METHOD)
-    answers: list[Any] = []
-    getattr(model, _METHOD)(lambda *given: _loss_of_call(call, given, answers), *args)
-    if isinstance(answers[0], StopIteration):
-        raise answers[0]
-    return answers[0]
+    results: list[Any] = []
+    getattr(model, _METHOD)(lambda *given: _loss_of_call(call, given, results), *args)
+    if isinstance(results[0], StopIteration):
+        raise results[0]
+    return results[0]
 
 
 def _call(model: nn.Module, call: Callable[..., Tensor | None], *args: Any) -> Tensor | None:
     return call(*args)
 
 
-def _loss_of_call(call: Callable[..., Any], args: tuple[Any, ...], answers: list[Any]) -> Tensor | None:
-    """Stores the answer and returns its loss: FSDP hooks the backward pass to the tensors that it is given."""
+def _loss_of_call(call: Callable[..., Any], args: tuple[Any, ...], results: list[Any]) -> Tensor | None:
+    """Stores the result and returns its loss: FSDP hooks the backward pass to the tensors that it is given."""
     try:
-        answers.append(call(*args))
+        results.append(call(*args))
     except StopIteration as end:  # of a step that has yielded its last objective: FSDP has to see the end too
-        answers.append(end)
-    return answers[0] if isinstance(answers[0], Tensor) else getattr(answers[0], "loss", None)
+        results.append(end)
+    return results[0] if isinstance(results[0], Tensor) else getattr(results[0], "loss", None)

@@ -23,10 +23,10 @@ HOOKS_BEFORE_GRADIENTS = ("on_train_batch_after_pred", "on_train_batch_after_los
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StepResult:
-    """What a training step did with a batch."""
+    """What a training step did with a batch. The parts of a step fill it in."""
 
-    updated: bool = False  # it counts as an update of the schedule
-    moved: bool = False  # weights have changed, unless the device did not allow it
+    updated: bool = False  # it counts as an update, by which learning rates and limits go
+    moved: bool = False  # the optimizer has run, so the EMA follows; if a device guard forbade it, nothing has changed
     skipped: bool = False  # losses and metrics leave the batch out: its loss is not finite, or it is padding
     loss: Tensor | None = None  # of the last objective
     batch: Any = None  # as the model saw it
@@ -39,14 +39,14 @@ class LossTerm(NamedTuple):
 
     name: str | None  # of an objective, and so of the parameters; None for all parameters
     value: Tensor | None  # None for an accumulation window
-    weight: float | Tensor  # the number of samples or tokens that it averages over
+    weight: float | Tensor  # the number of samples or tokens that it is a mean over
 
 
 class ForwardLoss:
     """Computes the loss of a batch: by a loss function, or by a step of the user.
 
-    It calls the hooks between forward and backward, and fills in the outputs of a `StepResult`. `reads_weights`: what a
-    loss is a mean over is a number, not a tensor.
+    It calls the hooks between forward and backward, and fills in the outputs of a `StepResult`. `reads_weights`: the
+    weights of losses are numbers, not tensors.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class ForwardLoss:
 
     @property
     def reduction(self) -> Literal["mean", "sum"]:
-        """How the losses of parts of a batch make the loss of the batch; known after the first call of the loss."""
+        """How losses of micro-batches make the loss of the batch; known after the first call of the loss."""
         return "sum" if self._supervised is not None and self._supervised.sums else "mean"
 
     def run(self, batch: Batch, result: StepResult) -> tuple[LossTerm | None, Objectives | None]:
         """The loss of a batch; of a step that yields objectives the first one, and the generator of the others."""
         step = self._steps.train
         if step is None:
-            output = self._score(batch, result)
+            output = self._call_supervised(batch, result)
         else:
             output = self._call_step(step, batch, result)
             if isinstance(output, Generator):
@@ -108,7 +108,7 @@ class ForwardLoss:
         return self._run_loss_hooks(LossTerm(objective.name, objective.loss, weight), result)
 
     def weigh(self, output: Output, batch: Batch, result: StepResult) -> float | Tensor:
-        """What the loss of a batch is a mean over."""
+        """The weight of the loss of a batch."""
         count = None if self._steps.train is None else self._steps.train.count
         can_read = self._reads_weights and not torch.compiler.is_compiling()
         return loss_weight(output, result.batch, batch.size, count, read=can_read)
@@ -127,8 +127,8 @@ class ForwardLoss:
                 return call_as_forward(model, step, model, value, batch.size)
             return self._explain_small_share(batch, lambda: call_as_forward(model, step, model, value, batch.size))
 
-    def _score(self, batch: Batch, result: StepResult) -> Output:
-        """The forward pass, and the loss function of its result."""
+    def _call_supervised(self, batch: Batch, result: StepResult) -> Output:
+        """Runs the model and the loss function."""
         supervised, model, progress = self._supervised, self._state.model, self._state.progress
         assert supervised is not None
         parts, context = supervised.parts(result.batch), autocast(self._precision, self._device)

@@ -19,15 +19,19 @@ from stoker.engine._state import TrainState
 from stoker.errors import NotFinite
 from stoker.gradients import Gradients
 
-Decision = Literal["apply", "leave out", "skip"]  # the update; "skip" leaves the batch out of losses and metrics too
+# What happens to an update. "skip batch" also leaves the batch out of losses and metrics.
+Decision = Literal["apply", "skip update", "skip batch"]
 
 
 class Guard(Protocol):
-    """What an update asks."""
+    """What an update asks: may it happen, and with which learning rates.
+
+    `check` comes first. `allowed` is its answer if the host does not know it.
+    """
 
     @property
     def allowed(self) -> Tensor | None:
-        """Whether the update may change anything, as a tensor on the device; None if the host has decided."""
+        """Whether the update that was checked last may change anything: [] of bool on the device. None: see `check`."""
         ...
 
     @property
@@ -40,7 +44,7 @@ class Guard(Protocol):
         ...
 
     def check(self, grads: Gradients, loss: LossTerm, norm: Tensor | None, batch: Batch) -> Decision:
-        """Checks the gradients of an update, and with one process also the loss."""
+        """Checks gradients, and with one process also the loss. A device guard returns "apply" and sets `allowed`."""
         ...
 
 
@@ -53,11 +57,12 @@ class LearningRates:
     tensor(0.5000, dtype=torch.float64)
     """
 
-    __slots__ = ("_device", "are_recorded", "last", "tensors")
+    __slots__ = ("_device", "are_constants", "last", "tensors")
 
-    def __init__(self, device: torch.device, *, are_recorded: bool = False) -> None:
+    def __init__(self, device: torch.device, *, are_constants: bool = False) -> None:
         self._device = device
-        self.are_recorded = are_recorded  # recorded steps hold them as numbers: a new rate needs a new recording
+        # The optimizer takes numbers only, which are constants in a CUDA graph: a new rate needs a new recording.
+        self.are_constants = are_constants
         self.tensors: Any = None  # one tensor, or one for each selector; None until the first `set`
         self.last: Any = None
 
@@ -78,7 +83,7 @@ class LearningRates:
             (self.tensors[key] if by_name else self.tensors).fill_(rate)
 
     def stack(self, rates: Sequence[Any]) -> list[tuple[Tensor, ...]]:
-        """The tensors for several updates, each as `all` has them."""
+        """The rates of several updates as tensors, in the order of `all`."""
         values = [list(each.values()) if isinstance(each, Mapping) else [each] for each in rates]
         return [each.unbind() for each in torch.tensor(values, dtype=self.all()[0].dtype).unbind()]
 
@@ -178,7 +183,7 @@ def _nan_unless_finite(values: Tensor) -> Tensor:
 class HostGuard:
     """Reads whether loss and gradients are finite, before the update; raises if not, or skips the batch.
 
-    Several ranks check only the reduced gradients: a bad loss on one rank has made them NaN on all.
+    With several ranks only the reduced gradients are checked: a bad loss on one rank has made them NaN on all.
     """
 
     allowed = None
@@ -195,10 +200,12 @@ class HostGuard:
         checks_loss: bool,
     ) -> None:
         self._state, self._rates, self._ranks, self._search = state, rates, ranks, search
-        self._takes_rate_tensors = device.type == "cuda" and not rates.are_recorded
+        self._takes_rate_tensors = device.type == "cuda" and not rates.are_constants
         self._skips, self._checks_loss = skips, checks_loss
         self._buffers = BufferValues()  # from before the batch or the epoch
-        self._suspect: tuple[str, str, str] | None = None  # a loss that was not finite within an accumulation window
+        self._suspect: tuple[str, str, str] | None = (
+            None  # from `check_share`: a bad micro-batch of a window that is still open
+        )
         # Of shards, the norm is one message to the other ranks; checking each shard would be many.
         self.needs_norm = ranks.model_is_distributed
 
@@ -207,7 +214,7 @@ class HostGuard:
         self._buffers = BufferValues(self._state.model, self._state.loss)
 
     def rates(self, lr: Any) -> Any:
-        """On a GPU as tensors, since torch computes other formulas then, as a recorded step does."""
+        """On a GPU as tensors: torch rounds differently with numbers, and a recorded step has tensors."""
         if not self._takes_rate_tensors:
             return lr
         self._rates.set(lr)
@@ -216,10 +223,13 @@ class HostGuard:
     def check(self, grads: Gradients, loss: LossTerm, norm: Tensor | None, batch: Batch) -> Decision:
         """Reads the values. A batch of weight 0 (all masked) changes nothing, whatever its loss is."""
         finite = is_finite(loss.value if self._checks_loss else None, grads, norm)
-        return "leave out" if loss.weight == 0 else self._decide(grads, loss.value, batch, finite=finite)
+        return "skip update" if loss.weight == 0 else self._decide(grads, loss.value, batch, finite=finite)
 
     def check_share(self, grads: Gradients, loss: LossTerm, batch: Batch) -> tuple[Decision, Gradients]:
-        """Checks a micro-batch of this rank, whose window is reduced later; returns the gradients to add to it."""
+        """Checks a micro-batch of this rank, whose window is reduced later; returns the gradients to add to it.
+
+        If they are bad they are all NaN, and so is the window on every rank, unless the batch is skipped.
+        """
         is_fine = bool(loss.weight == 0) or is_finite(loss.value, grads, None)
         if self._skips or self._state.loss_scale is not None:
             return self._decide(grads, loss.value, batch, finite=self._ranks.world.all(is_fine)), grads
@@ -239,7 +249,7 @@ class HostGuard:
         progress.skipped += 1
         is_bad_loss = self._ranks.world.any(loss is not None and not bool(loss.isfinite()))
         if scale is not None and scale.factor > 1.0 and not is_bad_loss:
-            return "leave out"  # the scale is still being found
+            return "skip update"  # the scale is still being found
         if not self._skips:
             raise self._describe(loss, grads, batch)
         ctx.warn(
@@ -247,7 +257,7 @@ class HostGuard:
             f"finite ({progress.skipped} so far)"
         )
         self._buffers.restore()
-        return "skip" if is_bad_loss else "leave out"
+        return "skip batch" if is_bad_loss else "skip update"
 
     def _locate(self, loss: Tensor | None, grads: Gradients, batch: Batch) -> tuple[str, str, str]:
         """What is not finite, at which batch, and where it comes from."""

@@ -31,18 +31,18 @@ class _NotRows(BadData):
 
 
 def run_micro_batches(fit: Fit, executor: Executor, batch: Batch) -> Iterator[tuple[Batch, StepResult]]:
-    """Runs a batch in micro-batches of at most `settings.micro_batch` samples; yields each with its result.
+    """Runs a batch, in micro-batches of at most `settings.micro_batch` samples if that is set; yields their results.
 
     With "auto", a micro-batch that does not fit into memory is halved, together with those after it. What was added up
     before it stays.
     """
     settings, lr = fit.settings, fit.ctx.lr
     if settings.micro_batch is None:
-        yield batch, _run(executor, batch, lr)
+        yield batch, _run_with_note(executor, batch, lr)
         return
-    if fit.step.sums_on_each_rank:
-        fit.step.start_batch_on_ranks()  # once: ranks may have different numbers of micro-batches
-    yield from _run_parts(fit, batch, lambda part: _run(executor, part, lr), executor.free_memory)
+    if fit.step.reduces_windows:
+        fit.step.synchronize_buffers()  # once: ranks may have different numbers of micro-batches
+    yield from _run_parts(fit, batch, lambda part: _run_with_note(executor, part, lr), executor.free_memory)
 
 
 def evaluate_micro_batches(fit: Fit, batch: Batch, totals: RunningTotals, evaluate: Callable[[Batch], None]) -> None:
@@ -92,7 +92,8 @@ def _run_parts(
         remaining, is_repeated = [smaller for each in remaining for smaller in _split(fit, each)], False
 
 
-def _run(executor: Executor, batch: Batch, lr: Any) -> StepResult:
+def _run_with_note(executor: Executor, batch: Batch, lr: Any) -> StepResult:
+    """Runs a batch; an error says which one it was."""
     try:
         return executor.run(batch, lr)
     except BatchTooLarge:
@@ -103,7 +104,7 @@ def _run(executor: Executor, batch: Batch, lr: Any) -> StepResult:
 
 
 def _halve(fit: Fit, part: Batch, problem: str) -> None:
-    """Computes fewer samples at once from here on; that is recorded, and saved with the progress."""
+    """Halves the limit of samples in a micro-batch from here on; it is saved with the progress."""
     if part.samples == 1:
         raise torch.OutOfMemoryError(f"not even one sample at a time fits into memory: {problem}")
     limit, before = math.ceil(part.samples / 2), fit.state.progress.micro_batch
@@ -121,7 +122,7 @@ def _split(fit: Fit, batch: Batch) -> list[Batch]:
     given = fit.settings.micro_batch
     limit = fit.state.progress.micro_batch if given == "auto" else given
     count = 1 if limit is None else max(1, math.ceil(batch.samples / limit))
-    if fit.step.sums_on_each_rank and count == 1:
+    if fit.step.reduces_windows and count == 1:
         return [replace(batch, parts=1)]  # another rank may split its share
     has_columns = fit.step.steps.supervised is not None  # inputs and a target
     if not fit.ranks.model_is_distributed:
@@ -147,7 +148,7 @@ def split_batch(batch: Batch, count: int, *, has_columns: bool = False) -> list[
     if count == 1:
         return [batch]
     samples = batch.samples
-    ends = [samples * place // count for place in range(count + 1)]
+    ends = [samples * index // count for index in range(count + 1)]
     slices = [slice(start, stop) for start, stop in pairwise(ends)]
     if isinstance(batch.value, RowSelection):
         values: list[Any] = [batch.value.with_rows(batch.value.rows[part]) for part in slices]
@@ -224,7 +225,7 @@ def _split_sequence(
     is_per_sample = len(value) == samples and not is_namedtuple(value)
     try:
         columns = [
-            _split_value(part, samples, slices, f"{name}[{place}]", beside=value) for place, part in enumerate(value)
+            _split_value(part, samples, slices, f"{name}[{index}]", beside=value) for index, part in enumerate(value)
         ]
     except _NotRows:
         if is_per_sample:

@@ -181,9 +181,9 @@ def _reasons_against_update(fit: "Fit") -> Iterator[str]:
     yield from _listeners(fit, HOOKS_AFTER_GRADIENTS)
     if not optimizer.is_functional:
         yield f"{optimizer!r} wraps an optimizer with its own step"
-    elif fit.step.rates.are_recorded and fit.step.rates_vary:
+    elif fit.step.rates.are_constants and fit.step.rates_vary:
         yield f"{optimizer!r} reads the learning rate on the host, and it may differ from update to update"
-    elif fit.step.rates.are_recorded and fit.settings.compile:
+    elif fit.step.rates.are_constants and fit.settings.compile:
         yield f"{optimizer!r} reads the learning rate on the host"
 
 
@@ -193,7 +193,7 @@ def _can_defer_check(fit: "Fit") -> bool:
     Then the host need not wait for the finite check either: the next step starts while this one runs.
     """
     reads_values = fit.state.loss_scale is not None or fit.settings.on_nan == "skip"
-    if fit.step.reducer is None or fit.step.sums_on_each_rank or reads_values:
+    if fit.step.reducer is None or fit.step.reduces_windows or reads_values:
         return False
     if fit.device.type != "cuda" or not fit.state.optimizer.skips_on_device or _is_on_other_devices(fit):
         return False

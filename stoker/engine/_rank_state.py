@@ -12,7 +12,7 @@ from stoker.engine._state import TrainState, is_storable
 from stoker.engine._totals import merge_states
 from stoker.metrics import Metric
 
-_OWN_PARTS = ("random", "loader", "totals", "accumulators")  # of the state: these differ between ranks
+_OWN_PARTS = ("random", "loader", "totals", "accumulators")  # entries of a state that differ between ranks
 
 
 def gather_state(ranks: Ranks, state: dict[str, Any]) -> dict[str, Any]:
@@ -30,8 +30,8 @@ def gather_state(ranks: Ranks, state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "share": ranks.data_world.rank, "ranks": others}
 
 
-def own_state(ranks: Ranks, state: Mapping[str, Any], train: TrainState, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """The state for this rank to load.
+def own_state(ranks: Ranks, state: Mapping[str, Any], current: TrainState, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """The part of a saved state that this rank loads; `current` is its state before that.
 
     If the number of ranks is unchanged, each rank loads its own parts. Otherwise rank 0 loads the merged totals and
     accumulators, the others start at zero, and a new rank seeds its own random numbers.
@@ -46,8 +46,8 @@ def own_state(ranks: Ranks, state: Mapping[str, Any], train: TrainState, metrics
             callbacks = {**state["callbacks"], **parts[rank]["callbacks"]}
             own |= {"callbacks": callbacks, "progress": {**state["progress"], "state": parts[rank]["state"]}}
     else:
-        own["random"] = _random_of_share(ranks, shares, train.ctx.seed, update=state["progress"]["update"])
-        own["totals"] = _merge_totals(ranks, train, metrics, [part["totals"] for part in shares])
+        own["random"] = _random_of_share(ranks, shares, current.ctx.seed, update=state["progress"]["update"])
+        own["totals"] = _merge_totals(ranks, current, metrics, [part["totals"] for part in shares])
     is_sharded = ranks.model_is_distributed or any("accumulators" not in part for part in parts)
     if same_ranks and not is_sharded:
         return own | {"accumulators": parts[rank]["accumulators"]}
@@ -55,10 +55,10 @@ def own_state(ranks: Ranks, state: Mapping[str, Any], train: TrainState, metrics
 
 
 def _merge_totals(
-    ranks: Ranks, train: TrainState, metrics: Sequence[Metric], saved: Sequence[Mapping[str, Any]]
+    ranks: Ranks, current: TrainState, metrics: Sequence[Metric], saved: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any]:
     if not ranks.data_world.is_first:
-        return train.totals.state_dict()
+        return current.totals.state_dict()
     known = all(metric.name in totals["metrics"] for metric in metrics for totals in saved)
     return merge_states(metrics, saved) if known else saved[0]  # other metrics: loading tells the user
 

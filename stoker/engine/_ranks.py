@@ -20,7 +20,7 @@ class Ranks:
     data_world: World = field(default_factory=World)
     model_is_distributed: bool = False
 
-    def broadcast_within_split(self, tensors: list[Tensor]) -> None:
+    def broadcast_to_data_world(self, tensors: list[Tensor]) -> None:
         """Writes the first rank's values over those of all ranks that a batch is split among."""
         if tensors and self.data_world.size > 1:
             self.data_world.broadcast(tensors)

@@ -1,9 +1,9 @@
-"""What a training step has to be, to be recorded in a CUDA graph or compiled, and what its Python depends on.
+"""Whether a step can be recorded in a CUDA graph or compiled, and what its Python depends on.
 
 A CUDA graph or a compiled program repeats tensor operations, not Python. It stays right as long as everything that the
 step's Python reads has the same value: attributes of modules and their classes, closed-over variables, globals, and
 PyTorch's settings. `fingerprint_modules` collects all of that. `SideEffects` checks the other direction: that a step
-changes nothing in Python, which a replay would not repeat.
+changes nothing in Python, which a replay would not repeat. `explain_failure` says why a step could not be recorded.
 """
 
 import argparse
@@ -31,15 +31,15 @@ _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _CODE = (type, BuiltinFunctionType, ModuleType)
 _VALUES = (*_PLAIN, Tensor, list, dict, set, tuple, numpy.ndarray)
 _DEPTH = 6  # of attributes and elements that are looked into
-_LONGEST = 1000  # elements of a list or mapping that are compared; of longer ones only the length is
-_LARGEST = 1 << 20  # bytes of an array that is compared by value
+_LONGEST = 1000  # elements of a list or mapping; of a longer one only the length is compared
+_LARGEST = 1 << 20  # bytes of an array; of a larger one only identity and shape are compared
 _MODULE_INTERNALS = {*vars(nn.Module())} - {"training"}
 _TABLES = ("_parameters", "_buffers")
 # Directories of frames that are not the user's. Whole directories: a checkout may be called "stoker" or "torch" too.
 _LIBRARIES = ("<", *(str(Path(file).parent) + os.sep for file in (Path(__file__).parent, torch.__file__)))
 _LIBRARY_NAMES = {"torch", "numpy", "stoker", *sys.stdlib_module_names}  # packages that no user changes during a fit
 _lock = threading.Lock()
-_users: dict[int, int] = {}  # uses by thread, because torch has one flag for the process
+_uses: dict[int, int] = {}  # of `pretend_compiling` by thread, because torch has one flag for the process
 
 
 class CannotReplay(Exception):
@@ -58,9 +58,9 @@ def pretend_compiling() -> Iterator[None]:
     with `.item()`, which no trace can contain.
     """
     thread = threading.get_ident()
-    count = _users.get(thread, 0)
+    count = _uses.get(thread, 0)
     with _lock:
-        _users[thread] = count + 1
+        _uses[thread] = count + 1
         torch.compiler._is_compiling_flag = True
     try:
         yield
@@ -76,10 +76,10 @@ def stop_pretending() -> None:
 def _set_users(thread: int, count: int) -> None:
     with _lock:
         if count:
-            _users[thread] = count
+            _uses[thread] = count
         else:
-            _users.pop(thread, None)
-        torch.compiler._is_compiling_flag = bool(_users)
+            _uses.pop(thread, None)
+        torch.compiler._is_compiling_flag = bool(_uses)
 
 
 def explain_failure(error: BaseException) -> str:
@@ -294,7 +294,7 @@ def _hooks_of(module: nn.Module) -> list[Any]:
 
 
 def find_user_hooks(model: nn.Module) -> Iterator[str]:
-    """Yields why a replay of a model's operations would leave something out: hooks that the user has registered."""
+    """Yields a text for each hook that the user has registered, which a replay of the operations would leave out."""
     for module in model.modules():
         if any(not str(hook.__module__).startswith("torch.") for hook in _hooks_of(module)):
             yield f"a hook of {type(module).__name__} runs Python code, which a CUDA graph or compiled step skips"

@@ -1,4 +1,4 @@
-"""A fit from its first batch to its end: signals, exceptions, and the best weights however it ends."""
+"""Runs a fit: with its data in place, an executor, and the best weights in the model, however it ends."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +49,7 @@ def run(fit: Fit, start: Callable[[], None]) -> Ending:
             fit.signals.interruptible(),
             propagate_failures(fit.ranks.world),
         ):
-            _train(fit, start)
+            _train_with_executor(fit, start)
             state = fit.state
             fit.ranks.broadcast_buffers([state.model, state.loss])
     except BaseException as error:
@@ -70,7 +70,7 @@ def run(fit: Fit, start: Callable[[], None]) -> Ending:
     return ending
 
 
-def _train(fit: Fit, start: Callable[[], None]) -> None:
+def _train_with_executor(fit: Fit, start: Callable[[], None]) -> None:
     """Trains with an executor, and with the data on the GPU if it fits."""
     device = torch.cuda.device(fit.device) if fit.device.type == "cuda" else nullcontext()
     if fit.device.type == "cpu":

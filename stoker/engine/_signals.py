@@ -32,7 +32,7 @@ class StopSignals:
     _requests: Requests
 
     def __init__(self) -> None:
-        self._phase: Literal["preparing", "training", "held"] = "preparing"
+        self._phase: Literal["preparing", "training", "uninterruptible"] = "preparing"
         self._presses = 0  # of Ctrl-C
         self.interrupted = False
         self.reason: str | None = None  # why, if that is what stops the fit: a resumed run does not stop for it again
@@ -80,7 +80,7 @@ class StopSignals:
 
     def hold(self) -> None:
         """From now on Ctrl-C raises only where `interruptible` allows it."""
-        self._phase = "held"
+        self._phase = "uninterruptible"
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -94,7 +94,7 @@ class StopSignals:
             self.hold()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def uninterrupted(self) -> Iterator[None]:
         """Delays a second Ctrl-C to the end of the block: starting a thread or waiting for one must not be interrupted.
 
         An exception inside of Python's own locks (`threading.Event`) can leave them in a wrong state.
@@ -113,7 +113,7 @@ class StopSignals:
         self._presses += 1
         if self._phase != "preparing" and self._presses == 1:
             self.request_interrupt(f"Interrupted in {self._position()}")
-        elif self._phase != "held":
+        elif self._phase != "uninterruptible":
             self.hold()
             raise KeyboardInterrupt
 

@@ -69,9 +69,9 @@ _IDENTITY = dict.fromkeys(("fixed", "free", "limits"), Mapping)
 class Progress:
     """Counters that callbacks do not see. Those that they see are in `Context`."""
 
-    stage: Stage = "closed"  # before an epoch, inside its training, or after its training
+    stage: Stage = "closed"  # between two epochs; in the training of one; after that, in validation
     validated_update: int = -1  # the update that was validated last
-    needs_validation: bool = False  # the last batch was an update, and no validation has followed it
+    needs_validation: bool = False  # the last batch was an update, and no validation has followed it: one may be due
     loss_is_sum: bool | None = None  # as the first call of the loss showed; None before it, or if a step computes it
     loss_count: list[Any] | None = None  # `LossCount.saved` of the step that computes the loss
     micro_batch: int | None = None  # the limit that micro_batch="auto" has found; None while whole batches fit
@@ -89,7 +89,7 @@ class ResumePoint(NamedTuple):
     """
 
     progress: dict[str, Any]  # epoch, batch, update and the other counters
-    random: Any  # a snapshot of the state's `RandomWatch`; None if the generators did not move since
+    random: Any  # a snapshot of the state's `RandomWatch`; None: the generators are as they were then
     buffers: list[Tensor]
     loss_buffers: list[Tensor]
     extra: list[Any]  # of modules with a `get_extra_state`
@@ -99,7 +99,7 @@ class ResumePoint(NamedTuple):
     callbacks: dict[str, dict[str, Any]]
     loss_scale: dict[str, Any] | None
     best_weights: WeightCopy | None
-    versions: tuple[int, ...]  # of the parameters: every write makes them larger
+    versions: tuple[int, ...]  # version counters of the parameters, which every write increments
 
     @property
     def position(self) -> tuple[int, int]:
@@ -111,7 +111,8 @@ class ResumePoint(NamedTuple):
 class TrainState:
     """Owns everything that a checkpoint saves: model, optimizer, accumulators, totals, counters, random numbers.
 
-    `state_dict` returns all of it, and `resume` (`_begin.py`) restores it in one order. The tensors that a training
+    `state_dict` returns all of it. `resume` (`_begin.py`) restores it in one order, by `load_position`, `load_rest` and
+    `load_valid_generators`. The tensors that a training
     step writes are allocated once and written in place, so that a CUDA graph or a compiled program can refer to them.
     """
 
@@ -429,7 +430,7 @@ class TrainState:
 
 
 class _Tracker:
-    """What resume points look at, collected once: walking over all modules takes longer than all the rest."""
+    """What resume points read, collected once: walking over all modules takes longer than reading it. No `Tracker`."""
 
     def __init__(self, model: nn.Module, loss: nn.Module | None, parameters: list[nn.Parameter]) -> None:
         self.random = RandomWatch()

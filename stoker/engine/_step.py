@@ -3,7 +3,8 @@
 A step has two phases. `compute_gradients` runs the model and differentiates its loss; `apply_gradients` adds the
 gradients to their window, or updates the weights, if the guard of the call accepts them. `run` is both, once for each
 objective, and then adds the loss and the metrics. Executors (`stoker.engine.executors`) decide how it runs: operation
-by operation, recorded in a CUDA graph, or compiled, as a whole or up to the gradients.
+by operation, recorded in a CUDA graph, or compiled. If only the first phase is compiled, `compute_local_gradients` and
+`apply_local_gradients` take the place of `run`.
 """
 
 from collections.abc import Iterator
@@ -39,16 +40,16 @@ HOOKS_BETWEEN_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_updat
 _NO_CONTEXT = nullcontext()
 
 
-class Computed(NamedTuple):
-    """What the first phase of a step computes for a loss."""
+class BatchGradients(NamedTuple):
+    """The gradients of a loss, of the whole batch: with several ranks, they are reduced."""
 
-    gradients: Gradients  # of the whole batch; of this rank's share if ranks reduce whole windows
-    loss: LossTerm  # with the weight of the whole batch, to check and to weigh the gradients by
-    own: LossTerm  # of this rank
+    gradients: Gradients  # of this rank's share only, if `reduces_windows`
+    loss: LossTerm  # for the guard and the window: with the weight of the whole batch, and zero if that is 0
+    own_loss: LossTerm  # of this rank, for the totals
 
 
 class LocalGradients(NamedTuple):
-    """What a compiled first phase computes, on this rank alone."""
+    """What a compiled first phase computes. With several ranks, gradients and loss are of this rank's share."""
 
     loss: Tensor
     weight: float | Tensor
@@ -76,16 +77,16 @@ class TrainStep:
     _forward_loss: ForwardLoss = field(init=False)
     _windows: GradientWindows = field(init=False)
     _update: Update = field(init=False)
-    _reads_weights: bool = field(init=False)  # what a loss is a mean over is a number
+    _reads_weights: bool = field(init=False)  # weights of losses are numbers, not tensors
     _first_parameter: nn.Parameter | None = field(init=False)
     _differentiators: dict[str | None, Differentiator] = field(default_factory=dict)
     _has_gradient_hooks: bool = field(init=False)  # a callback has a hook between backward and the end of the step
-    _is_watched: bool = field(init=False)  # a callback has a hook after backward or between batches
+    _callbacks_read_outputs: bool = field(init=False)  # one has a hook after backward or between batches
 
     def __post_init__(self) -> None:
         settings, state, device, ranks = self.settings, self.state, self.device, self.ranks
         takes_tensors = state.optimizer.takes_rate_tensors(compiled=self.compiles_update)
-        self.rates = LearningRates(device, are_recorded=device.type == "cuda" and not takes_tensors)
+        self.rates = LearningRates(device, are_constants=device.type == "cuda" and not takes_tensors)
         checks_loss = self.reducer is None
         search = NonFiniteSearch(state.model, self.steps, settings.precision, device)
         self.host_guard = HostGuard(
@@ -104,11 +105,11 @@ class TrainStep:
             reads_weights=self._reads_weights,
         )
         self._update = Update(settings, state, self.hooks, self.ctx, is_compiled=self.compiles_update)
-        self._windows = GradientWindows(state, self._update, self.reducer if self.sums_on_each_rank else None)
+        self._windows = GradientWindows(state, self._update, self.reducer if self.reduces_windows else None)
         if settings.accumulate > 1 or settings.micro_batch is not None or ranks.world.size > 1:
             self.steps.note_split()
         self._has_gradient_hooks = any(map(self.hooks.has, HOOKS_AFTER_GRADIENTS))
-        self._is_watched = self._has_gradient_hooks or any(map(self.hooks.has, HOOKS_BETWEEN_BATCHES))
+        self._callbacks_read_outputs = self._has_gradient_hooks or any(map(self.hooks.has, HOOKS_BETWEEN_BATCHES))
         self.refresh()
 
     # --- one batch
@@ -125,26 +126,32 @@ class TrainStep:
             while computed is not None:  # of several objectives, each is applied before the next is computed
                 self.apply_gradients(computed, batch, lr, guard, result)
                 if not result.skipped:
-                    self._add_loss(computed.own)
-                loss = None if objectives is None else self._forward_loss.next_objective(objectives, batch, result)
-                computed = None if loss is None else self._differentiate(loss)
+                    self._add_loss(computed.own_loss)
+                computed = None if objectives is None else self._compute_next(objectives, batch, result)
         if not result.skipped:
             self._add_metrics(batch, result)
         self._end_batch(batch, lr, guard, result)
         return result
 
     def run_eagerly(self, batch: Batch, lr: Any) -> StepResult:
-        """`run` without a recording or a trace: the step may be undone if it needs too much memory."""
+        """`run` with the host's guard; with `micro_batch="auto"`, a step that needs too much memory is undone."""
         return self.run(batch, lr, self.host_guard, can_undo=self.settings.micro_batch == "auto")
 
-    def compute_gradients(self, batch: Batch, result: StepResult) -> tuple[Computed | None, Objectives | None]:
+    def compute_gradients(self, batch: Batch, result: StepResult) -> tuple[BatchGradients | None, Objectives | None]:
         """The first phase: forward, loss and backward. Of a step that yields objectives, those of the first one."""
-        if self.starts_on_ranks(batch):
-            self.start_batch_on_ranks()
+        if self.synchronizes_buffers(batch):
+            self.synchronize_buffers()
         loss, objectives = self._forward_loss.run(batch, result)
         return None if loss is None else self._differentiate(loss), objectives
 
-    def apply_gradients(self, computed: Computed, batch: Batch, lr: Any, guard: Guard, result: StepResult) -> None:
+    def _compute_next(self, objectives: Objectives, batch: Batch, result: StepResult) -> BatchGradients | None:
+        """The first phase for the next objective; None if there is no other."""
+        loss = self._forward_loss.next_objective(objectives, batch, result)
+        return None if loss is None else self._differentiate(loss)
+
+    def apply_gradients(
+        self, computed: BatchGradients, batch: Batch, lr: Any, guard: Guard, result: StepResult
+    ) -> None:
         """The second phase: adds gradients to their accumulation window, or updates the weights."""
         grads, loss, _ = computed
         if self.state.loss_scale is not None:  # callbacks, checks and clipping see the true gradients
@@ -156,10 +163,10 @@ class TrainStep:
         else:
             reduction = self._forward_loss.reduction
             decision = self._windows.add(grads, loss, batch, lr, guard, result, reduction=reduction)
-        result.skipped = batch.is_padding or decision == "skip"
+        result.skipped = batch.is_padding or decision == "skip batch"
 
     def compute_local_gradients(self, batch: Batch) -> LocalGradients:
-        """The first phase with losses and metrics, on this rank alone, as it is compiled. Nothing is checked."""
+        """The first phase as it is compiled: without communication and without a check, and with losses and metrics."""
         result = self._start(batch)
         with _freeze_batch_norm(self.state.model) if batch.is_padding else _NO_CONTEXT:
             loss, objectives = self._forward_loss.run(batch, result)
@@ -180,13 +187,13 @@ class TrainStep:
             weight = weight.item()  # as in a step that is not compiled
         grads = Gradients._of(dict(local.tensors), named_parameters(trained), trained)
         own = LossTerm(None, local.loss, weight)
-        computed = Computed(grads, own, own)
+        computed = BatchGradients(grads, own, own)
         if self.reducer is not None:
             loss = _zero_if_not_counted(own)
-            if not self.sums_on_each_rank:
+            if not self.reduces_windows:
                 grads = self.reducer.reduce(grads, local.loss, weight)
                 loss = loss._replace(weight=self.reducer.weight)
-            computed = Computed(grads, loss, own)
+            computed = BatchGradients(grads, loss, own)
         self.apply_gradients(computed, batch, lr, guard, result)
         self._end_batch(batch, lr, guard, result)
         return result
@@ -206,8 +213,7 @@ class TrainStep:
             computed, objectives = self.compute_gradients(batch, result)
             while computed is not None:
                 self.host_guard.check(computed.gradients, computed.loss, None, batch)
-                loss = None if objectives is None else self._forward_loss.next_objective(objectives, batch, result)
-                computed = None if loss is None else self._differentiate(loss)
+                computed = None if objectives is None else self._compute_next(objectives, batch, result)
         except NotFinite as error:
             raise NotFinite(str(error), position=batch.position, on_every_rank=error.on_every_rank) from None
         raise NotFinite(
@@ -247,41 +253,44 @@ class TrainStep:
     # --- gradients
 
     @property
-    def sums_on_each_rank(self) -> bool:
+    def reduces_windows(self) -> bool:
         """Whether each rank accumulates its own micro-batches, and gradients are reduced when a window closes."""
         accumulates = self.settings.accumulate > 1 or self.settings.micro_batch is not None
         return self.reducer is not None and accumulates and not self.ranks.model_is_distributed
 
-    def start_batch_on_ranks(self) -> None:
-        """Writes the first rank's buffers of model and loss over those of all ranks, before a forward pass."""
+    def synchronize_buffers(self) -> None:
+        """Before a forward pass: writes the first rank's buffers of model and loss over those of all ranks.
+
+        Ranks that yield objectives also check that all of them are at the beginning of a batch.
+        """
         if self.reducer is not None:
             if self.state.loss is not None:
-                self.ranks.broadcast_within_split(list(self.state.loss.buffers()))
+                self.ranks.broadcast_to_data_world(list(self.state.loss.buffers()))
             self.reducer.start_batch()
 
-    def starts_on_ranks(self, batch: Batch) -> bool:
-        """Whether `start_batch_on_ranks` precedes this batch. Ranks may have different numbers of micro-batches."""
-        return self.reducer is not None and (batch.parts is None or not self.sums_on_each_rank)
+    def synchronizes_buffers(self, batch: Batch) -> bool:
+        """Whether `synchronize_buffers` precedes this batch. Of micro-batches whose number may differ it does not."""
+        return self.reducer is not None and (batch.parts is None or not self.reduces_windows)
 
     def _differentiator(self, name: str | None) -> Differentiator:
         if name not in self._differentiators:
             self._differentiators[name] = Differentiator(self.state.trained, name)
         return self._differentiators[name]
 
-    def _differentiate(self, loss: LossTerm) -> Computed:
+    def _differentiate(self, loss: LossTerm) -> BatchGradients:
         """The gradients, of all ranks if there are several, and the loss with the weight of the whole batch."""
         scale, value, reducer = self.state.loss_scale, loss.value, self.reducer
         assert value is not None
         if scale is not None:
             value = scale.scale(value)
         if reducer is None:
-            return Computed(self._differentiator(loss.name)(value), loss, loss)
+            return BatchGradients(self._differentiator(loss.name)(value), loss, loss)
         reducer.reduction = self._forward_loss.reduction
         checked = _zero_if_not_counted(loss)
-        if self.sums_on_each_rank:
-            return Computed(reducer.local(value, objective=loss.name), checked, loss)
+        if self.reduces_windows:
+            return BatchGradients(reducer.local(value, objective=loss.name), checked, loss)
         grads = reducer.backward(value, loss.weight, objective=loss.name)
-        return Computed(grads, checked._replace(weight=reducer.weight), loss)
+        return BatchGradients(grads, checked._replace(weight=reducer.weight), loss)
 
     def _run_gradient_hooks(self, grads: Gradients, result: StepResult) -> Gradients:
         ctx = self.ctx
@@ -317,14 +326,14 @@ class TrainStep:
     @property
     def wants_output(self) -> bool:
         """Whether callbacks or metrics look at the outputs of a step after it has run."""
-        return self._is_watched or self.state.totals.has_dynamic_metrics
+        return self._callbacks_read_outputs or self.state.totals.has_dynamic_metrics
 
-    def has_begun(self, batch: Batch) -> bool:
-        """Whether an update was applied, in this process or an earlier one: the optimizer has its state then."""
+    def is_initialized(self, batch: Batch) -> bool:
+        """Whether all that a first step creates is there: state of the optimizer, and the weight of the loss."""
         return self.ctx.update > 0 and self.is_loss_known(batch)
 
     def is_loss_known(self, batch: Batch) -> bool:
-        """Whether it is known what the loss is a mean or a sum over; if nothing else says it, its first call does."""
+        """Whether the weight of the loss of such a batch is known; if nothing else says it, the first call does."""
         step = self.steps.train
         if step is None:
             return self.steps.split.is_loss_known
@@ -353,14 +362,17 @@ class TrainStep:
         return [function for function in functions if function is not None]
 
     def note_weights_changed(self) -> None:
-        """Tells autograd, and so resume points, that a replay has written to the parameters."""
+        """Increments a version counter, since a replay writes to parameters without autograd.
+
+        One is enough: a resume point compares those of all parameters.
+        """
         if self._first_parameter is not None:
             torch.autograd.graph.increment_version(self._first_parameter)
 
 
 @contextmanager
 def _freeze_batch_norm(model: nn.Module) -> Iterator[None]:
-    """Keeps a padding batch out of running statistics; batch norm could not normalise one sample either."""
+    """Switches batch norms to eval mode for a padding batch: it may be one sample, and running statistics skip it."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
     for module in norms:
         module.training = False
@@ -372,7 +384,7 @@ def _freeze_batch_norm(model: nn.Module) -> Iterator[None]:
 
 
 def _zero_if_not_counted(loss: LossTerm) -> LossTerm:
-    """The loss as a value to check: zero if it has weight 0, as on a rank whose tokens are all masked."""
+    """The loss as a value to check: zero if its weight is 0, as on a rank whose tokens are all masked."""
     assert loss.value is not None
     value, weight = loss.value.detach(), loss.weight
     if isinstance(weight, Tensor):

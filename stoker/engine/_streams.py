@@ -22,10 +22,10 @@ def stop_streams_together(world: World, loader: Loader, batches: Iterable[Any]) 
     """The batches. If their number is unknown, ranks ask each other before each one: none is left waiting."""
     if world.size == 1 or length_of(loader) is not None:
         return batches
-    return _until_all_end(world, batches) if loader.sharded else _in_step(world, batches)
+    return _until_all_end(world, batches) if loader.sharded else _in_lockstep(world, batches)
 
 
-def _in_step(world: World, batches: Iterable[Any]) -> Iterator[Any]:
+def _in_lockstep(world: World, batches: Iterable[Any]) -> Iterator[Any]:
     number, iterator = 0, iter(batches)
     while not world.any((batch := next(iterator, _END)) is _END):
         number += 1

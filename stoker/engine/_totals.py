@@ -85,7 +85,7 @@ class RunningTotals:
 
     def _initial_states(self) -> list[Any]:
         states: dict[Any, Any] = {}  # metrics with equal `counts` share one state
-        keys = [place if counts is None else (counts,) for place, counts in enumerate(self._counts)]
+        keys = [index if counts is None else (counts,) for index, counts in enumerate(self._counts)]
         for key, metric in zip(keys, self._metrics, strict=True):
             if key not in states:
                 state = metric.init(self._device)
@@ -106,8 +106,8 @@ class RunningTotals:
             _foreach_copy_(*self._initial[1:])
             return
         fresh = self._initial_states()
-        static = [(place, state) for place, state in enumerate(fresh) if self._is_static[place]]
-        self._states = [old if self._is_static[place] else fresh[place] for place, old in enumerate(self._states)]
+        static = [(index, state) for index, state in enumerate(fresh) if self._is_static[index]]
+        self._states = [old if self._is_static[index] else fresh[index] for index, old in enumerate(self._states)]
         self._write_states(static, expand=True)
         if self._metrics and not self.has_dynamic_metrics:
             tensors = [tensor for state in self._states for tensor in flatten(state)[0]]
@@ -149,10 +149,10 @@ class RunningTotals:
         done: dict[Any, tuple[Any, Any]] = {}  # metrics with equal counts and the same state are updated once
         written: list[tuple[int, Any]] = []
         with NoGrad():
-            for place, metric in enumerate(self._metrics):
-                if static is not None and self._is_static[place] is not static:
+            for index, metric in enumerate(self._metrics):
+                if static is not None and self._is_static[index] is not static:
                     continue
-                state, counts = self._states[place], self._counts[place]
+                state, counts = self._states[index], self._counts[index]
                 key = None if counts is None else (counts, id(state))
                 if key is not None and key in done:
                     new = done[key][1]
@@ -166,10 +166,10 @@ class RunningTotals:
                         raise
                     if key is not None:
                         done[key] = state, new  # the old state too, so that its id is not used again
-                if self._in_place and self._is_static[place]:
-                    written.append((place, new))
+                if self._in_place and self._is_static[index]:
+                    written.append((index, new))
                 else:
-                    self._states[place] = new
+                    self._states[index] = new
             if written:
                 self._write_states(written)
 
@@ -184,17 +184,17 @@ class RunningTotals:
         `expand`: an initial value may have no dimensions where sums over classes have one.
         """
         targets, values, replaced = list[Tensor](), list[Tensor](), dict[int, Any]()
-        for place, new in new_states:
-            old = self._states[place]
+        for index, new in new_states:
+            old = self._states[index]
             if new is old or id(old) in replaced:
-                self._states[place] = replaced.get(id(old), old)
+                self._states[index] = replaced.get(id(old), old)
                 continue
             pair = _matching_tensors(old, new, expand=expand)
             if pair is not None and _moves_values(*pair):
                 # A compiler may overwrite a value before it has moved.
-                self._is_static[place], self.has_dynamic_metrics, pair = False, True, None
+                self._is_static[index], self.has_dynamic_metrics, pair = False, True, None
             replaced[id(old)] = old if pair is not None else map_tensors(torch.clone, new)
-            self._states[place] = replaced[id(old)]
+            self._states[index] = replaced[id(old)]
             if pair is not None:
                 targets += pair[0]
                 values += pair[1]
@@ -336,7 +336,7 @@ class TotalsReading:
             self._arrived.synchronize()
         copied = iter(() if self._copied is None else self._copied.tolist())
         values = [next(copied) if each is None else each for each in self._values]
-        return {name: (values[2 * place], values[2 * place + 1]) for place, name in enumerate(self._names)}
+        return {name: (values[2 * index], values[2 * index + 1]) for index, name in enumerate(self._names)}
 
     def losses(self) -> list[str]:
         """The names of the losses: "loss", or those of the objectives that have counted; waits for the device."""
@@ -405,8 +405,8 @@ def _matching_tensors(old: Any, new: Any, *, expand: bool) -> tuple[list[Tensor]
 
 def _moves_values(old: list[Tensor], new: list[Tensor]) -> bool:
     """Whether a new state holds a tensor of the old one under another name."""
-    places = {_memory_of(tensor): place for place, tensor in enumerate(old)}
-    return any(places.get(_memory_of(tensor), place) != place for place, tensor in enumerate(new))
+    indices = {_memory_of(tensor): index for index, tensor in enumerate(old)}
+    return any(indices.get(_memory_of(tensor), index) != index for index, tensor in enumerate(new))
 
 
 def _holds_only_tensors_on(device: torch.device, state: Any) -> bool:

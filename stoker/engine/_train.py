@@ -72,11 +72,12 @@ def train_epoch(fit: Fit, executor: Executor, *, selects_rows: bool = False) -> 
     watches_batches = any(map(fit.hooks.has, HOOKS_BETWEEN_BATCHES))
     is_watched = watches_batches or any(map(fit.hooks.has, HOOKS_INSIDE_BATCHES))
     ctx.phase = ctx.set_name = "train"
-    _validate_if_due(fit, executor)  # a resumed fit may have been stopped before or in it
+    _validate_if_due(fit, executor)  # a resumed fit may have been stopped before or during it
     values = _values_on_device(fit, selects_rows=selects_rows) if ctx.stopping is None else iter(())
     batches, batch = _batches(fit, values), None
-    while ctx.stopping is None:  # that of a resumed fit may be set: it had reached its limit
-        done = None
+    while ctx.stopping is None:  # in a resumed fit it may be set already: the fit had reached its limit
+        done = None  # the last batch that was run
+        # A span takes its rows from `values`, and `batches` continues after it.
         if isinstance(values, RowSelections) and executor.longest_span > 1 and not watches_batches:
             done = _run_span(fit, executor, values)
         if done is None:
@@ -121,7 +122,7 @@ def _end_training(fit: Fit, executor: Executor, last: Batch | None) -> None:
 
 
 def _run_batch(fit: Fit, executor: Executor, batch: Batch, *, is_watched: bool) -> None:
-    """One batch, with the hooks before and after it. `is_watched`: a callback may look at it."""
+    """One batch, with the hooks before and after it. `is_watched`: a callback has a hook in or between batches."""
     ctx, fire = fit.ctx, fit.hooks.fire
     ctx.batch_number, ctx.lr = batch.number, fit.learning_rates(ctx.update, ctx.lr_scale)
     if is_watched:
@@ -141,9 +142,9 @@ def _run_batch(fit: Fit, executor: Executor, batch: Batch, *, is_watched: bool) 
 
 
 def _run_span(fit: Fit, executor: Executor, selections: RowSelections) -> Batch | None:
-    """Runs the next batches, up to one after which something is due on the host; returns the last one.
+    """Runs a span: the next batches, up to one after which something is due on the host. Returns the last one.
 
-    None if the next batch has to run alone.
+    None if the next batch has to run alone: inside of an accumulation window, or if the span would be one batch.
     """
     ctx, state, accumulate = fit.ctx, fit.state, fit.settings.accumulate
     before = ctx.batch_number
@@ -177,7 +178,7 @@ def _run_span(fit: Fit, executor: Executor, selections: RowSelections) -> Batch 
 
 
 def _count_updates_until_due(fit: Fit) -> float:
-    """After how many more updates the host has to do something: a limit, a validation, a checkpoint, a point."""
+    """After how many more updates a limit, a validation, a checkpoint or a point of a curve is due."""
     update, limit, every = fit.ctx.update, fit.settings.updates, fit.settings.validate_every
     return min(
         math.inf if limit is None else limit - update,
@@ -238,7 +239,7 @@ def _batches(fit: Fit, values: Iterator[Any]) -> Iterator[Batch]:
     sizes = fit.train.at(epoch=ctx.epoch - 1, batch=ctx.batch_number).sizes() if has_sizes else None
     interruptible = fit.signals.interruptible_batches(fit.train, values)
     for value in stop_streams_together(fit.ranks.world, fit.train, interruptible):
-        number = ctx.batch_number + 1  # a group may have come before it
+        number = ctx.batch_number + 1  # spans may have come since the last one
         is_padding = isinstance(value, PaddingBatch) or (isinstance(value, RowSelection) and value.is_padding)
         yield Batch(
             value.batch if isinstance(value, PaddingBatch) else value,
@@ -260,7 +261,7 @@ def _values_on_device(fit: Fit, *, selects_rows: bool) -> Iterator[Any]:
         return batches.row_selections()
     values = _copy_ahead(fit, batches)
     if fit.settings.micro_batch == "auto" and fit.device.type != "cpu" and loader.resume_warning is None:
-        values = _fetch_again(fit, values)
+        values = _retry_if_out_of_memory(fit, values)
     return values if loader.batch_transform is None else map(loader.apply_batch_transform, values)
 
 
@@ -274,10 +275,10 @@ def _copy_ahead(fit: Fit, batches: Any) -> Iterator[Any]:
     return prefetch(values, device)
 
 
-def _fetch_again(fit: Fit, values: Iterator[Any]) -> Iterator[Any]:
-    """The batches. One that memory runs out for, while a step takes all of it, is fetched again when there is room.
+def _retry_if_out_of_memory(fit: Fit, values: Iterator[Any]) -> Iterator[Any]:
+    """The batches. If copying one to the device runs out of memory, it is fetched once more when memory is free.
 
-    All that were fetched ahead are fetched again with it: they follow from the position.
+    Until then the steps before it may need all memory. What was fetched ahead is fetched again with it.
     """
     end, is_repeated = object(), False
     while True:
@@ -336,7 +337,7 @@ def _publish(fit: Fit, result: StepResult) -> None:
 
 
 def _record_step(fit: Fit, batch: Batch, result: StepResult) -> None:
-    """Updates the counters after a step."""
+    """Updates the counters after a step, and the metrics that are not static."""
     state, totals = fit.state, fit.state.totals
     if not batch.is_padding:
         totals.samples += batch.samples

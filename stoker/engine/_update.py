@@ -1,4 +1,4 @@
-"""`Update`: gradients to weights. Nothing else writes weights."""
+"""`Update` applies gradients to the weights. Nothing else in a step writes weights."""
 
 from contextlib import nullcontext
 
@@ -21,7 +21,7 @@ _NO_CONTEXT = nullcontext()
 class Update:
     """Clips gradients and applies them, if the guard accepts them.
 
-    `is_compiled`: a compiled program contains the update, so that eager updates use the same operations.
+    `is_compiled`: the update is part of a compiled program, and eager updates of the fit use the same operations.
     """
 
     def __init__(self, settings: Settings, state: TrainState, hooks: Hooks, ctx: Context, *, is_compiled: bool) -> None:
@@ -56,7 +56,7 @@ class Update:
         return decision
 
     def end_batch(self, guard: Guard, result: StepResult) -> None:
-        """Updates the EMA after a batch that has moved weights."""
+        """Updates the EMA if the optimizer has run in this batch."""
         if self._state.ema is not None and result.moved:
             self._state.ema.update(guard.allowed)
 

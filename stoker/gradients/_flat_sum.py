@@ -26,7 +26,7 @@ class FlatSum:
     """Adds up the gradients of all processes, each multiplied by a factor, and divides them by the sum of the weights.
 
     Every process sends zeros for a parameter without a gradient, so that the buffers are alike. Behind the gradients of
-    the first bucket come numbers that all processes have to know: the weights, and which parameters were reached.
+    the first bucket come numbers that all processes have to know: the weights, and which parameters have a gradient.
     Gradients travel as float32, or as float64 if a parameter has 64 bits: 16 bits would round the sums and the weights.
     """
 
@@ -53,7 +53,7 @@ class FlatSum:
         """The mean (or sum), for parameters that any process has a gradient of, and the weight of all processes.
 
         A process with weight 0 counts for nothing, even if its gradients are NaN. If the weights are 0 everywhere, the
-        result is zero. On a GPU this waits for the device only if this process has not reached all parameters.
+        result is zero. On a GPU this waits for the device only if a parameter has no gradient in this process.
         """
         with NoGrad():
             sent = self._prepare(tensors, weight)
@@ -105,9 +105,10 @@ class FlatSum:
     # --- the numbers behind the gradients
 
     def _make_numbers(self, weight: Weight, tensors: Mapping[str, Tensor], *, is_sum: bool) -> Tensor:
-        """This process's weight at its own place among the zeros of the others; 1 for each parameter it has reached.
+        """What is sent behind the gradients: [4 * processes + parameters].
 
-        Consecutive batches have the same numbers, if the weight is not a tensor.
+        The weight of this process and whether its loss is a sum, among the zeros of the others; then 1 for each parameter with a gradient. It
+        is kept for the next batch, which has the same numbers unless the weight is a tensor.
         """
         size, is_tensor = _OF_A_RANK * self._world.size, isinstance(weight, Tensor)
         complete = len(tensors) == len(self.names)

@@ -56,7 +56,7 @@ class Gradients(Mapping[str, Tensor]):
 
     @classmethod
     def _of(cls, tensors: dict[str, Tensor], parameters: dict[str, nn.Parameter], model: Models) -> "Gradients":
-        """Without checks, for tensors that this package has made."""
+        """Without checks: the tensors are those that autograd has computed for these parameters, in their order."""
         grads = cls.__new__(cls)
         grads._model, grads._parameters, grads._tensors, grads._consumers = model, parameters, tensors, []
         return grads

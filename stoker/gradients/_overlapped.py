@@ -14,7 +14,7 @@ from stoker.gradients._gradients import Gradients
 
 
 class Share:
-    """What to multiply this process's gradients with before they are added up: its weight over that of all processes.
+    """The factor of this process's gradients before they are added up: its weight over that of all processes.
 
     The factor is NaN if the share counts and its loss is not finite, so that all processes refuse the update. On the
     CPU the backward pass starts from it (`gradient`), which saves a pass over all gradients, unless the loss has 16

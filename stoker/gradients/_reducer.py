@@ -36,9 +36,9 @@ class GradientReducer:
     refuse the same update. All processes must make the same calls in the same order.
 
     - `mode="ddp"` reduces gradients during the backward pass, with torch's DDP. Objectives, models
-      with sparse gradients (which become dense), and models that fit into one bucket are reduced afterwards.
+      with sparse gradients (which become dense), and models that fit into one bucket are reduced as in "values".
     - `mode="values"` reduces them after the backward pass, flat (`FlatSum`).
-    - `mode="fsdp"` leaves it to a model that is sharded.
+    - `mode="fsdp"` leaves it to a model that reduces them itself: one that is sharded, or that the user has wrapped.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class GradientReducer:
         self._model, self._world, self._bucket_mb = model, world, bucket_mb
         self.reduction: Literal["mean", "sum"] = reduce
         self._parameters = named_parameters(model)
-        # DDP would send one bucket too, at the end of the backward pass, with messages beside it.
+        # For one bucket, DDP gains nothing: it would send it at the end of the backward pass too.
         is_small = sum(each.nbytes for each in self._parameters.values()) <= bucket_mb * 2**20
         self._mode = "values" if mode == "ddp" and (world.size == 1 or has_sparse or is_small) else mode
         self._differentiators: dict[str | None, Differentiator] = {}
@@ -90,7 +90,7 @@ class GradientReducer:
         return self._mode == "ddp"
 
     def reduce_after_backward(self) -> None:
-        """Never reduces during the backward pass from now on, because a compiled step computes gradients."""
+        """From now on reduces after the backward pass only: a compiled step calls no hooks of DDP."""
         if self._mode == "ddp":
             self._mode = "values"
 

@@ -177,7 +177,7 @@ def describe_ranks(fit: Fit) -> Iterator[str]:
         yield f"sharding   FSDP2{blocks}: each rank has 1/{split.size} of weights, gradients and optimizer state"
     elif fit.ranks.model_is_distributed:
         yield "gradients  reduced by the model, which is already distributed"
-    elif fit.step.sums_on_each_rank:
+    elif fit.step.reduces_windows:
         yield "gradients  accumulated on each rank, and summed over the ranks once per update"
     elif fit.plan.ends_with_gradients:
         yield "gradients  summed over the ranks after the backward pass, which is compiled; weighted by samples"

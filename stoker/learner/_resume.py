@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _ALONE = World()
 _FOLDER = "checkpoints"
 _MARGIN = 15.0  # seconds that an orderly end takes besides saving
-_BATCHES = {  # settings that they depend on
+_BATCHES = {  # the settings that batches depend on
     *("samples", "batches", "batch_size", "order", "generators", "sampling", "buckets", "sources", "seed", "accumulate")
 }
 
@@ -72,7 +72,10 @@ def _find_checkpoint(fit: Fit, run: Run, accepts: Callable[[Saved], bool] = lamb
 
 
 def load_finished(prepared: Prepared, run: Run, arguments: FitArguments) -> list[str] | None:
-    """Loads the result of a finished run and returns warnings; returns None if the run is not finished."""
+    """Loads the result of a finished run and returns warnings; returns None if the run is not finished.
+
+    No hook is called: `resume` of the engine is for runs that train.
+    """
     fit = prepared.fit
     last = store_of(run, fit.ranks.world).saved()[-1:]
     if not last or last[0].ended is None:
@@ -109,7 +112,7 @@ def is_finished(fit: Fit, found: "Found") -> bool:
 
 
 def _complete_end(fit: Fit, run: Run) -> None:
-    """Does what a kill in its last moments kept a run from doing: its last events, and the end of a deletion."""
+    """Writes the last events of a run, and ends a deletion, if the process was killed before it had done so."""
     store = store_of(run)
     lacks_end = run.record.summary()["state"] == "running"
     if run.writer is not None or not (lacks_end or store.has_leftovers):
@@ -127,7 +130,7 @@ def _reopen(prepared: Prepared, arguments: FitArguments, checkpoint: str, settin
     fit = prepared.fit
     run = _open_on_all_ranks(fit, arguments, Run.resume)
     fit.ctx.record = run.record
-    if (text := _other_best(fit, fit.ctx.best, settings)) is not None:
+    if (text := _explain_dropped_best(fit, fit.ctx.best, settings)) is not None:
         fit.ctx.best, fit.state.best_weights = None, None
         fit.ctx.warn(text)
     prepared.reopen = None
@@ -162,7 +165,7 @@ def open_run(fit: Fit, arguments: FitArguments, *, resume: bool) -> OpenRun:
                 saved, changes, notes = _compare_state(fit, found.state, force=force)
                 warnings = [f"{change}; the run continues with the new setting" for change in changes] + notes
                 best = saved["progress"]["best"] if fit.state.has_best_weights(saved) else None
-                text = _other_best(fit, None if best is None else Best(*best), saved["identity"]["free"])
+                text = _explain_dropped_best(fit, None if best is None else Best(*best), saved["identity"]["free"])
                 if text is not None:
                     saved = {**saved, "best": None, "progress": {**saved["progress"], "best": None}}
                     warnings.append(text)
@@ -270,7 +273,7 @@ def _compare_state(
             f'{text}\nresume="force" cannot load the weights of another model: use the same model, or another run '
             "directory"
         )
-    warnings = _warn_about_shapes(fit)
+    warnings = _find_shape_warnings(fit)
     if changes:
         state, notes = _replace_other_parts(fit, state)
         warnings += notes
@@ -278,8 +281,8 @@ def _compare_state(
     return state, [*changes, *list_changes(saved["free"], own["free"])], warnings
 
 
-def _other_best(fit: Fit, best: Best | None, settings: Mapping[str, Any]) -> str | None:
-    """The warning that the best weights so far are dropped, if another metric chose them; otherwise None."""
+def _explain_dropped_best(fit: Fit, best: Best | None, settings: Mapping[str, Any]) -> str | None:
+    """Why the best weights so far are dropped: another metric has chosen them. None if they are kept."""
     changed = list_changes(settings, {"monitor": fit.state.identity["free"]["monitor"]})
     if best is None or fit.settings.monitor is None or (best.name == fit.settings.monitor and not changed):
         return None
@@ -292,8 +295,8 @@ def _without_frozen(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: kind.removesuffix(", frozen") for name, kind in model.items()} if isinstance(model, Mapping) else {}
 
 
-def _warn_about_shapes(fit: Fit) -> list[str]:
-    """Warns about a model whose code depends on what the process has done before."""
+def _find_shape_warnings(fit: Fit) -> list[str]:
+    """Warnings about a compiled model whose code depends on the shapes that the process has seen before."""
     contexts = [getattr(module, "dynamo_ctx", None) for module in fit.state.model.modules()]
     if not any(context is not None and getattr(context, "_dynamic", False) is None for context in contexts):
         return []
@@ -305,29 +308,29 @@ def _warn_about_shapes(fit: Fit) -> list[str]:
 
 def _replace_other_parts(fit: Fit, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Replaces the parts of a state that do not match the present settings by new ones; also returns warnings."""
-    train = fit.state
-    saved, own = state["identity"]["fixed"], train.identity["fixed"]
+    current = fit.state
+    saved, own = state["identity"]["fixed"], current.identity["fixed"]
     changed = {name for name in own if saved[name] != own[name]}
     warnings: list[str] = []
     # Which parameters are frozen is a setting of the present model.
-    parts: dict[str, Any] = {"model": {**state["model"], "trainable": model_state(train.model)["trainable"]}}
+    parts: dict[str, Any] = {"model": {**state["model"], "trainable": model_state(current.model)["trainable"]}}
     try:
-        train.optimizer.check_state_dict(state["optimizer"])
+        current.optimizer.check_state_dict(state["optimizer"])
     except StateMismatch:
-        parts["optimizer"] = train.optimizer.state_dict()
+        parts["optimizer"] = current.optimizer.state_dict()
         warnings.append("the optimizer starts from scratch: the saved state is that of another optimizer")
-    if train.loss_scale is not None and state["loss_scale"] is None:
-        parts["loss_scale"] = train.loss_scale.state_dict()
+    if current.loss_scale is not None and state["loss_scale"] is None:
+        parts["loss_scale"] = current.loss_scale.state_dict()
     progress = dict(state["progress"])
     is_inside_epoch = progress["stage"] == "train"
     if changed & _BATCHES:
         parts["loader"] = {}
     if is_inside_epoch and changed & _BATCHES:
         progress |= {"stage": "closed", "epoch": progress["epoch"] - 1, "batch": 0, "needs_validation": False}
-        parts |= {"accumulators": {}, "totals": train.totals.state_dict(), "gradient_norms": []}
+        parts |= {"accumulators": {}, "totals": current.totals.state_dict(), "gradient_norms": []}
         warnings.append(f"epoch {progress['epoch'] + 1} starts again: its batches have changed")
     elif "metrics" in changed:
-        parts |= {"totals": train.totals.state_dict(), "gradient_norms": []}
+        parts |= {"totals": current.totals.state_dict(), "gradient_norms": []}
         if is_inside_epoch:
             warnings.append(f"the metrics of epoch {progress['epoch']} only include its batches from here on")
     return {**state, **parts, "progress": progress}, warnings

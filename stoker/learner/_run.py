@@ -1,4 +1,4 @@
-"""Runs a fit: random numbers, device, run directory, console, and what remains of it for `continue_`."""
+"""Everything around a fit: signals, random numbers, the device, the run directory, the console, `continue_`."""
 
 import io
 import time
@@ -66,7 +66,7 @@ def _prepare_and_run(learner: "Learner", arguments: FitArguments, signals: StopS
         # Dropout differs between the shares of a batch. Ranks that have the same rows draw the same numbers.
         own_seed = None if split.is_first else seed_of_rank(fit.ctx.seed, split.rank)
         with seed_rng(own_seed), _for_training(prepared):
-            signals.hold()  # what is opened from here on is closed before an interrupt is raised
+            signals.hold()  # from here on Ctrl-C is delayed, so that what is opened is closed
             warnings = None if existing is None else load_finished(prepared, existing, arguments)
             if warnings is not None:
                 _report_finished(arguments, str(fit.ctx.stopping), warnings, show)

@@ -1,9 +1,9 @@
 """How the training step runs: eagerly, recorded in CUDA graphs, or compiled.
 
 `Executor` says what an executor does. All executors do the same to the same tensors, up to rounding in compiled
-code. Two of them replay steps: they look up the program for a batch in a `ProgramCache`, which makes a
-missing one. That rests on two ideas: `step_tensors` are the tensors that a step writes, always the same ones, and
-`fingerprint_step` changes if anything changes that the step's Python depends on.
+code. `CudaGraph` and `Compiled` replay steps: they look up the program for a batch in a `ProgramCache`, which makes a
+missing one. A program may be replayed while `step_tensors`, the tensors that it refers to, are the same ones, and
+`fingerprint_step` shows that nothing has changed that the step's Python depends on.
 
 | `plan.mode`         | CPU        | GPU         |
 |---------------------|------------|-------------|

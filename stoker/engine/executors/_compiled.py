@@ -73,13 +73,13 @@ class Trace:
     graph: torch.fx.GraphModule
     fixed: list[Tensor]  # the inputs that are the same in every run; the tensors of the batch come after them
     outputs: Structure  # of what the step returns
-    answer: Any  # what it returned, with tensors that mean nothing any more
+    result: Any  # what it returned in the trace; its tensors have no values
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Any:
         """What the step returns, with the tensors that a run has computed."""
-        if not tensors and isinstance(self.answer, StepResult):  # nobody looks at the outputs
-            return StepResult(updated=self.answer.updated, moved=self.answer.moved, skipped=self.answer.skipped)
-        return _from_tree(self.answer, unflatten(self.outputs, tensors))
+        if not tensors and isinstance(self.result, StepResult):  # nobody looks at the outputs
+            return StepResult(updated=self.result.updated, moved=self.result.moved, skipped=self.result.skipped)
+        return _from_tree(self.result, unflatten(self.outputs, tensors))
 
 
 def trace(step: TrainStep, flat: FlatBatch, lr: Any, *, whole: bool) -> Trace:
@@ -94,9 +94,9 @@ def trace(step: TrainStep, flat: FlatBatch, lr: Any, *, whole: bool) -> Trace:
     def function(*inputs: Tensor) -> list[Tensor]:
         table = {id(real): traced for real, traced in zip(fixed, inputs, strict=False)}
         with SubstituteTensors(table), torch.enable_grad():
-            answer = _run(step, flat.with_tensors(inputs[len(fixed) :]), lr, whole=whole)
-        tensors, found["outputs"] = flatten(_as_tree(answer))
-        found["answer"] = answer
+            result = _run(step, flat.with_tensors(inputs[len(fixed) :]), lr, whole=whole)
+        tensors, found["outputs"] = flatten(_as_tree(result))
+        found["result"] = result
         return tensors
 
     replacements = _ON_CPU if step.device.type == "cpu" else {}
@@ -131,24 +131,25 @@ def _run(step: TrainStep, batch: Batch, lr: Any, *, whole: bool) -> StepResult |
     return result
 
 
-def _as_tree(answer: StepResult | LocalGradients) -> Any:
+def _as_tree(result: StepResult | LocalGradients) -> Any:
     """The tensors of what a step returns, and plain values; a loss function among its outputs is left out."""
-    if isinstance(answer, LocalGradients):
-        return answer.loss, answer.weight, answer.tensors, _as_tree(answer.result)
-    output = answer.output
+    if isinstance(result, LocalGradients):
+        return result.loss, result.weight, result.tensors, _as_tree(result.result)
+    output = result.output
     if isinstance(output, SupervisedOutput):
         output = replace(output, loss_function=None)
-    return answer.loss, answer.batch, answer.pred, output
+    return result.loss, result.batch, result.pred, output
 
 
-def _from_tree(answer: StepResult | LocalGradients, tree: Any) -> Any:
-    if isinstance(answer, LocalGradients):
-        loss, weight, tensors, result = tree
-        return LocalGradients(loss, weight, tensors, _from_tree(answer.result, result))
+def _from_tree(result: StepResult | LocalGradients, tree: Any) -> Any:
+    """A result like the traced one, with the values of a tree that is like `_as_tree` of it."""
+    if isinstance(result, LocalGradients):
+        loss, weight, tensors, inner = tree
+        return LocalGradients(loss, weight, tensors, _from_tree(result.result, inner))
     loss, batch, pred, output = tree
-    if isinstance(answer.output, SupervisedOutput):
-        output.loss_function = answer.output.loss_function
-    return replace(answer, loss=loss, batch=batch, pred=pred, output=output)
+    if isinstance(result.output, SupervisedOutput):
+        output.loss_function = result.output.loss_function
+    return replace(result, loss=loss, batch=batch, pred=pred, output=output)
 
 
 def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor], *, is_saved: bool) -> CompiledFunction:
@@ -236,8 +237,8 @@ class Compiled(Executor):
         super().__init__(step)
         self._plan, self._is_saved = plan, is_saved
         self._programs = ProgramCache(step, plan, self._compile)
-        self._window: list[Program] = []  # programs of the open accumulation window
-        self._windows: dict[int, list[Program]] = {}  # of whole updates, by the id of their first program
+        self._window: list[Program] = []  # programs of the batches so far in the open accumulation window
+        self._windows: dict[int, list[Program]] = {}  # the programs of a whole update, by the id of the first
 
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch by its program; eagerly if it has none."""
@@ -248,8 +249,8 @@ class Compiled(Executor):
             return self._programs.run_eagerly(batch, lr)
         program, tensors = found
         if self._plan.ends_with_gradients:
-            if step.starts_on_ranks(batch):
-                step.start_batch_on_ranks()  # every rank starts from the first one's running statistics
+            if step.synchronizes_buffers(batch):
+                step.synchronize_buffers()  # every rank starts from the first one's running statistics
             with undo_if_out_of_memory(step.state) if step.settings.micro_batch == "auto" else nullcontext():
                 local = program.launch(tensors)
             return step.apply_local_gradients(local, batch, lr, step.host_guard)
@@ -266,7 +267,10 @@ class Compiled(Executor):
         return result
 
     def run_span(self, first: Batch, rows: Tensor, rates: Sequence[Any]) -> SpanResult:
-        """Calls the programs of an update again and again, and looks after each call whether all is well."""
+        """Calls the programs of an update again and again, and reads after each call whether its values were finite.
+
+        The programs of a window begin and end with empty accumulators, so `window_changes` are left out.
+        """
         step, guard = self._step, self._step.device_guard
         found = None if step.wants_output else self._find(first, rates[0])
         window = None if found is None else self._windows.get(id(found[0]))
@@ -306,7 +310,7 @@ class Compiled(Executor):
         self._step.diagnose(batch)
 
     def _note_program(self, program: Program, batch: Batch, result: StepResult) -> None:
-        """Remembers which programs make an update, so that the next ones can run in a span."""
+        """Remembers which programs make an update, so that the next updates can run in a span (`longest_span`)."""
         if self._step.settings.micro_batch is not None or self._step.wants_output:
             return
         self._window.append(program)

@@ -84,18 +84,18 @@ class CudaGraph(Executor):
         return map_outputs(torch.clone, result) if self._step.wants_output else result
 
     def run_span(self, first: Batch, rows: Tensor, rates: Sequence[Any]) -> SpanResult:
-        """Launches several steps together where they have the same learning rates."""
+        """Launches several steps together where they have the same learning rates. Each batch is an update."""
         done = 0
         while done < len(rows):
             batch, lr = first.later(rows[done], done), rates[done]
             found = self._find(batch, lr)
-            if found is None or found[0].make_launch is None:  # the next batches run one by one
+            if found is None or found[0].record_several is None:  # the next batches run one by one
                 self.longest_span = 1
                 break
             program, tensors = found
             count = STEPS_PER_LAUNCH if rates[done : done + STEPS_PER_LAUNCH] == [lr] * STEPS_PER_LAUNCH else 1
             if count > 1 and program.launch_several is None:
-                self._make_launch(program)
+                self._add_launch_of_several(program)
             if count > 1 and program.launch_several is not None:
                 own = rows[done : done + count]
                 batches = [first.later(each, done + index) for index, each in enumerate(own.unbind())]
@@ -121,7 +121,10 @@ class CudaGraph(Executor):
 
     @contextmanager
     def share_graph_pool(self) -> Iterator[PoolContext]:
-        """Lends the graphs' memory between two launches, and checks that nothing is left there."""
+        """Lets validation use the graphs' memory between two launches; afterwards nothing may be left there.
+
+        A launch would overwrite it. If something is left, the graphs are recorded again in another pool.
+        """
         pool = self._pool
         if pool is None or self._programs.is_disabled or not self._may_share_pool:
             yield nullcontext
@@ -131,7 +134,7 @@ class CudaGraph(Executor):
         try:
             yield pool.allocate_here
         finally:
-            if pool.addresses_in_use() - before:  # a launch would overwrite it: new graphs get another pool
+            if pool.addresses_in_use() - before:
                 self._may_share_pool = False
                 self._pool = None
                 self._plan.notes.append("recorded again: a validation left tensors in memory that graphs write to")
@@ -166,7 +169,7 @@ class CudaGraph(Executor):
         # Columns that rows are gathered from stay where they are; other tensors are copied in before each launch.
         inputs = [tensor.clone() for tensor in flat.tensors[: flat.changing]]
         static = [*inputs, *flat.tensors[flat.changing :]]
-        compute = self._prepare(flat, lr)
+        compute = self._make_computation(flat, lr)
         graph = torch.cuda.CUDAGraph()
         result = self._capture(graph, lambda: compute(flat.with_tensors(static), static))
 
@@ -179,12 +182,12 @@ class CudaGraph(Executor):
         program = Program(launch)
         is_small = sum(tensor.numel() for tensor in written) < _SMALL_MODEL
         if is_small and isinstance(flat.batch.value, RowSelection):
-            program.make_launch = lambda: self._record_several(flat, static, compute)
+            program.record_several = lambda: self._record_steps(flat, static, compute)
             if self._step.settings.accumulate == 1 and not self._step.wants_output:
                 self.longest_span = _LONGEST_SPAN
         return program
 
-    def _prepare(self, flat: FlatBatch, lr: Any) -> Callable[[Batch, list[Tensor]], StepResult]:
+    def _make_computation(self, flat: FlatBatch, lr: Any) -> Callable[[Batch, list[Tensor]], StepResult]:
         """What to record: a compiled program if the plan says so and it can be made, otherwise the step itself."""
         step, wanted, whole = self._step, self._step.wants_output, self._step.compiles_update
 
@@ -283,19 +286,20 @@ class CudaGraph(Executor):
 
     # --- several steps to a launch
 
-    def _make_launch(self, program: Program) -> None:
-        assert program.make_launch is not None
+    def _add_launch_of_several(self, program: Program) -> None:
+        """Records a graph of several steps for a program, if that is possible."""
+        assert program.record_several is not None
         self.synchronize()
         before = HostState(self._step)
         try:
-            program.launch_several = program.make_launch()
+            program.launch_several = program.record_several()
         except Exception as error:  # single steps are recorded already
-            program.make_launch = None
+            program.record_several = None
             self._plan.notes.append(f"one step to a launch: {explain_failure(error)}")
         finally:
             before.restore()
 
-    def _record_several(
+    def _record_steps(
         self, flat: FlatBatch, static: list[Tensor], compute: Callable[[Batch, list[Tensor]], StepResult]
     ) -> Callable[[Tensor], None]:
         """A launch of several steps, one after the other, with the rows of each."""

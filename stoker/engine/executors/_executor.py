@@ -27,7 +27,8 @@ class SpanResult(NamedTuple):
 class Executor:
     """Runs training steps. A subclass defines `run`, and the other methods if it has anything in flight or cached."""
 
-    longest_span = 1  # updates that `run_span` takes at most
+    # Updates that `run_span` takes at most. 1: spans are not supported, or not yet, because a program is missing.
+    longest_span = 1
 
     def __init__(self, step: TrainStep) -> None:
         self._step = step
@@ -45,22 +46,22 @@ class Executor:
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Waits until every step is known to be finite; raises `NotFinite` if one is not."""
+        """Waits for the finite checks of all steps in flight; raises `NotFinite` if one has failed."""
 
     def drain(self) -> tuple[int, int] | None:
-        """Waits for steps in flight after an exception; returns the position of one that is not finite."""
+        """After an exception: like `synchronize`, but returns the position of the first bad batch. Sends no message."""
         return None
 
     def invalidate(self) -> None:
-        """Tells the executor that a callback may have changed the model or anything else."""
+        """A callback may have changed the model: before the next step, programs are compared with it again."""
         self._step.refresh()
 
     def share_graph_pool(self) -> AbstractContextManager[PoolContext]:
-        """Lets validation allocate in the memory pool of CUDA graphs. Yields a context manager to use for a batch."""
+        """Lets validation allocate in the memory pool of CUDA graphs: each batch runs in `with use_pool():`."""
         return nullcontext(nullcontext)
 
     def free_memory(self) -> bool:
-        """After memory ran out: frees what the next step can do without; returns whether anything was freed."""
+        """After memory ran out: frees what the next step can do without; True if the same batch may fit now."""
         return free_cached_memory(self._step.device)
 
     def close(self) -> None:
@@ -119,7 +120,7 @@ class StepsInFlight:
             self._check_oldest()
 
     def drain(self) -> tuple[int, int] | None:
-        """Waits for all launches without a message to other ranks; returns the position of the first bad step."""
+        """Waits for all launches; returns the position of the first bad step. Runs nothing again, sends no message."""
         while self._pending:
             if not self._wait_for_oldest():
                 return self._take_first_bad().position
@@ -172,7 +173,7 @@ class DeferredEager(Executor):
     def run(self, batch: Batch, lr: Any) -> StepResult:
         """Runs one batch; the first one is checked at once, because it creates the optimizer's state."""
         step, in_flight = self._step, self._in_flight
-        if not step.has_begun(batch):
+        if not step.is_initialized(batch):
             in_flight.check_all()  # a batch after a bad one must not change the weights
             return step.run(batch, lr, step.host_guard)
         in_flight.wait_for_room()

@@ -81,9 +81,11 @@ def flatten_batch(batch: Batch) -> FlatBatch:
 
 
 def step_tensors(step: TrainStep, *, whole: bool = True) -> list[Tensor]:
-    """Every tensor that a step writes, each once, the learning rates, and class weights that it counts by.
+    """Every tensor that a step reads or writes in each batch, each once. Their memory stays where it is.
 
-    Without `whole`, those of its part up to the gradients: what the update writes is left out.
+    Parameters and buffers, state of the optimizer, accumulators, gradient norms, EMA, totals, flags of the guard,
+    learning rates, and class weights. Without `whole`, those of its part up to the gradients: what only the update
+    writes is left out.
     """
     state, count = step.state, step.steps.loss_count
     tensors = [
@@ -111,13 +113,13 @@ def fingerprint_step(step: TrainStep, *, whole: bool = True) -> Any:
 
 def fingerprint_batch(step: TrainStep, batch: Batch, lr: Any) -> Any:
     """What differs from batch to batch, and the step's Python decides by."""
-    if not step.rates.are_recorded:
+    if not step.rates.are_constants:
         rates: Any = tuple(lr) if isinstance(lr, Mapping) else None
     else:
         rates = tuple(lr.values()) if isinstance(lr, Mapping) else lr
     windows = tuple(
-        (part, *window.bookkeeping[1:]) if batch.closes_window else (part, window.bookkeeping[2])
-        for part, window in step.state.accumulators.items()
+        (objective, *window.bookkeeping[1:]) if batch.closes_window else (objective, window.bookkeeping[2])
+        for objective, window in step.state.accumulators.items()
     )  # which parameters were added before; for the last micro-batch also their weight
     return batch.closes_window, batch.is_padding, batch.parts is None, rates, windows, step.state.model.training
 
@@ -128,14 +130,18 @@ def side_effects_of(step: TrainStep) -> SideEffects:
 
 
 class HostState:
-    """What a step changes in Python: which state tensors there are, and what accumulators have counted."""
+    """What a step changes in Python: which state tensors there are, and what accumulators have counted.
+
+    Taken before a trace or a recording, to undo it or to see what it has changed. `SideEffects` is the same for what
+    a step must not change.
+    """
 
     def __init__(self, step: TrainStep) -> None:
         state = step.state
         self._step = step
         self._totals = state.totals.references()
         self._optimizer = [dict(rule) for rule in state.optimizer.state_tensors()]
-        self.windows = {part: window.references() for part, window in state.accumulators.items()}
+        self.windows = {objective: window.references() for objective, window in state.accumulators.items()}
 
     def tensor_ids(self) -> list[int]:
         """The identities of all state tensors there are."""
@@ -149,10 +155,10 @@ class HostState:
         state.totals.restore_references(self._totals)
         if is_new:
             state.optimizer.set_state_tensors(self._optimizer)
-        for part in [part for part in state.accumulators if part not in self.windows]:
-            del state.accumulators[part]
-        for part, references in self.windows.items():
-            state.accumulators[part].restore_references(references)
+        for objective in [objective for objective in state.accumulators if objective not in self.windows]:
+            del state.accumulators[objective]
+        for objective, references in self.windows.items():
+            state.accumulators[objective].restore_references(references)
         return is_new
 
 
@@ -163,14 +169,14 @@ class NewState(Exception):
 class WindowChange(NamedTuple):
     """What a step does to the bookkeeping of an accumulation window."""
 
-    part: str | None
+    objective: str | None
     closes: bool
     weight: float | None  # what it adds; None if the weight is a tensor
     names: frozenset[str]  # of the parameters that the window holds afterwards
 
     def apply(self, step: TrainStep) -> None:
         """Does on the host what the step's Python would have done."""
-        window = step.state.accumulators[self.part]
+        window = step.state.accumulators[self.objective]
         count, weight, _ = window.bookkeeping
         if self.closes:
             window.reset()
@@ -182,13 +188,13 @@ class WindowChange(NamedTuple):
 
 def _find_window_changes(before: HostState, after: HostState) -> list[WindowChange]:
     changes: list[WindowChange] = []
-    for part, (new, *_) in after.windows.items():
-        if part not in before.windows or before.windows[part][0] == new:
+    for objective, (new, *_) in after.windows.items():
+        if objective not in before.windows or before.windows[objective][0] == new:
             continue
-        old_count, old_weight, _ = before.windows[part][0]
+        old_count, old_weight, _ = before.windows[objective][0]
         new_count, new_weight, names = new
         weight = None if new_weight is None or old_weight is None else new_weight - old_weight
-        changes.append(WindowChange(part, new_count <= old_count, weight, names))
+        changes.append(WindowChange(objective, new_count <= old_count, weight, names))
     return changes
 
 
@@ -208,13 +214,13 @@ def prepare_first_step(step: TrainStep, flat: FlatBatch, lr: Any, *, whole: bool
         return False  # a forward pass is a message between ranks
     if step.settings.accumulate > 1 or flat.batch.parts is not None or state.totals.samples:
         return False
-    part = flat.take_few_samples()
-    if part is None:
+    few_samples = flat.take_few_samples()
+    if few_samples is None:
         return False
     before, effects = HostState(step), side_effects_of(step)
     try:
         with preserve_rng(), preserve_buffers(state.model, state.loss):
-            names = list(step.compute_local_gradients(part).tensors)
+            names = list(step.compute_local_gradients(few_samples).tensors)
     except Exception:  # the eager step raises it too, unless it was for the few samples
         before.restore()
         return False
@@ -242,7 +248,7 @@ class Program:
     source: Any = None  # of the row selections that it is for
     size: int = 0
     columns: Sequence[Tensor] = ()
-    make_launch: Callable[[], Callable[[Tensor], None]] | None = None  # makes `launch_several`
+    record_several: Callable[[], Callable[[Tensor], None]] | None = None  # makes `launch_several`
     launch_several: Callable[[Tensor], None] | None = None  # takes the rows of several steps: [steps, samples]
     function: Callable[[list[Tensor]], Any] | None = None  # what `launch` calls on the CPU, with `fixed` first
     fixed: Sequence[Tensor] = ()
@@ -258,8 +264,13 @@ class Program:
 class ProgramCache:
     """Finds the program for a batch, and makes it when it is time.
 
-    `record(flat_batch, lr)` makes one. It raises `CannotReplay`, or whatever the user's code raises. `synchronize` is
-    called before it and before a batch without a program: then no step is in flight.
+    `record(flat_batch, lr)` makes one, of `step.run(batch, lr, step.device_guard)` and `device_guard.end_step()`. It
+    raises `CannotReplay`, or whatever the user's code raises. `synchronize` is called before it and before a batch
+    without a program: then no step is in flight.
+
+    An executor asks `find` for a program, and calls `run_eagerly` if there is none. Otherwise it applies the program's
+    `window_changes`, calls `step.note_weights_changed()` if the run is saved, and launches the program; it reads the
+    flags of the guard at once, or later with `StepsInFlight` (CUDA only).
     """
 
     def __init__(
@@ -271,16 +282,16 @@ class ProgramCache:
     ) -> None:
         self._step, self._plan, self._record, self._synchronize = step, plan, record, synchronize
         self.is_disabled = False  # everything runs eagerly
-        self._is_prepared = False  # a step was run, or `prepare_first_step` has replaced it
+        self._first_step_is_done = False  # a step was run, or `prepare_first_step` has replaced it
         self.clear()
 
     def clear(self) -> None:
         """Forgets all programs."""
         self._programs: dict[Hashable, Program] = {}
         self._fingerprints: dict[Any, int] = {}  # numbered: they are large, and hashing one takes long
-        self._fingerprint: int | None = None  # the current one; None if something may have changed
+        self._fingerprint: int | None = None  # the step's current one; None if something may have changed
         self._seen: Counter[Hashable] = Counter()
-        self._known_states: set[Hashable] = set()  # fingerprints for which there is a program
+        self._known_fingerprints: set[Hashable] = set()  # of step and batch, for which there is a program of some shape
         self._last: Program | None = None
 
     def invalidate(self) -> None:
@@ -307,8 +318,8 @@ class ProgramCache:
         if self.is_disabled:
             return None
         last, value = self._last, batch.value
-        state = self._prepare(batch, lr)
-        if last is not None and last.fits(batch, state):  # decided in a few microseconds
+        batch_fingerprint = self._set_rates_and_fingerprint(batch, lr)
+        if last is not None and last.fits(batch, batch_fingerprint):  # decided in a few microseconds
             return last, [value.rows, *last.columns]
         try:
             flat = flatten_batch(batch)
@@ -317,10 +328,11 @@ class ProgramCache:
         if self._fingerprint is None:
             if reason := next(find_user_hooks(self._step.state.model), None):
                 raise CannotReplay(reason)
-            self._is_prepared = self._is_prepared or self._step.ctx.update > 0 or self._prepare_first_step(flat, lr)
+            if not self._first_step_is_done:
+                self._first_step_is_done = self._step.ctx.update > 0 or self._prepare_first_step(flat, lr)
             fingerprint = fingerprint_step(self._step, whole=not self._plan.ends_with_gradients)
             self._fingerprint = self._fingerprints.setdefault(fingerprint, len(self._fingerprints))
-        program = self._find_or_make(flat, lr, state)
+        program = self._find_or_make(flat, lr, batch_fingerprint)
         if program is None:
             return None
         if isinstance(value, RowSelection):
@@ -328,12 +340,12 @@ class ProgramCache:
         self._last = program
         return program, flat.tensors
 
-    def _prepare(self, batch: Batch, lr: Any) -> Any:
+    def _set_rates_and_fingerprint(self, batch: Batch, lr: Any) -> Any:
         """Writes the learning rates to their tensors; returns the fingerprint of the batch."""
         step = self._step
         if self._plan.ends_with_gradients:
             return step.state.model.training, batch.is_padding
-        if not step.rates.are_recorded:
+        if not step.rates.are_constants:
             step.rates.set(lr)
         return fingerprint_batch(step, batch, lr)
 
@@ -343,18 +355,19 @@ class ProgramCache:
         return plan.is_compiled and prepare_first_step(self._step, flat, lr, whole=not plan.ends_with_gradients)
 
     def _find_or_make(self, flat: FlatBatch, lr: Any, batch_fingerprint: Any) -> Program | None:
-        state = (self._fingerprint, batch_fingerprint)
-        key = (flat.signature, state)
+        fingerprints = (self._fingerprint, batch_fingerprint)
+        key = (flat.signature, fingerprints)
         program = self._programs.get(key)
-        if program is None and self._should_make(flat.batch, key, state):
+        if program is None and self._should_make(flat.batch, key, fingerprints):
             program = self._make(flat, lr)
             if program is not None:
                 program.batch_fingerprint = batch_fingerprint
                 self._programs[key] = program
-                self._known_states.add(state)
+                self._known_fingerprints.add(fingerprints)
         return program
 
-    def _should_make(self, batch: Batch, key: Hashable, state: Hashable) -> bool:
+    def _should_make(self, batch: Batch, key: Hashable, fingerprints: Hashable) -> bool:
+        """Whether a program for this kind of batch is to be made now; a CUDA graph only for the second batch of it."""
         if not self._step.is_loss_known(batch):
             return False
         if len(self._programs) >= _MOST_PROGRAMS:
@@ -364,11 +377,11 @@ class ProgramCache:
             return False
         if self._plan.is_compiled:
             # Compiled code rounds differently, so a batch's program must not depend on what this process has seen.
-            return self._is_prepared
+            return self._first_step_is_done
         self._seen[key] += 1
         # With cudnn.benchmark, cuDNN times its kernels for a new shape, which can't be recorded.
-        is_known_state = state in self._known_states and not torch.backends.cudnn.benchmark
-        return is_known_state or self._seen[key] > 1
+        is_new_shape_of_known_step = fingerprints in self._known_fingerprints and not torch.backends.cudnn.benchmark
+        return is_new_shape_of_known_step or self._seen[key] > 1
 
     def _make(self, flat: FlatBatch, lr: Any) -> Program | None:
         """Records or compiles a step. Afterwards nothing has run, and the training state is unchanged."""

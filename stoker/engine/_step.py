@@ -191,7 +191,7 @@ class TrainStep:
         if self.reducer is not None:
             loss = _zero_if_not_counted(own)
             if not self.reduces_windows:
-                grads = self.reducer.reduce(grads, local.loss, weight)
+                grads = self.reducer.reduce(grads, local.loss, weight, reduction=self._forward_loss.reduction)
                 loss = loss._replace(weight=self.reducer.weight)
             computed = BatchGradients(grads, loss, own)
         self.apply_gradients(computed, batch, lr, guard, result)
@@ -285,11 +285,11 @@ class TrainStep:
             value = scale.scale(value)
         if reducer is None:
             return BatchGradients(self._differentiator(loss.name)(value), loss, loss)
-        reducer.reduction = self._forward_loss.reduction
         checked = _zero_if_not_counted(loss)
         if self.reduces_windows:
             return BatchGradients(reducer.local(value, objective=loss.name), checked, loss)
-        grads = reducer.backward(value, loss.weight, objective=loss.name)
+        reduction = self._forward_loss.reduction
+        grads = reducer.backward(value, loss.weight, objective=loss.name, reduction=reduction)
         return BatchGradients(grads, checked._replace(weight=reducer.weight), loss)
 
     def _run_gradient_hooks(self, grads: Gradients, result: StepResult) -> Gradients:

@@ -71,7 +71,7 @@ class FlatSum:
                 waits.append(self._world.start_sum(flat))
             for wait in waits:
                 wait()
-            total = self._read_weight(numbers)
+            total, reduction = self._read_weight(numbers, reduction)
             if reduction == "mean":
                 for gradients in flats:
                     gradients.div_(_divisor(total, gradients.device))
@@ -107,8 +107,8 @@ class FlatSum:
     def _make_numbers(self, weight: Weight, tensors: Mapping[str, Tensor], *, is_sum: bool) -> Tensor:
         """What is sent behind the gradients: [4 * processes + parameters].
 
-        The weight of this process and whether its loss is a sum, among the zeros of the others; then 1 for each parameter with a gradient. It
-        is kept for the next batch, which has the same numbers unless the weight is a tensor.
+        The weight of this process and whether its loss is a sum, among the zeros of the others; then 1 for each
+        parameter with a gradient. Kept for the next batch, which has the same numbers unless the weight is a tensor.
         """
         size, is_tensor = _OF_A_RANK * self._world.size, isinstance(weight, Tensor)
         complete = len(tensors) == len(self.names)
@@ -138,18 +138,22 @@ class FlatSum:
         start = _OF_A_RANK * self._world.rank
         numbers[start : start + _PARTS] = torch.stack(parts)
 
-    def _read_weight(self, numbers: Tensor) -> Weight:
-        """The weight of all processes: a number on the CPU, where it is checked that all have the same reduction.
+    def _read_weight(self, numbers: Tensor, reduction: Literal["mean", "sum"]) -> tuple[Weight, Literal["mean", "sum"]]:
+        """The weight of all processes, a number on the CPU; and the reduction of those whose weight is not 0.
 
-        On a GPU that would wait for the device. Other weights follow from it, which the end of the epoch notices.
+        On a GPU that one is not read, which would wait for the device. Ranks that differ get different weights then,
+        which is noticed at the end of the epoch.
         """
         of_ranks = numbers[: _OF_A_RANK * self._world.size].view(-1, _OF_A_RANK)
         if of_ranks.device.type != "cpu":
-            return of_ranks[:, :_PARTS].sum(dtype=torch.float64)
+            return of_ranks[:, :_PARTS].sum(dtype=torch.float64), reduction
         rows = of_ranks.tolist()
-        if len({is_sum for *weight, is_sum in rows if any(weight)}) > 1:
+        are_sums = {bool(is_sum) for *weight, is_sum in rows if any(weight)}
+        if len(are_sums) > 1:
             raise different_reductions()
-        return sum(sum(weight) for *weight, _ in rows)
+        if are_sums:
+            reduction = "sum" if are_sums.pop() else "mean"
+        return sum(sum(weight) for *weight, _ in rows), reduction
 
     def _read_reached(self, numbers: Tensor, tensors: Mapping[str, Tensor]) -> list[bool]:
         """Whether any process has a gradient for each parameter."""

@@ -18,6 +18,7 @@ from stoker.gradients._gradients import Gradients
 from stoker.gradients._overlapped import OverlappedReduction, Share
 
 T = TypeVar("T")
+Reduction = Literal["mean", "sum"]
 
 
 class GradientReducer:
@@ -47,7 +48,7 @@ class GradientReducer:
         world: World,
         *,
         mode: Literal["ddp", "values", "fsdp"],
-        reduce: Literal["mean", "sum"],
+        reduce: Reduction = "mean",
         bucket_mb: float = 25,
     ) -> None:
         if mode not in ("ddp", "values", "fsdp"):
@@ -56,7 +57,7 @@ class GradientReducer:
             raise InvalidArgument(f'reduce must be "mean" or "sum", got {reduce!r}')
         has_sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._model, self._world, self._bucket_mb = model, world, bucket_mb
-        self.reduction: Literal["mean", "sum"] = reduce
+        self._reduction: Reduction = reduce
         self._parameters = named_parameters(model)
         # For one bucket, DDP gains nothing: it would send it at the end of the backward pass too.
         is_small = sum(each.nbytes for each in self._parameters.values()) <= bucket_mb * 2**20
@@ -94,9 +95,12 @@ class GradientReducer:
         if self._mode == "ddp":
             self._mode = "values"
 
-    def backward(self, loss: Tensor, weight: Weight, *, objective: str | None = None) -> Gradients:
+    def backward(
+        self, loss: Tensor, weight: Weight, *, objective: str | None = None, reduction: Reduction | None = None
+    ) -> Gradients:
         """The gradients of the whole batch, for all parameters or for those of an objective. Frees the loss's graph.
 
+        `reduction` says what this loss is, if it is not the `reduce` of all.
         Afterwards `self.weight` is the weight of all shares. It and the gradients are the same in every process, and
         decide about an update; the loss is this process's own.
         """
@@ -104,8 +108,8 @@ class GradientReducer:
             self._objectives = self._objectives or _ObjectiveCheck(self._world)
             self._objectives.check(objective)
         if self._mode == "values" or (self._mode == "ddp" and objective is not None):
-            return self._sum(self.local(loss, objective=objective), loss, weight, objective)
-        share = Share(weight, loss, self.reduction, self._world)
+            return self._sum(self.local(loss, objective=objective), loss, weight, objective, reduction)
+        share = Share(weight, loss, reduction or self._reduction, self._world)
         if self._mode == "fsdp":
             gradient = share.apply_(torch.full_like(loss.detach(), self._world.size))  # FSDP averages over processes
             grads = self._differentiator(objective)(loss, gradient=gradient)
@@ -128,19 +132,24 @@ class GradientReducer:
             )
         return self._differentiators[objective]
 
-    def reduce(self, grads: Gradients, loss: Tensor, weight: Weight) -> Gradients:
+    def reduce(
+        self, grads: Gradients, loss: Tensor, weight: Weight, *, reduction: Reduction | None = None
+    ) -> Gradients:
         """Like `backward`, from the gradients of this process's share, which it consumes."""
-        return self._sum(grads, loss, weight, None)
+        return self._sum(grads, loss, weight, None, reduction)
 
-    def _sum(self, grads: Gradients, loss: Tensor, weight: Weight, objective: str | None) -> Gradients:
+    def _sum(
+        self, grads: Gradients, loss: Tensor, weight: Weight, objective: str | None, reduction: Reduction | None
+    ) -> Gradients:
+        reduction = reduction or self._reduction
         weight = _on_host(weight) if loss.device.type == "cpu" else weight
-        factor: Weight = weight if self.reduction == "mean" else 1
+        factor: Weight = weight if reduction == "mean" else 1
         # NaN, if the loss is not finite: all processes refuse the update.
         if loss.device.type == "cpu":
             factor = factor if math.isfinite(loss.item()) else math.nan
         else:
             factor = torch.where(loss.detach().reshape(()).isfinite(), factor, torch.nan)
-        return self._add_up(grads.use("the sum over processes"), weight, factor, objective)
+        return self._add_up(grads.use("the sum over processes"), weight, factor, objective, reduction)
 
     def reduce_window(self, window: Accumulator) -> tuple[Gradients, Weight]:
         """The mean (or sum) of what is in the accumulators of all processes, and its weight; empties the accumulator.
@@ -151,17 +160,22 @@ class GradientReducer:
             self.weight = window.weight
             return window.take(), self.weight
         weight, sums = window.take_sums()  # they are multiplied by their weights
-        return self._add_up(sums, _on_host(weight), 1, None), self.weight
+        return self._add_up(sums, _on_host(weight), 1, None, window.reduction), self.weight
 
     def release(self) -> None:
         """Frees what DDP holds, its process group included, until the next batch."""
         self._ddp = None
 
     def _add_up(
-        self, tensors: Mapping[str, Tensor], weight: Weight, factor: Weight, objective: str | None
+        self,
+        tensors: Mapping[str, Tensor],
+        weight: Weight,
+        factor: Weight,
+        objective: str | None,
+        reduction: Reduction,
     ) -> Gradients:
         flat_sum = self._flat_sum(tensors, objective)
-        found, self.weight = flat_sum.add_up(tensors, weight, factor, self.reduction)
+        found, self.weight = flat_sum.add_up(tensors, weight, factor, reduction)
         return Gradients._of(found, self._parameters, self._model)
 
     def _flat_sum(self, tensors: Mapping[str, Tensor], objective: str | None) -> FlatSum:

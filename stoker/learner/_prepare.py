@@ -292,7 +292,6 @@ def prepare_fit(
         gradient_norms={each: each.init(device) for each in metrics if isinstance(each, GradientNorm)},
         keep_best=settings.keep == "best",
     )
-    reduce = "sum" if steps.train is None and steps.split.sums else "mean"
     step = TrainStep(
         settings=settings,
         state=state,
@@ -301,7 +300,7 @@ def prepare_fit(
         hooks=hooks,
         ctx=ctx,
         ranks=ranks,
-        reducer=make_reducer(trained, split, parallel, reduce),
+        reducer=make_reducer(trained, split, parallel),
         rates_vary=not is_constant(learner.lr) or hooks.has("on_train_batch_begin"),
     )
     fit = Fit(

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -56,9 +56,7 @@ def find_split(world: World, parallel: Parallel, *, dry: bool = False) -> World:
     return World(rank, size, world.local_rank, world.local_size)
 
 
-def make_reducer(
-    model: nn.Module, split: World, parallel: Parallel, reduce: Literal["mean", "sum"]
-) -> GradientReducer | None:
+def make_reducer(model: nn.Module, split: World, parallel: Parallel) -> GradientReducer | None:
     """Creates what sums gradients over ranks; None for one rank whose model is not sharded.
 
     The mode says who reduces: stoker through DDP, stoker with gradients as values (the layers of the model are split
@@ -72,7 +70,7 @@ def make_reducer(
         mode = "ddp"
     else:
         mode = "values" if any(hasattr(each, "device_mesh") for each in model.parameters()) else "fsdp"
-    return GradientReducer(model, split, mode=mode, reduce=reduce, bucket_mb=parallel.bucket_mb)
+    return GradientReducer(model, split, mode=mode, bucket_mb=parallel.bucket_mb)
 
 
 def check_ranks_agree(world: World, describe: Callable[[], Mapping[str, Any]]) -> None:

@@ -131,6 +131,31 @@ def test_a_compiled_run_of_two_processes_resumes_to_the_same_bits(parallel, tmp_
         assert all(torch.equal(value, whole["weights"][name]) for name, value in cut["weights"].items())
 
 
+def sum_of_squares(predictions, targets):
+    """Nothing says that it is a sum; stoker finds out in the first batch."""
+    return (predictions - targets).square().sum()
+
+
+def resumed_sum(rank, size, folder):
+    """A resumed run whose steps are all compiled, and one that is not."""
+    interpret_graphs(pytest.MonkeyPatch())
+    x, _ = samples(64)
+
+    def fit(name, epochs, **settings):
+        of = learner(network(), loss=sum_of_squares, optimizer=stoker.optim.SGD(), lr=1e-3, **settings)
+        data = (x, x[:, :4] * 2)
+        return of.fit(data, batch_size=16, epochs=epochs, run=f"{folder}/{name}", resume=True, show=False)
+
+    for epochs in (1, 3):
+        compiled = fit("compiled", epochs, compile=True)
+    return results_of(compiled), results_of(fit("eager", 3))
+
+
+def test_a_resumed_compiled_run_adds_up_a_loss_that_is_a_sum(tmp_path):
+    for compiled, eager in run(resumed_sum, 2, str(tmp_path)):
+        assert differences(compiled["weights"], eager["weights"], "weights") == []
+
+
 def test_the_plan_of_a_compiled_run_with_two_processes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")

@@ -164,6 +164,10 @@ def _run_span(fit: Fit, executor: Executor, selections: RowSelections) -> Batch 
     done = SpanResult(0, 0)
     try:
         done = executor.run_span(first, rows, rates)
+    except NotFinite as error:
+        if error.position is not None:  # of a batch in this span, or in one that was still in flight
+            ctx.update += (error.position[1] - 1 - before) // accumulate
+        raise
     finally:
         ctx.batch_number = before + done.batches
     if not done.batches:

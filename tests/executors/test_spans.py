@@ -155,5 +155,7 @@ def test_a_nan_inside_of_a_span_stops_before_it_and_keeps_the_weights(accumulate
 
     with pytest.raises(stoker.NotFinite, match="not finite at epoch 1, batch 7: .* holds NaN"):
         run(feature(bad=True), run=tmp_path / "run")
+    error = stoker.Record.open(tmp_path / "run").events_of("error")[0]
+    assert (error.batch, error.update) == (7, 6 // accumulate)
     good = run(feature(bad=False), run=tmp_path / "good")
     assert_identical(results_of(run(feature(bad=False), run=tmp_path / "run", resume=True)), results_of(good))

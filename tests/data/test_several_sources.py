@@ -384,7 +384,7 @@ def test_terms_over_sources_of_different_batch_sizes_are_no_reason_for_doubt():
             def forward(self, x):
                 return self.linear(x)
 
-        learner = stoker.Learner(Model(), step=step, lr=0.1, seed=5)
+        learner = stoker.Learner(Model(), step=step, lr=0.1, seed=5, accumulate=2)  # so that it matters
         fitted = learner.fit(sources, epochs=1, batch_size=4, show=False)
         assert len(fitted.record.events_of("warning")) == count
 

@@ -217,8 +217,18 @@ def _large_net(dtype):
     return nn.Sequential(nn.Linear(6, 700), nn.Tanh(), *middle, nn.Tanh(), transposed, nn.Linear(300, 3))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["SGD", "SGD momentum", "Adam", "AdamW"])
+# The simulated device runs torch's kernels for the CPU, and that one gives random momentum.
+_FUSED_SGD = pytest.mark.needs_gpu("a fused SGD of 16-bit parameters that is right: torch's for the CPU is not")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=[_FUSED_SGD] if "SGD" in name and dtype == torch.bfloat16 else [])
+        for name in ("SGD", "SGD momentum", "Adam", "AdamW")
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
+)
 def test_updating_large_parameters_in_parts_gives_the_same_bits(name, dtype, monkeypatch):
     feature = Feature(lambda: _large_net(dtype), settings=lambda: {"optimizer": ALGORITHMS[name]()})
     expected, parts, split_long = fit(feature, eager=True), [], _split.split_long

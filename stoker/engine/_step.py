@@ -349,6 +349,7 @@ class TrainStep:
     def refresh(self) -> None:
         """Looks at the model again: a callback may have changed it."""
         state = self.state
+        state.note_unfrozen()
         models = [state.model, state.loss]
         self.modules = [module for model in models if model is not None for module in model.modules()]
         self._first_parameter = next(iter(state.trained.parameters()), None)

@@ -5,10 +5,11 @@ import os
 import signal
 
 import pytest
+import torch
 from torch import nn
 
 import stoker
-from stoker import callbacks, data, metrics, schedule
+from stoker import callbacks, data, metrics, optim, schedule
 from stoker.engine.executors import _compiled
 from tests.executors.fits import (
     AfterEveryBatch,
@@ -159,3 +160,31 @@ def test_a_nan_inside_of_a_span_stops_before_it_and_keeps_the_weights(accumulate
     assert (error.batch, error.update) == (7, 6 // accumulate)
     good = run(feature(bad=False), run=tmp_path / "good")
     assert_identical(results_of(run(feature(bad=False), run=tmp_path / "run", resume=True)), results_of(good))
+
+
+def test_a_parameter_that_is_unfrozen_between_epochs_is_averaged_in_spans_too(spans):
+    """SGD without momentum has no state that a new parameter would need, which runs one step alone."""
+
+    def frozen_net():
+        model = batch_norm_net()
+        stoker.freeze(model, "0")
+        return model
+
+    def unfreeze(ctx):
+        if ctx.epoch == 3:
+            stoker.unfreeze(ctx.model, "0")
+
+    def averages(**fit):
+        feature = Feature(
+            frozen_net,
+            lambda: data.Loader(samples(96), batch_size=8),
+            lambda: {"ema": 0.75, "optimizer": optim.SGD(), "lr": 0.1},
+            lambda: {"epochs": 4, **fit},
+            callbacks=lambda: [callbacks.on(epoch_begin=unfreeze)],
+        )
+        return run(feature)
+
+    together, single = averages(), averages(callbacks=[AfterEveryBatch(), callbacks.on(epoch_begin=unfreeze)])
+    assert max(spans) > 2
+    assert_identical(results_of(together), results_of(single))
+    assert not torch.equal(together.model[0].weight, frozen_net()[0].weight)

@@ -118,16 +118,20 @@ def _halve(fit: Fit, part: Batch, problem: str) -> None:
 
 
 def _split(fit: Fit, batch: Batch) -> list[Batch]:
-    """The parts of a batch; every rank has the same number of them if a forward pass is a message between ranks."""
-    given = fit.settings.micro_batch
+    """The parts of a batch; every rank has the same number of them if ranks communicate for each part.
+
+    They do in the forward pass of a distributed model, and where they decide together whether to skip a part.
+    """
+    given, step = fit.settings.micro_batch, fit.step
     limit = fit.state.progress.micro_batch if given == "auto" else given
     count = 1 if limit is None else max(1, math.ceil(batch.samples / limit))
-    if fit.step.reduces_windows and count == 1:
+    skips_together = step.reduces_windows and (fit.settings.on_nan == "skip" or fit.state.loss_scale is not None)
+    most = count
+    if fit.ranks.model_is_distributed or skips_together:
+        most = max(fit.ranks.world.all_gather(count))
+    if step.reduces_windows and most == 1:
         return [replace(batch, parts=1)]  # another rank may split its share
-    has_columns = fit.step.steps.supervised is not None  # inputs and a target
-    if not fit.ranks.model_is_distributed:
-        return split_batch(batch, count, has_columns=has_columns)
-    most = max(fit.ranks.world.all_gather(count))
+    has_columns = step.steps.supervised is not None  # inputs and a target
     parts = split_batch(batch, max(1, min(most, batch.samples)), has_columns=has_columns)
     if len(parts) == most:
         return parts

@@ -141,6 +141,21 @@ def test_all_ranks_refuse_an_update_with_a_nan_on_one():
             assert text == alone[name][2].replace("gradient is not", "gradient of rank 1 is not")
 
 
+def skip_in_micro_batches(rank, size):
+    """Rank 0 has two samples of five, and so one micro-batch; rank 1 has two micro-batches, and a NaN in one."""
+    x, y = samples(35)
+    x[13] = float("nan")
+    loader = stoker.data.Loader((x, y), batch_size=5, shuffle=False)
+    fitted = learner(on_nan="skip", optimizer=optim.SGD()).fit(loader, epochs=1, micro_batch=2, show=False)
+    return fitted.updates, results_of(fitted)["weights"]
+
+
+def test_ranks_with_different_numbers_of_micro_batches_skip_together():
+    (updates, first), (_, second) = run(skip_in_micro_batches, 2)
+    assert updates == 7 and all(each.isfinite().all() for each in first.values())
+    assert all(torch.equal(each, second[name]) for name, each in first.items())
+
+
 def fit_invalid(rank, size, folder):
     texts = []
     with pytest.raises(InvalidArgument) as error:

@@ -114,7 +114,7 @@ def test_tuples_of_transformers_hold_the_loss():
 @pytest.mark.soak
 def test_a_sum_of_means_over_different_things_is_reported():
     rows = {"input_ids": IDS, "labels": TOKENS, "next_sentence_label": torch.arange(11) % 2}
-    fitted = stoker.Learner(bert("PreTraining"), seed=0).fit(rows, epochs=1, show=False)
+    fitted = stoker.Learner(bert("PreTraining"), seed=0, accumulate=2).fit(rows, epochs=1, show=False)
     (warning,) = fitted.record.events_of("warning")
     assert "not clear what the loss of BertForPreTraining.forward is a mean over" in warning.text
     assert "30 and 11 elements" in warning.text

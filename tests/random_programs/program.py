@@ -70,7 +70,7 @@ class Program:
     bad_valid: tuple[str, int] = _drawn(("none", 0), lambda rng: (rng.choice(BAD[1:]), rng.randint(0, 60)))
     double: bool = _one_of([False, True])
     length: tuple[str, int] = _drawn(
-        ("epochs", 2), lambda rng: rng.choice([("epochs", rng.randint(1, 5)), ("updates", rng.randint(3, 23))])
+        ("epochs", 2), lambda rng: rng.choice([("epochs", rng.randint(1, 5)), ("updates", max(3, rng.randint(1, 23)))])
     )
     accumulate: int = _one_of([1, 2, 3, 5])
     micro_batch: int | str | None = _one_of([None, 1, 3, 4, "auto"])
